@@ -1,0 +1,1 @@
+"""Polywire: one durable streaming log that speaks many wires."""

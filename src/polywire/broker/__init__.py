@@ -1,0 +1,1 @@
+"""What a broker means, in our words."""

@@ -1,0 +1,1 @@
+"""The wires, one package each."""

@@ -1,0 +1,157 @@
+"""The names of the stored batch: header fields, columns, kinds, limits (docs/decisions/0001-stored-batch.md).
+
+Promises: one place for every number of the format. Must not know: how a batch is built, where it is stored, any wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final
+
+BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
+HEADER_BYTES: Final = 104
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
+RECORD_COUNT_MAX: Final = 4_194_304
+PRODUCER_ID_BYTES_MAX: Final = 255
+WIDE_BYTES_MIN: Final = 4096  # batches of this size and more align their columns to 64 bytes
+NO_TIME: Final = -(2**63)  # origin time of a record that has none
+
+
+class Column(IntEnum):
+    """Columns of a batch in their stored order; the value is the bit in the header's ``columns``."""
+
+    VALUE_OFFSETS = 0
+    VALUE_BYTES = 1
+    VALUE_VALIDITY = 2
+    KEY_OFFSETS = 3
+    KEY_BYTES = 4
+    KEY_VALIDITY = 5
+    PRODUCER_ID = 6
+    SEQUENCES = 7
+    IDS = 8
+    ORIGIN_TIMES_US = 9
+    RECORD_FLAGS = 10
+    HEADER_COUNTS = 11
+    HEADER_KEY_KINDS = 12
+    HEADER_KEY_OFFSETS = 13
+    HEADER_KEY_BYTES = 14
+    HEADER_VALUE_KINDS = 15
+    HEADER_VALUE_OFFSETS = 16
+    HEADER_VALUE_BYTES = 17
+    EVENT_TYPE_OFFSETS = 18
+    EVENT_TYPE_BYTES = 19
+    EVENT_SCHEMA_VERSIONS = 20
+    AGGREGATE_VERSIONS = 21
+    EVENT_METADATA_OFFSETS = 22
+    EVENT_METADATA_BYTES = 23
+    VALUE_CRC32 = 24
+    OFFSET_DELTAS = 25
+    ADDRESS_DELTAS = 26
+
+
+COLUMN_COUNT: Final = len(Column)
+
+
+class BatchFlags(IntFlag):
+    """Bits of the header's ``flags``."""
+
+    WIDE = 1
+    LZ4 = 2
+    ZSTD = 4
+    COMPACTED = 8
+
+
+class RecordFlags(IntFlag):
+    """Bits of a record in the column ``record_flags``."""
+
+    KAFKA_MAGIC_0 = 1
+    EVENT_SOURCED = 2
+
+
+class HeaderKind(IntEnum):
+    """Types of header keys and values; 1 to 15 are those of the Iggy dossier, 0 is a null value."""
+
+    NULL = 0
+    RAW = 1
+    STRING = 2
+    BOOL = 3
+    INT8 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    INT128 = 8
+    UINT8 = 9
+    UINT16 = 10
+    UINT32 = 11
+    UINT64 = 12
+    UINT128 = 13
+    FLOAT32 = 14
+    FLOAT64 = 15
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fixed header of one batch, field by field as drawn in decision 0001."""
+
+    length: int
+    flags: int
+    columns: int
+    partition: int
+    epoch: int
+    record_count: int
+    base_offset: int
+    base_address: int
+    append_time_us: int
+    producer_epoch: int
+    base_sequence: int
+    body_bytes: int
+    body_bytes_raw: int
+    address_span: int
+    offset_span: int
+    body_checksum: int
+    header_checksum: int
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last one this batch covers."""
+        return self.base_offset + self.offset_span
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One typed header of a record; keys and values are raw bytes, little-endian where the kind is a number."""
+
+    key: bytes
+    value: bytes | None
+    key_kind: HeaderKind = HeaderKind.STRING
+    value_kind: HeaderKind = HeaderKind.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Event-sourcing fields of a record (design: columns of their own, set by Cursus only)."""
+
+    type: str
+    schema_version: int
+    aggregate_version: int
+    metadata: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as a value: what slow paths, clients and tests see. Never made on a hot path.
+
+    ``offset`` is -1 and ``append_time_us`` 0 while the record has not been stored.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[Header, ...] = ()
+    offset: int = -1
+    append_time_us: int = 0
+    origin_time_us: int | None = None
+    id: bytes | None = None
+    sequence: int | None = None
+    flags: int = 0
+    event: Event | None = None

@@ -1,0 +1,75 @@
+"""Ids and values shared by everyone.
+
+Promises: plain values without behaviour beyond checking themselves. Must not know: log, broker, wires.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+
+Buffer = bytes | bytearray | memoryview
+
+NAME_BYTES_MAX: Final = 249  # design §2: full names are at most 249 bytes
+DEFAULT_STREAM: Final = "default"
+DEFAULT_PARTITION_COUNT: Final = 3
+PARTITION_COUNT_MAX: Final = 10_000  # FLUX dossier Q15
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._=-]{1,249}")
+
+
+class Level(IntEnum):
+    """What an acknowledgement means (design §4): accepted, in the operating system, on the disk."""
+
+    MEMORY = 0
+    WRITTEN = 1
+    SYNCED = 2
+
+
+class KeyHash(Enum):
+    """Functions that map a key to a partition."""
+
+    FNV32 = "fnv32"
+    FNV64 = "fnv64"
+    XXH32 = "xxh32"
+    MURMUR3 = "murmur3"
+
+
+class PositionKind(Enum):
+    """Whose position it is."""
+
+    CONSUMER = "consumer"
+    GROUP = "group"
+
+
+class Assignor(Enum):
+    """How a group's partitions are dealt out."""
+
+    ROUND_ROBIN = "round_robin"
+    RANGE = "range"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicName:
+    """A topic's stream and name; ``full`` is ``stream.topic``, or just ``topic`` in the stream ``default``."""
+
+    stream: str
+    topic: str
+
+    @property
+    def full(self) -> str:
+        return self.topic if self.stream == DEFAULT_STREAM else f"{self.stream}.{self.topic}"
+
+
+def check_topic_name(name: TopicName) -> None:
+    """Refuse a name outside design §2: 1–249 bytes of ``A-Z a-z 0-9 . _ - =`` in full, neither ``.`` nor ``..``.
+
+    Raises Invalid(INVALID_TOPIC).
+    """
+    for part in (name.stream, name.topic, name.full):
+        if _NAME.fullmatch(part) is None or part in (".", ".."):
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full!r}")
