@@ -1,0 +1,200 @@
+"""The log's ports: what the broker asks of the log, and what the log asks of broker, loop and clock (decisions 0002, 0003).
+
+Promises: the broker sees partitions, batches and opaque changes; everything added between two commits is one atomic group.
+Must not know: topics, groups, wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polywire.errors import BrokerError
+from polywire.records.columns import BatchHeader
+from polywire.types import Buffer, Level
+
+Done = Callable[[int, BrokerError | None], None]
+"""Called once: (offset of the first record or -1, error). Never called from inside the call that took it."""
+
+
+class Loop(Protocol):
+    """The three things needed of an event loop; asyncio's and uvloop's loops have them."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any: ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any: ...
+
+
+class Pin(Protocol):
+    """Keeps the bytes behind a read in place; release it as soon as they were copied or sent."""
+
+    def release(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a read found.
+
+    chunks: each holds one or more whole stored batches of this partition back to back, in offset order; the first batch may begin below
+        the offset asked for. Valid until ``pin.release()``.
+    next_offset: offset after the last record in ``chunks`` (the offset asked for when there are none).
+    readable_offset: exclusive end of what readers may see, at the time of the read.
+    """
+
+    chunks: Sequence[memoryview]
+    next_offset: int
+    readable_offset: int
+    pin: Pin
+
+
+class PartitionLog(Protocol):
+    """One partition's history. All offsets are exclusive at their end."""
+
+    @property
+    def incarnation(self) -> int:
+        """Number of this partition's life; never used again."""
+
+    @property
+    def first_offset(self) -> int:
+        """Lowest offset that can be read."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset the next record gets, counting records of the current turn once committed."""
+
+    @property
+    def readable_offset(self) -> int:
+        """Exclusive end of what readers may see: next_offset, or the synced part of it under ``durability=synced``."""
+
+    @property
+    def next_address(self) -> int:
+        """Kafka 0.7 address after the last record."""
+
+    @property
+    def last_append_time_us(self) -> int:
+        """Append time of the last batch, 0 when there is none."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of readable batches."""
+
+    def read(
+        self, offset: int, *, bytes_max: int, then: Callable[[Read | BrokerError], None], offset_end: int | None = None
+    ) -> Read | None:
+        """Batches from the one holding ``offset`` on, at least one if there is any, else at most ``bytes_max`` bytes, ending with the
+        batch that reaches ``offset_end``.
+
+        Returns the read when its bytes are at hand; otherwise None, and ``then`` is called later on the loop.
+        Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
+        """
+
+    def offset_at(self, time_us: int) -> int:
+        """First offset whose append time is at or after ``time_us``; next_offset when there is none."""
+
+    def offset_of_address(self, address: int) -> int | None:
+        """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; None inside a record or a hole."""
+
+    def address_of_offset(self, offset: int) -> int:
+        """Kafka 0.7 address of a record, next_address for next_offset. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+
+    def epoch_end(self, epoch: int) -> int:
+        """Offset where this epoch's records end (its successor's first); readable end for the current one.
+
+        Raises Missing(OFFSET_OUT_OF_RANGE) for an epoch never seen.
+        """
+
+    def epoch_at(self, offset: int) -> int:
+        """Epoch of the record at this offset; the current one at next_offset."""
+
+    def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
+        """First offset to keep under these limits (never inside a batch)."""
+
+
+class Replay(Protocol):
+    """What the log asks of the broker's state during recovery and when it makes a snapshot."""
+
+    def restore(self, snapshot: bytes) -> None:
+        """Take over the state as it was; called at most once, first."""
+
+    def apply(self, change: bytes) -> None:
+        """Apply one change, in commit order."""
+
+    def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
+        """A batch of a producer became part of a partition, in commit order."""
+
+    def snapshot(self) -> bytes:
+        """The whole state after everything committed so far."""
+
+
+class Log(Protocol):
+    """All partitions of one shard. Everything called between two commits becomes one group, in call order.
+
+    The first addition to an empty turn schedules ``commit`` on the loop.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Number of this start."""
+
+    def partition(self, incarnation: int) -> PartitionLog:
+        """An open partition. Raises Missing(PARTITION_MISSING)."""
+
+    def reserve(self, size: int) -> None:
+        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: commits first if they would not fit.
+
+        Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
+        """
+
+    def open_partition(self, incarnation: int) -> PartitionLog:
+        """Begin a partition, empty, at offset 0."""
+
+    def drop_partition(self, incarnation: int) -> None:
+        """End a partition; its bytes are freed."""
+
+    def trim(self, incarnation: int, first_offset: int) -> None:
+        """Make offsets below ``first_offset`` unreadable and their space free in time."""
+
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones
+        of one partition are merged. ``done`` gets the offset of this batch's first record once ``level`` is reached.
+
+        Raises Busy(DISK_FULL), Busy(BUSY) when too many bytes are not yet sealed or synced.
+        """
+
+    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+        """Add an opaque state change, replayed through ``Replay.apply``."""
+
+    def stage(
+        self, token: bytes, partition: PartitionLog, batch: Buffer, *, expires_at_us: int, level: Level, done: Done | None
+    ) -> None:
+        """Store a batch under a 16-byte token, invisible and without offsets."""
+
+    def staged_partitions(self, token: bytes) -> Sequence[int]:
+        """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""
+
+    def publish(
+        self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None]
+    ) -> None:
+        """Number every staged batch of these tokens, in token order, and add ``change``, as one group. ``done`` gets
+        (incarnation, first offset, next offset) per partition.
+
+        Raises Missing(STAGE_MISSING) when a token is unknown or expired; then nothing is added.
+        """
+
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        """Drop staged batches; unknown tokens are ignored."""
+
+    def barrier(self, level: Level, done: Done) -> None:
+        """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
+
+    def commit(self) -> None:
+        """Write the turn as one group now and call the ``done`` of everything that asked for ``written`` or less."""
+
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends. Returns a function that cancels."""
+
+    def close(self) -> None:
+        """Commit, sync and stop all threads; every pending ``done`` is called first."""

@@ -1,0 +1,84 @@
+"""The Session port: what the server's connection driver asks of a wire, and what a wire may do to its connection (decision 0003).
+
+Promises: sessions are sans-I/O; bytes in, bytes out, order of answers kept by the session. Must not know: sockets, the loop, any one wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from polywire.types import Buffer
+
+
+class Output(Protocol):
+    """What a session may do to its connection."""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes written by the session that the kernel has not taken yet."""
+
+    @property
+    def backlog_max(self) -> int:
+        """Above this the connection stops reading from the peer; a session that streams must pause until ``drained``."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the peer, for logs."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the peer is on this machine."""
+
+    def write(self, data: Buffer) -> None:
+        """Send bytes; they may be reused by the caller as soon as the call returns only if ``data`` is ``bytes``."""
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        """Send parts in order without joining them; ``released`` is called once the kernel has all of them (or the peer is gone)."""
+
+    def close(self) -> None:
+        """Close once everything written was sent."""
+
+
+class Session(Protocol):
+    """One peer's conversation on one wire."""
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest incomplete request that may wait in the receive buffer; longer ones are refused by ``receive`` itself."""
+
+    def receive(self, data: memoryview) -> int:
+        """Handle every complete request at the start of ``data``; return how many bytes were consumed.
+
+        The rest is offered again, in front of what comes next. Views of ``data`` handed to the broker stay valid until the
+        next commit. Raises PeerError(fatal=True) to have the connection closed after what was written.
+        """
+
+    def wanted(self) -> int:
+        """Bytes the pending request needs in all when it is known (so the buffer can grow once), else 0."""
+
+    def paused(self) -> bool:
+        """True while the session will not take more requests (an answer must come first); ``Output`` is told by ``resume`` of the driver."""
+
+    def drained(self) -> None:
+        """The backlog fell below its low mark: go on streaming."""
+
+    def finish(self, data: memoryview) -> None:
+        """The peer has sent all it will; ``data`` is what was not consumed. Answers already owed are still sent."""
+
+    def close(self) -> None:
+        """The connection is gone or the broker stops: drop waits, pins and callbacks."""
+
+
+class SessionFactory(Protocol):
+    """Makes sessions of one wire."""
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire as in ``polywire serve --<wire>``."""
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether a connection that begins with these bytes speaks this wire; None when more bytes are needed."""
+
+    def open(self, output: Output, resume: Callable[[], None]) -> Session:
+        """A session for a new connection. Calling ``resume`` asks the driver to offer waiting bytes again after ``paused``."""
