@@ -26,7 +26,7 @@ help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when nothing changed)
-	@$(PYTHON) -m polywire.build_info
+	@$(PYTHON) -c 'from polywire.build_info import describe; print(describe())'
 
 build: $(VENV)/.built ## Compile what can be compiled, in place
 

@@ -88,7 +88,3 @@ class _SourceFinder:
 
 def _is_extension(spec: ModuleSpec | None) -> bool:
     return spec is not None and spec.origin is not None and spec.origin.endswith(tuple(EXTENSION_SUFFIXES))
-
-
-if __name__ == "__main__":
-    print(describe())
