@@ -31,7 +31,9 @@ ERROR: Final = 2
 HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 249 bytes, 10,000 tokens, with room
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
 ANSWER_BYTES_MAX: Final = 4 << 20  # payload of a FETCH frame: large enough to amortise, small enough to take turns
-ANSWER_HEAD_BYTES_MAX: Final = 64 << 20  # a client refuses longer heads: 1,000 topics of 10,000 partitions do not fit, 500,000 partitions do
+ANSWER_HEAD_BYTES_MAX: Final = (
+    64 << 20
+)  # a client refuses longer heads: 1,000 topics of 10,000 partitions do not fit, 500,000 partitions do
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: Final = {verb: msgspec.msgpack.Decoder(head) for verb, head in REQUESTS.items()}
@@ -53,7 +55,9 @@ def decode_prefix(data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MA
     """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True) when it breaks §2 or ``length_max``."""
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
-        raise PeerError(f"broken frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True)
+        raise PeerError(
+            f"broken frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True
+        )
     if length > length_max:
         raise PeerError(f"frame too long length={length} length_max={length_max}", fatal=True)
     return Prefix(length, verb, flags, correlation, head_bytes)
