@@ -23,6 +23,7 @@ COMPILED: Final = (
     "polywire.records.batch",
     "polywire.records.validate",
     "polywire.log.index",
+    "polywire.log.gather",
     "polywire.log.tail",
     "polywire.log.group",
     "polywire.protocols.flux.codec",
