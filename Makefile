@@ -20,7 +20,7 @@ CHECKED := src tests setup.py $(wildcard examples benchmarks)
 FUZZ_SECONDS ?= 30
 PYTEST_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,8 @@ setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when no
 build: $(VENV)/.built ## Compile what can be compiled, in place
 
 dev: $(VENV)/.dev $(VENV)/.installed ## Install what tests and checks need (PySpark included: some 450 MB)
+
+spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark too (and what the demo needs)
 
 fmt: dev ## Format the code
 	$(BIN)/ruff format $(CHECKED)

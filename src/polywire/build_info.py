@@ -20,12 +20,17 @@ COMPILED: Final = (
     "polywire.records.memory",
     "polywire.records.checksum",
     "polywire.records.partitioner",
+    "polywire.records.header",
+    "polywire.records.build",
     "polywire.records.batch",
+    "polywire.records.check",
     "polywire.records.validate",
+    "polywire.log.gather",
     "polywire.log.index",
     "polywire.log.tail",
     "polywire.log.group",
     "polywire.protocols.flux.codec",
+    "polywire.protocols.polywire.spans",
     "polywire.protocols.polywire.codec",
 )
 """Modules written in Cython's pure-Python mode. One is compiled if it exists and imports ``cython``; each also runs as it is."""
