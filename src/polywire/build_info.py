@@ -27,6 +27,7 @@ COMPILED: Final = (
     "polywire.records.validate",
     "polywire.log.gather",
     "polywire.log.index",
+    "polywire.log.gather",
     "polywire.log.tail",
     "polywire.log.group",
     "polywire.protocols.flux.codec",
