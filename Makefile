@@ -11,7 +11,7 @@ SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made when it is first needed.
-INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --quiet --progress-bar off
+INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
@@ -46,7 +46,7 @@ type: dev ## Check types
 	$(BIN)/mypy
 
 contract: dev ## Check who imports whom
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 test: lint type contract ## Check everything and run all tests, compiled
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
