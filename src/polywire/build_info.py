@@ -23,6 +23,7 @@ COMPILED: Final = (
     "polywire.records.batch",
     "polywire.records.validate",
     "polywire.log.index",
+    "polywire.log.gather",
     "polywire.log.tail",
     "polywire.log.group",
     "polywire.protocols.flux.codec",
@@ -88,7 +89,3 @@ class _SourceFinder:
 
 def _is_extension(spec: ModuleSpec | None) -> bool:
     return spec is not None and spec.origin is not None and spec.origin.endswith(tuple(EXTENSION_SUFFIXES))
-
-
-if __name__ == "__main__":
-    print(describe())
