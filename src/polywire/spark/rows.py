@@ -44,7 +44,7 @@ def _range(connection: BulkConnection, wanted: ReadRange, schema: pa.Schema) -> 
         epoch=wanted.epoch,
     )
     for chunk in chunks:
-        yield from chunk_to_arrow(chunk, schema)
+        yield from chunk_to_arrow(chunk, schema.names, schema)
 
 
 def _what_is_left(connection: BulkConnection, wanted: ReadRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def _with_progress(
     for chunk in connection.fetch_range(
         wanted.topic, wanted.partition, wanted.incarnation, wanted.offset, wanted.offset_end
     ):
-        yield chunk_to_arrow(chunk, schema), min(chunk.next_offset, wanted.offset_end)
+        yield chunk_to_arrow(chunk, schema.names, schema), min(chunk.next_offset, wanted.offset_end)
 
 
 def _rest(connection: BulkConnection, wanted: ReadRange) -> ReadRange | None:

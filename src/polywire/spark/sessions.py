@@ -41,6 +41,8 @@ JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 _LOGGING: Final = """rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
