@@ -8,41 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
-from polywire.testing.memory_log import MemoryLog
+from polywire.testing.broker import MemoryBroker
 from polywire.types import Buffer
 
 
 class World:
-    """A broker in memory that can be restarted."""
+    """A broker in memory that can be restarted, and the FLUX wire over it."""
 
     def __init__(self, *, broker: BrokerSettings | None = None, flux: FluxSettings | None = None) -> None:
-        self.clock = SimulatedClock()
-        self.loop = ManualLoop(self.clock)
-        self.broker_settings = broker or BrokerSettings()
+        self.memory = MemoryBroker(broker)
         self.flux_settings = flux
-        self.log: MemoryLog | None = None
         self._open()
 
     def _open(self) -> None:
-        log = self.log
-
-        def open_log(replay: object) -> MemoryLog:
-            self.log = MemoryLog(self.loop, self.clock, replay) if log is None else log.reopen(replay)  # type: ignore[arg-type]
-            return self.log
-
-        self.broker = Broker.over(open_log, settings=self.broker_settings, loop=self.loop, clock=self.clock)
-        self.factory = FluxFactory(self.broker, self.flux_settings)
-        self.loop.run_due()
+        self.factory = FluxFactory(self.memory.broker, self.flux_settings)
+        self.memory.run()
 
     def restart(self) -> None:
-        """Stop and start the broker; connections are gone."""
-        self.broker.close()
+        """Kill and start the broker; connections are gone."""
+        self.memory.restart()
         self._open()
 
     def connect(self) -> Dialogue:
@@ -95,7 +82,7 @@ class Dialogue:
 
     def pass_by(self) -> None:
         """Everything that is due happens."""
-        self.world.loop.run_due()
+        self.world.memory.run()
 
     def finish(self) -> None:
         """The peer closes its side."""
