@@ -24,6 +24,7 @@ COMPILED: Final = (
     "polywire.records.check",
     "polywire.records.build",
     "polywire.records.lookup",
+    "polywire.records.runs",
     "polywire.records.reshape",
     "polywire.log.index",
     "polywire.log.gather",
