@@ -12,7 +12,9 @@ from typing import Final
 from polywire.log.segment import NO_TOKEN, Run, SegmentInfo
 
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
-SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # blobs above this are never merged: that bounds how often a byte is copied
+SMALL_BLOB_BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # blobs above this are never merged: that bounds how often a byte is copied
 MERGE_COUNT_MIN: Final = 4  # so that each merge frees at least three names
 
 
@@ -79,7 +81,7 @@ def half_dead_blobs(segments: Iterable[SegmentInfo], living: Living) -> list[str
     found = []
     for info in segments:
         wanted = living.wanted_bytes(info)
-        if 0 < wanted and 2 * wanted <= info.data_bytes:
+        if wanted > 0 and 2 * wanted <= info.data_bytes:
             found.append(info.name)
     return found
 

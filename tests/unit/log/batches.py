@@ -16,7 +16,7 @@ def make_batch(values: Sequence[bytes]) -> bytearray:
     for value in values:
         spans.extend((0, -1, at, len(value)))
         at += len(value)
-    return from_spans(source, spans)
+    return from_spans(source, memoryview(spans))
 
 
 @dataclass

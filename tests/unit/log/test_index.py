@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -106,10 +107,7 @@ def test_extents_join_neighbours_and_gather_copies_them(steps: list[tuple[int, i
     wanted = b"".join(slots[entry[3]][entry[1] : entry[1] + entry[2]] for entry in entries[start:stop])
     extents = tail.extents(start, stop)
     assert b"".join(slots[slot][position : position + size] for slot, position, size in extents) == wanted
-    assert all(
-        first[0] != second[0] or first[1] + first[2] != second[1]
-        for first, second in zip(extents, extents[1:], strict=False)
-    )
+    assert all(first[0] != second[0] or first[1] + first[2] != second[1] for first, second in pairwise(extents))
     out = bytearray(len(wanted) + 3)
     assert tail.gather(start, stop, slots, out) == len(wanted)
     assert out == wanted + bytes(3)
