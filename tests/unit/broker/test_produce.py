@@ -7,7 +7,7 @@ import pytest
 from polywire.broker.fetch import Bounds
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
 from polywire.records import batch as batches
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level, TopicName
