@@ -312,6 +312,11 @@ class MemoryLog:
         self.commit()
         self._snapshot = (self._replay.snapshot(), len(self._history))
 
+    def state(self) -> bytes:
+        """The broker's state after this turn, as a snapshot would hold it."""
+        self.commit()
+        return self._replay.snapshot()
+
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
         """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss).
 
