@@ -9,8 +9,8 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
     within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
 
-Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers. Must
-not know: wires, topics.
+Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers.
+Must not know: wires, topics.
 """
 
 from __future__ import annotations

@@ -278,7 +278,11 @@ class MemoryLog:
         key = object()
         waited.wakes[key] = (offset, wake)
         self._loop.call_soon(self._wake_partition, waited)
-        return lambda: waited.wakes.pop(key, None) and None
+
+        def cancel() -> None:
+            waited.wakes.pop(key, None)
+
+        return cancel
 
     def _wake(self) -> None:
         for partition in self._partitions.values():
