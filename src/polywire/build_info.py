@@ -30,7 +30,7 @@ COMPILED: Final = (
     "polywire.log.tail",
     "polywire.log.group",
     "polywire.protocols.flux.codec",
-    "polywire.protocols.polywire.codec",
+    "polywire.client.gather",
 )
 """Modules written in Cython's pure-Python mode. One is compiled if it exists and imports ``cython``; each also runs as it is."""
 

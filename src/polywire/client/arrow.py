@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -131,12 +131,12 @@ class _Rows:
     def __init__(self, chunk: StoredChunk, runs: list[_Run]) -> None:
         self._chunk: Final = chunk
         self._source: Final = runs[0].source
-        self._plan: Final = array("q", [number for run in runs for number in run.numbers])
+        self._plan: Final = memoryview(array("q", [number for run in runs for number in run.numbers]))
         self._alone: Final = len(runs) == 1 and runs[0].byte_count >= WRAP_BYTES_MIN
         self._space: Final = Space()
         self.row_count: Final = sum([run.row_count for run in runs])
 
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str) -> pa.Array[Any]:
         """One column in its own type."""
         match name:
             case "value":
@@ -160,12 +160,12 @@ class _Rows:
             case _:
                 return headers_column(self._source, self._plan, self.row_count, self._space)
 
-    def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array:
+    def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array[Any]:
         if not self._alone:
             return gathered_binary(
                 self._source, self._plan, self.row_count, offsets_column, validity_column, self._space
             )
-        places = self._plan[gather.PLAN_FACTS :]
+        places = self._plan[gather.PLAN_FACTS :].tolist()
         if places[2 * offsets_column] < 0:
             return pa.nulls(self.row_count, pa.binary())
         whole = pa.py_buffer(self._source)
@@ -222,7 +222,7 @@ def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
     return pieces
 
 
-def _as_binary(column: pa.Array) -> pa.Array:
+def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return column
@@ -231,7 +231,7 @@ def _as_binary(column: pa.Array) -> pa.Array:
     raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
 
 
-def _stored(values: pa.Array, keys: pa.Array | None, headers: pa.Array | None) -> bytearray:
+def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.Array[Any] | None) -> bytearray:
     count = len(values)
     columns: dict[int, Buffer] = {}
     _put_binary(columns, values, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -243,7 +243,7 @@ def _stored(values: pa.Array, keys: pa.Array | None, headers: pa.Array | None) -
 
 
 def _put_binary(
-    columns: dict[int, Buffer], column: pa.Array, offsets_column: Column, validity_column: Column | None
+    columns: dict[int, Buffer], column: pa.Array[Any], offsets_column: Column, validity_column: Column | None
 ) -> None:
     if column.null_count:
         if validity_column is not None:
@@ -259,7 +259,7 @@ def _put_binary(
     columns[offsets_column + 1] = memoryview(data).cast("B")[first : first + size] if data is not None else b""
 
 
-def _put_headers(columns: dict[int, Buffer], lists: pa.Array) -> None:
+def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
     pairs = lists.flatten()
     if not len(pairs):
         return
