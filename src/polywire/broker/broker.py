@@ -1,13 +1,14 @@
 """The broker: every verb that a wire may use, on one facade (decision 0003).
 
-Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from inside the call, what
-must reach the log first. State is changed by building a change, adding it to the turn and applying it with the function recovery uses.
-Must not know: wires, sockets, files.
+Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from
+inside the call, what must reach the log first. State is changed by building a change, adding it to the turn and
+applying it with the function recovery uses. Must not know: wires, sockets, files.
 """
 
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,7 +25,6 @@ from polywire.broker.transactions import PublishDone, Transactions
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log, Loop, Read, Replay
-from polywire.records import partitioner
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
 
@@ -73,9 +73,7 @@ class Broker:
         self._retention.start()
 
     @classmethod
-    def over(
-        cls, open_log: Callable[[Replay], Log], *, settings: BrokerSettings, loop: Loop, clock: Clock
-    ) -> Broker:
+    def over(cls, open_log: Callable[[Replay], Log], *, settings: BrokerSettings, loop: Loop, clock: Clock) -> Broker:
         """A broker over the log that ``open_log`` recovers; its changes are replayed into the state given to it."""
         state = State(settings)
         return cls(open_log(state), state, settings, loop, clock)
@@ -158,9 +156,7 @@ class Broker:
         first = self._catalog.next_incarnation
         self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
 
-    def _open_partitions(
-        self, change: changes.Change, first: int, count: int, level: Level, done: Done | None
-    ) -> None:
+    def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
         data = changes.encode(change)
         self._log.reserve(len(data) + _ENTRY_BYTES * (count + 1))
         opened = [self._log.open_partition(incarnation) for incarnation in range(first, first + count)]
@@ -202,7 +198,11 @@ class Broker:
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
         """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
-        return topic.partitions[partitioner.partition_of(key, len(topic.partitions), topic.settings.key_hash or wire_hash)]
+        from polywire.records.partitioner import partitions_of
+
+        spans = array("q", (0, len(key), 0, 0))
+        numbers = partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)
+        return topic.partitions[memoryview(numbers).cast("B").cast("i")[0]]
 
     # Records
 
@@ -262,9 +262,7 @@ class Broker:
         self._admission.check(partition, batch)
         self._transactions.stage(token, partition, batch, level=level, done=done)
 
-    def publish(
-        self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None
-    ) -> None:
+    def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
         or a later one, before: then the tokens are dropped and the answer, a duplicate, waits for the original's sync.
 
@@ -317,7 +315,7 @@ class Broker:
         positions = self._state.positions
         if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
-        change = changes.PositionStored(key, partition_number, kind, name, offset, generation)
+        change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
         self._log.change(changes.encode(change), level=level, done=done)
         positions.store(change)
 
@@ -332,8 +330,8 @@ class Broker:
         done: Done | None = None,
     ) -> None:
         """Forget positions of a consumer or group: in one topic or all, in one partition or all."""
-        key = None if full_name is None else self._state.topic_key(full_name)
-        self.change_all([changes.PositionsDeleted(kind, name, key, partition_number)], level=level, done=done)
+        key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
+        self.change_all([changes.PositionsDeleted(kind, name, *key, partition_number)], level=level, done=done)
 
     # What belongs to one wire
 
@@ -348,7 +346,8 @@ class Broker:
         kept = self._state.wire_state(wire)
         if value is not None and len(value) > self.settings.wire_state_bytes_max:
             raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"value is too large bytes={len(value)} limit={self.settings.wire_state_bytes_max}"
+                ErrorCode.INVALID_REQUEST,
+                f"value is too large bytes={len(value)} limit={self.settings.wire_state_bytes_max}",
             )
         if value is not None and key not in kept and len(kept) >= self.settings.wire_state_keys_max:
             raise Busy(ErrorCode.BUSY, f"too many keys wire={wire} limit={self.settings.wire_state_keys_max}")

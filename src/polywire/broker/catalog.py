@@ -1,7 +1,8 @@
 """The catalogue: which topics and partitions exist.
 
-Promises: full names are unique over all streams; incarnations count up and are never used again, also after a restart. Changes are checked
-before they are made (``check_*``) and applied without failing (``apply_*``). Must not know: the journal, positions, groups, wires.
+Promises: full names are unique over all streams; incarnations count up and are never used again, also after a
+restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``). Must not
+know: the journal, positions, groups, wires.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Catalog:
             )
         if added and topic.settings.event_sourcing:
             raise Invalid(
-                ErrorCode.INVALID_PARTITION_COUNT, f"a topic of events cannot grow: keys would move name={topic.name.full!r}"
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"a topic of events cannot grow: keys would move name={topic.name.full!r}",
             )
         self._check_count(partition_count, added=added)
         return added

@@ -1,8 +1,8 @@
 """The changes of the broker's state as they lie in the journal, and the snapshot that sums them up.
 
-Promises: every change says what is true afterwards, never what to compute, and carries its own times, so that applying it again
-later gives the same state. A tag is never given a second meaning and fields are only added at the end, with a default.
-Must not know: who applies changes, where they lie.
+Promises: every change says what is true afterwards, never what to compute, and carries its own times, so that
+applying it again later gives the same state. A tag is never given a second meaning and fields are only added at the
+end, with a default. Must not know: who applies changes, where they lie.
 
 Layout: MessagePack; a change is an array [tag, field, field …], the snapshot is [version, …] of the same arrays.
 """
@@ -18,6 +18,14 @@ from polywire.errors import Corrupt, ErrorCode
 from polywire.types import Assignor, PositionKind
 
 SNAPSHOT_VERSION: Final = 1
+
+TopicKey = bytes | str
+"""A topic's id, or its full name while it does not exist."""
+
+
+def split_key(key: TopicKey | None) -> tuple[bytes, str]:
+    """(id, full name) as changes carry them; the one that is not there is empty."""
+    return (key, "") if isinstance(key, bytes) else (b"", key or "")
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -61,23 +69,35 @@ class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Somebody's next offset. ``topic`` is the id, or the full name of a topic that does not exist yet."""
+    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none."""
 
-    topic: bytes | str
+    id: bytes
+    full_name: str
     partition: int
     kind: PositionKind
     name: str
     offset: int
     generation: int = -1
 
+    @property
+    def topic(self) -> TopicKey:
+        """How the table keys the topic."""
+        return self.id or self.full_name
+
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Somebody's positions in a topic (``topic`` as in PositionStored, None: in all) and partition (None: in all) are forgotten."""
+    """Somebody's positions in a topic (as in PositionStored; with neither: in all) and partition (None: in all) are forgotten."""
 
     kind: PositionKind
     name: str
-    topic: bytes | str | None
+    id: bytes
+    full_name: str
     partition: int | None
+
+    @property
+    def topic(self) -> TopicKey | None:
+        """How the table keys the topic, None for all."""
+        return self.id or self.full_name or None
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
@@ -191,8 +211,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_CHANGES: Final = msgspec.msgpack.Decoder(Change)
-_SNAPSHOTS: Final = msgspec.msgpack.Decoder(Snapshot)
+_CHANGES: Final[msgspec.msgpack.Decoder[Change]] = msgspec.msgpack.Decoder(Change)
+_SNAPSHOTS: Final[msgspec.msgpack.Decoder[Snapshot]] = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode(value: Change | Snapshot) -> bytes:

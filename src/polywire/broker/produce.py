@@ -1,7 +1,7 @@
 """Admission of a batch: what is checked before the log numbers it, and the path of idempotent producers.
 
-Promises: a batch without a producer costs one field read and a few comparisons; everything else is decided here, off that path. The bytes were
-already validated by ``records``. Must not know: wires, what a topic is for.
+Promises: a batch without a producer costs one field read and a few comparisons; everything else is decided here, off
+that path. The bytes were already validated by ``records``. Must not know: wires, what a topic is for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Admission:
             raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
         length, flags, _, body_bytes = ADMISSION.unpack_from(batch)
         if length != size:
-            raise Invalid(ErrorCode.INVALID_BATCH, f"batch has another length than it says bytes={size} length={length}")
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"batch has another length than it says bytes={size} length={length}"
+            )
         if size > self._settings.batch_bytes_max:
             raise Invalid(
                 ErrorCode.RECORD_TOO_LARGE, f"batch is too large bytes={size} limit={self._settings.batch_bytes_max}"

@@ -1,6 +1,7 @@
 """Idempotent producers: which sequences of a producer a partition already has.
 
-A batch takes part when it names a producer, has a producer epoch of 0 or more and consecutive sequences. Then, per (partition, producer):
+A batch takes part when it names a producer, has a producer epoch of 0 or more and consecutive sequences. Then, per
+(partition, producer):
 
     epoch < known            Conflict(PRODUCER_FENCED)
     epoch > known, unknown   accepted; the sequences known begin with this batch's
@@ -8,7 +9,8 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
     within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
 
-Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers. Must not know: wires, topics.
+Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers. Must
+not know: wires, topics.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Producers:
             return None
         if epoch < known.epoch:
             raise Conflict(
-                ErrorCode.PRODUCER_FENCED, f"producer epoch is old producer={producer!r} current={known.epoch} got={epoch}"
+                ErrorCode.PRODUCER_FENCED,
+                f"producer epoch is old producer={producer!r} current={known.epoch} got={epoch}",
             )
         if base == known.last + 1:
             return None

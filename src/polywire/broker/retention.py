@@ -1,7 +1,7 @@
 """Retention by age and size: every few seconds, a bounded number of partitions.
 
-Promises: trims whole batches only, never the one being written; a pass looks at no more partitions than its limit and goes on where the last one ended.
-Must not know: how trimmed bytes are freed.
+Promises: trims whole batches only, never the one being written; a pass looks at no more partitions than its limit and
+goes on where the last one ended. Must not know: how trimmed bytes are freed.
 """
 
 from __future__ import annotations
@@ -70,5 +70,3 @@ class Retention:
             return False
         self._log.trim(incarnation, first)
         return True
-
-

@@ -120,7 +120,8 @@ class BrokerSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.partition_count <= self.partition_count_max:
             raise Invalid(
-                ErrorCode.INVALID_PARTITION_COUNT, f"default partition count is out of range value={self.partition_count}"
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"default partition count is out of range value={self.partition_count}",
             )
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")

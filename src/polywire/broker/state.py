@@ -1,7 +1,8 @@
 """The broker's whole state, changed in one place: by live requests and by recovery alike.
 
-Promises: implements ``log.base.Replay``; applying the same changes and batches in the same order gives the same state, and so does a snapshot
-plus what came after it. Applying a change never fails: checks come before a change is made. Must not know: when and why changes are made.
+Promises: implements ``log.base.Replay``; applying the same changes and batches in the same order gives the same
+state, and so does a snapshot plus what came after it. Applying a change never fails: checks come before a change is
+made. Must not know: when and why changes are made.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class State:
         """A view of one wire's own state."""
         return MappingProxyType(self._wire_state.get(wire, {}))
 
-    def topic_key(self, full_name: str) -> bytes | str:
+    def topic_key(self, full_name: str) -> changes.TopicKey:
         """How positions of this topic are keyed: by its id, or by its name while it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
@@ -143,6 +144,8 @@ class State:
         for topic in was.topics:
             self.catalog.restore_topic(topic)
         self.catalog.next_incarnation = max(self.catalog.next_incarnation, was.next_incarnation)
-        for change in (*was.positions, *was.groups, *was.bindings, *was.writers, *was.wire_state):
+        parts: tuple[tuple[changes.Change, ...], ...]
+        parts = (was.positions, was.groups, was.bindings, was.writers, was.wire_state)
+        for change in (change for part in parts for change in part):
             self.apply_change(change)
         self.producers.restore(was.producers)

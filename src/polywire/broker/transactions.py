@@ -1,7 +1,8 @@
 """Staged batches and their publishing: exactly once in, by (writer, number).
 
-Promises: publishing is one atomic group with the writer's new number; publishing a number again changes nothing and is answered as a duplicate
-once the original is durable. Staged data is invisible until then and expires. Must not know: who the writers are, wires.
+Promises: publishing is one atomic group with the writer's new number; publishing a number again changes nothing and
+is answered as a duplicate once the original is durable. Staged data is invisible until then and expires. Must not
+know: who the writers are, wires.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Transactions:
         """Store a batch under a token, as ``Broker.stage`` says."""
         check_token(token)
         if producer_identity(batch) is not None:
-            raise Invalid(ErrorCode.INVALID_BATCH, "a staged batch must not have a producer epoch: its number says it once")
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, "a staged batch must not have a producer epoch: its number says it once"
+            )
         expires_at_us = self._clock.now_us() + self._settings.stage_expiry_us
         self._log.stage(token, partition.log, batch, expires_at_us=expires_at_us, level=level, done=done)
 
@@ -112,7 +115,9 @@ class Transactions:
         if not 0 <= number < 2**63:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"number is out of range number={number}")
         if len(tokens) > TOKENS_MAX or len(set(tokens)) != len(tokens):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
+            )
         for token in tokens:
             check_token(token)
 

@@ -81,7 +81,11 @@ def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlon
 @cython.nogil
 @cython.exceptval(check=False)
 def _write_frame(
-    p: cython.p_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t, end: cython.longlong, length: cython.longlong
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    count: cython.Py_ssize_t,
+    end: cython.longlong,
+    length: cython.longlong,
 ) -> cython.void:
     """Everything but the columns and what depends on them: header, sizes, zeros between columns and behind the last."""
     columns: cython.uint = 0
@@ -237,7 +241,9 @@ def _fill(
 
 
 @cython.cfunc
-def _any_flag(flags: Lent, rows: cython.p_const_uchar, span_count: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.bint:
+def _any_flag(
+    flags: Lent, rows: cython.p_const_uchar, span_count: cython.Py_ssize_t, count: cython.Py_ssize_t
+) -> cython.bint:
     i: cython.Py_ssize_t
     if flags.size != span_count:
         raise ValueError(f"one flag per span is needed flags={flags.size} spans={span_count}")
@@ -247,7 +253,9 @@ def _any_flag(flags: Lent, rows: cython.p_const_uchar, span_count: cython.Py_ssi
     return False
 
 
-def from_spans(source: Buffer, spans: Buffer, rows: Buffer | None = None, record_flags: Buffer | None = None) -> bytearray:
+def from_spans(
+    source: Buffer, spans: Buffer, rows: Buffer | None = None, record_flags: Buffer | None = None
+) -> bytearray:
     """Build a batch from payloads inside ``source``.
 
     spans: i64 array, four numbers a record: key position, key length or -1 for null, value position, value length or -1.
@@ -295,7 +303,12 @@ def from_spans(source: Buffer, spans: Buffer, rows: Buffer | None = None, record
 
 @cython.cfunc
 def _fill_both(
-    target: Lent, source: Lent, spans: Lent, rows: cython.p_const_uchar, count: cython.Py_ssize_t, places: cython.p_const_longlong
+    target: Lent,
+    source: Lent,
+    spans: Lent,
+    rows: cython.p_const_uchar,
+    count: cython.Py_ssize_t,
+    places: cython.p_const_longlong,
 ) -> cython.void:
     if cython.compiled:
         _fill(target.p, source.p, spans.p + 16, rows, count, places[0], places[2], places[4])

@@ -171,7 +171,11 @@ def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, colum
 @cython.nogil
 @cython.exceptval(check=False)
 def _nulls_empty(
-    p: cython.p_const_uchar, places: cython.p_const_longlong, validity: cython.int, offsets: cython.int, count: cython.Py_ssize_t
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    validity: cython.int,
+    offsets: cython.int,
+    count: cython.Py_ssize_t,
 ) -> cython.bint:
     """Records that a bitmap calls null have no bytes. True without a bitmap."""
     bits: cython.Py_ssize_t = places[2 * validity]
@@ -204,7 +208,9 @@ def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cyth
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def flagged(p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int) -> cython.longlong:
+def flagged(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
+) -> cython.longlong:
     """How many of ``count`` bytes at ``at`` have any of ``bit``; 0 for an absent column (``at`` < 0)."""
     found: cython.longlong = 0
     i: cython.Py_ssize_t
@@ -333,7 +339,9 @@ def _broken_rule(
     if places[50] >= 0:
         if not _deltas_fit(p, at, places, count):
             return _DELTAS
-    elif load_u32(p, at + 84) != count or load_u32(p, at + 80) != 10 * count + places[3] - flagged(p, places[20], count, 1):
+    elif load_u32(p, at + 84) != count or load_u32(p, at + 80) != 10 * count + places[3] - flagged(
+        p, places[20], count, 1
+    ):
         return _SPANS
     return -1 if _crcs_fit(p, places, count) else _CRC
 
@@ -379,7 +387,9 @@ def validate(batch: Buffer, at: int = 0) -> int:
     if rule >= 100:
         raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: {_RULES[rule]} position={place}")
     if rule >= 0:
-        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: wrong size or company column={Column(rule).name.lower()}")
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, f"invalid batch: wrong size or company column={Column(rule).name.lower()}"
+        )
     if places[36] >= 0:
         _check_event_types(batch, lent.p, places)
     return length

@@ -16,7 +16,15 @@ from polywire.types import Buffer
 if cython.compiled:
     from cython.cimports.polywire.records.check import flagged
     from cython.cimports.polywire.records.header import fill_layout
-    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, store_i64
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_u32,
+        load_u64,
+        store_i64,
+    )
 else:
     from polywire.records.check import flagged
     from polywire.records.header import fill_layout

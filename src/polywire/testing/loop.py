@@ -1,7 +1,7 @@
 """An event loop driven by hand: callbacks run when a test says so.
 
-Promises: callbacks run in the order an asyncio loop would run them, timers by their time and then by their making. Errors in callbacks are raised to
-the test. Must not know: asyncio.
+Promises: callbacks run in the order an asyncio loop would run them, timers by their time and then by their making.
+Errors in callbacks are raised to the test. Must not know: asyncio.
 """
 
 from __future__ import annotations

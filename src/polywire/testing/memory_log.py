@@ -1,8 +1,9 @@
 """The log in memory: what the broker runs on in tests and in ``memory://``.
 
-Promises: behaves as ``log.base.Log`` says, turns, levels, staging, recovery and all; a sync happens one pass of the loop after the commit
-that asked for it, so that ``written`` and ``synced`` can be told apart. ``reopen`` gives the log a restarted broker would find. It never merges
-small batches and never frees memory of its history: it is for tests. Must not know: topics, groups, wires.
+Promises: behaves as ``log.base.Log`` says, turns, levels, staging, recovery and all; a sync happens one pass of the
+loop after the commit that asked for it, so that ``written`` and ``synced`` can be told apart. ``reopen`` gives the
+log a restarted broker would find. It never merges small batches and never frees memory of its history: it is for
+tests. Must not know: topics, groups, wires.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class MemoryLog:
     Invariant: ``_history`` holds every committed group in order; the first ``_synced`` of them would survive a power loss.
     """
 
-    def __init__(self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1) -> None:
+    def __init__(
+        self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
+    ) -> None:
         """``floor`` is the least level of any acknowledgement."""
         self.epoch: Final = epoch
         self.disk_full = False
@@ -86,6 +89,12 @@ class MemoryLog:
         self._snapshot: tuple[bytes, int] | None = None
         self._failure: BrokerError | None = None
         self._closed = False
+        self._killed = False
+
+    @property
+    def group_count(self) -> int:
+        """Groups committed so far."""
+        return len(self._history)
 
     # Partitions
 
@@ -170,6 +179,8 @@ class MemoryLog:
         return staged
 
     def _add(self, entry: _Entry) -> None:
+        if self._killed:
+            return
         self._check_open()
         if self.disk_full:
             raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
@@ -302,7 +313,12 @@ class MemoryLog:
         self._snapshot = (self._replay.snapshot(), len(self._history))
 
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
-        """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss)."""
+        """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss).
+
+        This one is dead then: it answers nothing more, and what the old broker still adds goes nowhere.
+        """
+        self._killed = True
+        self._turn, self._waiting_sync = [], []
         again = MemoryLog(self._loop, self._clock, replay, floor=self._floor, epoch=self.epoch + 1)
         groups = self._history[: self._synced] if synced_only else list(self._history)
         skipped = 0

@@ -119,7 +119,9 @@ class MemoryPartition:
     def offset_at(self, time_us: int) -> int:
         """First offset appended at or after ``time_us``."""
         index = bisect_left(self.headers, time_us, key=lambda header: header.append_time_us)
-        return max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
+        return (
+            max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
+        )
 
     def offset_of_address(self, address: int) -> int | None:
         """Offset of the record that starts at this address."""
@@ -143,7 +145,9 @@ class MemoryPartition:
     def epoch_end(self, epoch: int) -> int:
         """Offset where this epoch's records end."""
         if not 1 <= epoch <= self._current_epoch:
-            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._current_epoch}")
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._current_epoch}"
+            )
         if epoch == self._current_epoch:
             return self.readable_offset
         index = bisect_right(self.headers, epoch, key=lambda header: header.epoch)

@@ -1,7 +1,7 @@
 """Who reads which partition: a pure function of the members' ids and the number of partitions (FLUX dossier §10).
 
-Promises: every partition has exactly one owner when there is a member, shares differ by at most one partition, and equal input gives equal output
-whatever the order of members. Must not know: generations, liveness, wires.
+Promises: every partition has exactly one owner when there is a member, shares differ by at most one partition, and
+equal input gives equal output whatever the order of members. Must not know: generations, liveness, wires.
 """
 
 from __future__ import annotations

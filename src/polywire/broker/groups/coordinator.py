@@ -1,8 +1,9 @@
 """The one coordinator of consumer groups, whatever wires their members speak (design §7, FLUX dossier §10).
 
-Promises: every change of a group is journalled with the turn that made it, so groups survive restarts with their generation, assignor and members.
-When members were last seen is not journalled: after a restart each has one full timeout. Expiry is lazy: looked at when a verb touches the group.
-Must not know: sockets, wire words, the journal beyond its ``Host``.
+Promises: every change of a group is journalled with the turn that made it, so groups survive restarts with their
+generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
+timeout. Expiry is lazy: looked at when a verb touches the group. Must not know: sockets, wire words, the journal
+beyond its ``Host``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.group import Group, Member, stored
+from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.clock import Clock
-from polywire.broker.settings import BrokerSettings, check_name
 from polywire.errors import Busy, Conflict, ErrorCode, Missing
 from polywire.log.base import Done
 from polywire.types import Assignor, Level, PositionKind
@@ -195,7 +196,8 @@ class Coordinator:
         found = self._check(group, topic, member, generation, wire=wire, now=now)
         if partition not in found.assignments[member]:
             raise Conflict(
-                ErrorCode.PARTITION_NOT_ASSIGNED, f"partition is not assigned to member={member!r} partition={partition}"
+                ErrorCode.PARTITION_NOT_ASSIGNED,
+                f"partition is not assigned to member={member!r} partition={partition}",
             )
         if refresh:
             self._mark(found, member, now)
@@ -203,13 +205,12 @@ class Coordinator:
             topic, partition, PositionKind.GROUP, group, offset, generation=generation, level=level, done=done
         )
 
-    def delete(
-        self, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None
-    ) -> None:
+    def delete(self, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None) -> None:
         """End a group; its positions go with it. Raises Missing(GROUP_MISSING)."""
         if (topic, group) not in self._state.groups:
             raise _group_missing(group, topic)
-        positions = changes.PositionsDeleted(PositionKind.GROUP, group, self._state.topic_key(topic), None)
+        key = changes.split_key(self._state.topic_key(topic))
+        positions = changes.PositionsDeleted(PositionKind.GROUP, group, *key, None)
         self._host.change_all([changes.GroupDeleted(topic, group), positions], level=level, done=done)
         self._seen.pop((topic, group), None)
 
@@ -262,9 +263,7 @@ class Coordinator:
         gone = {member.id for member in group.members if seen.get(member.id, self._started_at) < oldest}
         return group.changed(gone=gone, partition_count=self._host.partition_count(group.topic))
 
-    def _check(
-        self, group: str, topic: str, member: str, generation: int | None, *, wire: str, now: float
-    ) -> Group:
+    def _check(self, group: str, topic: str, member: str, generation: int | None, *, wire: str, now: float) -> Group:
         """The group check of FLUX dossier §10; the order of its steps is part of the promise."""
         found = self._state.groups.get((topic, group))
         if found is None or self._state.bindings.get((wire, group), topic) != topic:

@@ -1,7 +1,7 @@
 """One consumer group as a value, and its transitions (FLUX dossier §10, without the wire's words).
 
-Promises: pure; every transition that changes members, assignor or partition count adds exactly one to the generation and assigns anew.
-Must not know: clocks, the journal, other groups, wires beyond the name a member joined over.
+Promises: pure; every transition that changes members, assignor or partition count adds exactly one to the generation
+and assigns anew. Must not know: clocks, the journal, other groups, wires beyond the name a member joined over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Positions: what consumers and groups will read next, one table for all wires.
 
-Promises: a position belongs to one life of a topic: it goes away with it, and one stored before the topic exists waits under its name and is
-bound when the topic is made. An offset is kept as given, also a negative one or one past the end (FLUX dossier §5). Must not know: who may commit.
+Promises: a position belongs to one life of a topic: it goes away with it, and one stored before the topic exists
+waits under its name and is bound when the topic is made. An offset is kept as given, also a negative one or one past
+the end (FLUX dossier §5). Must not know: who may commit.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from polywire.broker.changes import PositionsDeleted, PositionStored
+from polywire.broker.changes import PositionsDeleted, PositionStored, TopicKey, split_key
 from polywire.types import PositionKind
 
 
@@ -32,10 +33,10 @@ class Positions:
     __slots__ = ("_by_topic", "count")
 
     def __init__(self) -> None:
-        self._by_topic: dict[bytes | str, dict[Owner, dict[int, Position]]] = {}
+        self._by_topic: dict[TopicKey, dict[Owner, dict[int, Position]]] = {}
         self.count = 0
 
-    def find(self, topic: bytes | str, partition: int, kind: PositionKind, name: str) -> Position | None:
+    def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
         """One position."""
         owners = self._by_topic.get(topic)
         if owners is None:
@@ -43,7 +44,7 @@ class Positions:
         partitions = owners.get((kind, name))
         return None if partitions is None else partitions.get(partition)
 
-    def of(self, kind: PositionKind, name: str) -> Iterator[tuple[bytes | str, int, Position]]:
+    def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
         """All positions of one consumer or group: topic, partition, position."""
         for topic, owners in self._by_topic.items():
             for partition, position in owners.get((kind, name), {}).items():
@@ -88,7 +89,7 @@ class Positions:
     def snapshot(self) -> tuple[PositionStored, ...]:
         """All positions as they are."""
         return tuple(
-            PositionStored(topic, partition, kind, name, position.offset, position.generation)
+            PositionStored(*split_key(topic), partition, kind, name, position.offset, position.generation)
             for topic, owners in self._by_topic.items()
             for (kind, name), partitions in owners.items()
             for partition, position in partitions.items()
