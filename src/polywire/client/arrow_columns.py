@@ -52,7 +52,12 @@ class Space:
 
 
 def gathered_binary(
-    source: memoryview, plan: memoryview, row_count: int, offsets_column: Column, validity_column: Column | None, space: Space
+    source: memoryview,
+    plan: memoryview,
+    row_count: int,
+    offsets_column: Column,
+    validity_column: Column | None,
+    space: Space,
 ) -> pa.Array[Any]:
     """A column of variable length of all rows of a plan; ``validity_column`` None: no row is null, but for kinds see the caller."""
     offsets = space.cut(4 * row_count + 4)
@@ -102,7 +107,7 @@ def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
 
 def headers_column(source: memoryview, plan: memoryview, row_count: int, space: Space) -> pa.Array[Any]:
     """The headers of each row as a list of (key, value); null where a row has none, as Spark's Kafka source has it."""
-    inner = gather.inner_plan(source, plan, Column.HEADER_COUNTS)
+    inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
     if _is_odd(source, plan, inner):
         return pa.array(_slow_headers(source, plan), type=HEADER_LIST)
     offsets = space.cut(4 * row_count + 4)
@@ -122,16 +127,15 @@ def headers_column(source: memoryview, plan: memoryview, row_count: int, space: 
     return pa.Array.from_buffers(HEADER_LIST, row_count, buffers, nulls, children=[pairs])
 
 
-def _is_odd(source: memoryview, plan: memoryview, inner: bytearray) -> bool:
+def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
     """Whether some header needs more than its bytes: keys that are numbers, or event fields that other readers see as headers."""
-    numbers = memoryview(inner).cast("q")
     kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
-    for line in range(0, len(numbers), gather.PLAN_WIDTH):
-        start, stop, place = numbers[line + 1], numbers[line + 2], numbers[line + kinds_place]
+    for line in range(0, len(inner), gather.PLAN_WIDTH):
+        start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
         if max(source[place + start : place + stop], default=0) > HeaderKind.STRING:
             return True
     events_place = gather.PLAN_FACTS + 2 * Column.EVENT_TYPE_OFFSETS
-    return any([plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH)])
+    return any(plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH))
 
 
 def _slow_headers(source: memoryview, plan: memoryview) -> list[list[dict[str, Any]] | None]:

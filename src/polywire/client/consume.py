@@ -110,9 +110,7 @@ class _Consumer:
         if not self._fetches:
             await asyncio.sleep(POLL_INTERVAL_S)
             return []
-        done, _ = await asyncio.wait(
-            self._fetches.values(), timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(self._fetches.values(), timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
         found: list[Delivered] = []
         for partition in [partition for partition, task in self._fetches.items() if task in done]:
             records = self._fetches.pop(partition).result()

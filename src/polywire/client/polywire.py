@@ -291,7 +291,9 @@ class PolywireClient:
         records = [record for part in parts for record in _records(part)]
         return [record for record in records if offset <= record.offset < offset + records_max]
 
-    async def stage(self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
+    async def stage(
+        self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
+    ) -> int:
         """Store a batch invisibly under a 16-byte token; returns its records."""
         head = messages.Stage(token, topic, partition, int(level))
         answered, _ = await self._connection.ask(Verb.STAGE, head, [batch])

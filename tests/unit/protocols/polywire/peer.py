@@ -10,7 +10,15 @@ from typing import TypeVar
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError
-from polywire.protocols.polywire.codec import ERROR, MAGIC, MORE, PREFIX_BYTES, decode_answer, decode_prefix, encode_head
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_prefix,
+    encode_head,
+)
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.polywire.session import PolywireSessions
@@ -76,7 +84,9 @@ class Answer:
 class Peer:
     """A greeted connection."""
 
-    def __init__(self, settings: BrokerSettings | None = None, *, broker: Broker | None = None, loop: ManualLoop | None = None) -> None:
+    def __init__(
+        self, settings: BrokerSettings | None = None, *, broker: Broker | None = None, loop: ManualLoop | None = None
+    ) -> None:
         self.loop = loop or ManualLoop()
         self.broker = broker or Broker.over(
             lambda replay: MemoryLog(self.loop, self.loop.clock, replay),
@@ -110,7 +120,9 @@ class Peer:
             prefix = decode_prefix(data, at)
             body = at + PREFIX_BYTES + prefix.head_bytes
             end = at + PREFIX_BYTES + prefix.length
-            found.append(Answer(prefix.verb, prefix.flags, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end]))
+            found.append(
+                Answer(prefix.verb, prefix.flags, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
+            )
             at = end
         self.output.written.clear()
         return found

@@ -96,7 +96,9 @@ def test_a_broken_prefix_is_answered_and_fatal(peer: Peer, prefix: bytes) -> Non
     assert peer.frames()[0].error.code is ErrorCode.INVALID_REQUEST
 
 
-@pytest.mark.parametrize(("verb", "head"), [(99, b"\x90"), (Verb.FETCH, b"\x90"), (Verb.FETCH, b"\xc1"), (Verb.PRODUCE, b"")])
+@pytest.mark.parametrize(
+    ("verb", "head"), [(99, b"\x90"), (Verb.FETCH, b"\x90"), (Verb.FETCH, b"\xc1"), (Verb.PRODUCE, b"")]
+)
 def test_an_unreadable_head_is_answered_and_the_connection_goes_on(peer: Peer, verb: int, head: bytes) -> None:
     frame = PREFIX.pack(len(head), verb, 0, 0, 7, len(head)) + head
     assert peer.session.receive(memoryview(frame)) == len(frame)
@@ -122,10 +124,18 @@ def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
 def test_settings_of_a_topic_are_kept_and_wrong_ones_named(peer: Peer) -> None:
     head = messages.CreateTopic("t", 1, settings={"retention_bytes": 5, "key_hash": "xxh32"})
     made = peer.ask(Verb.CREATE_TOPIC, head).decode(messages.TopicDescription)
-    assert made.settings == {"key_hash": "xxh32", "replication_factor": 1, "retention_age_us": None, "retention_bytes": 5}
+    assert made.settings == {
+        "key_hash": "xxh32",
+        "replication_factor": 1,
+        "retention_age_us": None,
+        "retention_bytes": 5,
+    }
     wrong = peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"retention": 5})).error
     assert wrong.message == "unknown settings names=retention"
-    assert peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"key_hash": "md5"})).error.code
+    assert (
+        peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"key_hash": "md5"})).error.code
+        is ErrorCode.INVALID_REQUEST
+    )
     assert peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).error.code is ErrorCode.TOPIC_EXISTS
 
 
@@ -171,7 +181,10 @@ def test_requests_without_a_batch_or_with_a_wrong_partition_or_level_are_refused
     create(peer)
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", 0)).error.code is ErrorCode.INVALID_BATCH
     assert peer.ask(Verb.PRODUCE, messages.Produce("t", 4), batch_of(b"x")).error.code is ErrorCode.PARTITION_MISSING
-    assert peer.ask(Verb.PRODUCE, messages.Produce("t", 0, level=3), batch_of(b"x")).error.code is ErrorCode.INVALID_REQUEST
+    assert (
+        peer.ask(Verb.PRODUCE, messages.Produce("t", 0, level=3), batch_of(b"x")).error.code
+        is ErrorCode.INVALID_REQUEST
+    )
 
 
 def test_records_go_to_the_partition_of_their_key_and_the_answer_tells_which(peer: Peer) -> None:
@@ -182,9 +195,7 @@ def test_records_go_to_the_partition_of_their_key_and_the_answer_tells_which(pee
     produced = answer.decode(messages.Produced)
     chosen = struct.unpack(f"<{len(keys)}I", answer.payload)
     assert len(set(chosen)) > 1
-    assert {key: number for key, number in zip(keys, chosen, strict=True)} == {
-        key: _fnv1a_32(key) % 3 for key in keys
-    }
+    assert dict(zip(keys, chosen, strict=True)) == {key: _fnv1a_32(key) % 3 for key in keys}
     assert sum(a.record_count for a in produced.appended) == len(keys)
     for appended in produced.appended:
         fetched = peer.ask(Verb.FETCH, messages.Fetch("t", appended.partition, 0)).payload
@@ -195,7 +206,10 @@ def test_records_go_to_the_partition_of_their_key_and_the_answer_tells_which(pee
 def test_batches_without_keys_take_turns(peer: Peer) -> None:
     create(peer, "t", 3)
     places = [
-        peer.ask(Verb.PRODUCE, messages.Produce("t", -1), batch_of(b"x")).decode(messages.Produced).appended[0].partition
+        peer.ask(Verb.PRODUCE, messages.Produce("t", -1), batch_of(b"x"))
+        .decode(messages.Produced)
+        .appended[0]
+        .partition
         for _ in range(6)
     ]
     assert sorted(places[:3]) == [0, 1, 2]
@@ -241,7 +255,9 @@ def test_offsets_outside_the_partition_are_missing(peer: Peer) -> None:
 
 def test_reading_pauses_above_the_limit_of_owed_answers(peer: Peer) -> None:
     create(peer)
-    frame = encode_head(Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch_of(b"x"))) + batch_of(b"x")
+    frame = encode_head(
+        Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch_of(b"x"))
+    ) + batch_of(b"x")
     data = bytearray(frame * (REQUESTS_MAX + 5))
     taken = peer.session.receive(memoryview(data))
     assert taken == len(frame) * REQUESTS_MAX
