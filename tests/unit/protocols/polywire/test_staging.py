@@ -80,11 +80,11 @@ def test_a_repeated_batch_of_a_producer_answers_its_original_offset(peer: Peer) 
     assert produced(2, b"c").appended[0].base_offset == 2
     assert produced(0, b"a", b"b").appended[0].base_offset == 0
     assert next_offsets(peer) == [3, 0]
-    with pytest.raises(Exception, match="gap|sequence") as caught:
+    with pytest.raises(Exception, match=r"gap|sequence") as caught:
         produced(9, b"z")
     assert getattr(caught.value, "code", None) is ErrorCode.SEQUENCE_GAP
     produced(0, b"n", epoch=2)
-    with pytest.raises(Exception, match="epoch|fenced") as caught:
+    with pytest.raises(Exception, match=r"epoch|fenced") as caught:
         produced(3, b"old")
     assert getattr(caught.value, "code", None) is ErrorCode.PRODUCER_FENCED
 
