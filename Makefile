@@ -11,7 +11,7 @@ SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made when it is first needed.
-INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --quiet --progress-bar off
+INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
@@ -20,7 +20,7 @@ CHECKED := src tests setup.py $(wildcard examples benchmarks)
 FUZZ_SECONDS ?= 30
 PYTEST_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,8 @@ setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when no
 build: $(VENV)/.built ## Compile what can be compiled, in place
 
 dev: $(VENV)/.dev $(VENV)/.installed ## Install what tests and checks need (PySpark included: some 450 MB)
+
+spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark too (and what the demo needs)
 
 fmt: dev ## Format the code
 	$(BIN)/ruff format $(CHECKED)
@@ -44,7 +46,7 @@ type: dev ## Check types
 	$(BIN)/mypy
 
 contract: dev ## Check who imports whom
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 test: lint type contract ## Check everything and run all tests, compiled
 	$(PYTHON) -m pytest $(PYTEST_ARGS)

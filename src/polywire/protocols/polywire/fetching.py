@@ -151,7 +151,9 @@ class RangeFetch:
         self._offset = read.next_offset
         if self._bytes_left is not None:
             self._bytes_left -= size
-        more = self._offset < min(self._offset_end, read.readable_offset) and (self._bytes_left is None or self._bytes_left > 0)
+        more = self._offset < min(self._offset_end, read.readable_offset) and (
+            self._bytes_left is None or self._bytes_left > 0
+        )
         head = encode_head(
             Verb.FETCH,
             self.correlation,

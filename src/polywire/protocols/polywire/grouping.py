@@ -68,7 +68,13 @@ class Grouping:
             )
         else:
             self._broker.commit_position(
-                request.name, request.partition, kind_of(request.kind), request.owner, request.offset, level=level, done=done
+                request.name,
+                request.partition,
+                kind_of(request.kind),
+                request.owner,
+                request.offset,
+                level=level,
+                done=done,
             )
         self._session.owe()
 
