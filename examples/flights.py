@@ -240,7 +240,7 @@ def delay_table(delays: list[Delays], carriers: dict[str, str]) -> Table:
         line = "".join(spark_block(cells.get((carrier, hour)), highest) for hour in hours)
         best, worst = min(own, key=lambda cell: cell.delay), max(own, key=lambda cell: cell.delay)
         name = carriers.get(carrier, carrier)
-        ends = [f"{round(cell.delay)} at {cell.hour} h" for cell in (best, worst)]
+        ends = [f"{round(cell.delay)} @{cell.hour}h" for cell in (best, worst)]
         table.add_row(name, f"{flights:,}", f"{delay:.1f}", line, *ends)
     return table
 
