@@ -22,7 +22,7 @@ FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-alia
 
 def extensions() -> list[Any]:
     """One extension per compilable module, each optional: ``cythonize`` drops that flag, so it is set afterwards."""
-    sources = {name: INFO["source_of"](name) for name in INFO["COMPILED"]}
+    sources = {name: INFO["source_of"](name) for name in INFO["compilable_modules"]()}
     modules = [
         Extension(name, [str(path.relative_to(HERE))], extra_compile_args=FLAGS)
         for name, path in sources.items()

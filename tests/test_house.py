@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from polywire import build_info, errors
+from polywire import errors
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "src" / "polywire"
@@ -190,16 +190,6 @@ def test_every_error_code_belongs_to_one_kind() -> None:
                 kinds_of[code[1]].add(node.func.id)
     assert not {code: kinds for code, kinds in kinds_of.items() if len(kinds) > 1}
     assert set(kinds_of) <= set(errors.ErrorCode.__members__)
-
-
-def test_compiled_modules_are_the_listed_ones() -> None:
-    importing = {
-        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        for path in SOURCES
-        if re.search(r"^(import cython|from cython)\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-    listed = {name for name in build_info.COMPILED if build_info.source_of(name) is not None}
-    assert importing == listed
 
 
 def test_tests_are_packages() -> None:

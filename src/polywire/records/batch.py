@@ -19,6 +19,7 @@ from polywire.records.header import (
     walk,
 )
 from polywire.records.lookup import address_of, record_at_address, record_at_offset, spans_of
+from polywire.records.reshape import merge, slice_records, take
 
 __all__ = [
     "address_of",
@@ -27,12 +28,15 @@ __all__ = [
     "from_columns",
     "from_spans",
     "layout",
+    "merge",
     "read_header",
     "record_at_address",
     "record_at_offset",
+    "slice_records",
     "spans_of",
     "stamp",
     "stamp_producer",
+    "take",
     "totals",
     "validate",
     "walk",
