@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash
 
 if cython.compiled:
@@ -270,7 +271,7 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
     return (high << 64) | low
 
 
-def partitions_of(source: Buffer, spans: Buffer, partition_count: int, hash_kind: KeyHash) -> array[int]:
+def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
     """The partition of every record of a spans array (see ``batch.from_spans``): an i32 array.
 
     Raises ValueError for a key outside of ``source`` or a partition count below 1.
