@@ -247,10 +247,10 @@ def _any_flag(
     i: cython.Py_ssize_t
     if flags.size != span_count:
         raise ValueError(f"one flag per span is needed flags={flags.size} spans={span_count}")
+    seen: cython.int = 0
     for i in range(count):
-        if flags.p[load_i32(rows, 4 * i) if rows else i]:
-            return True
-    return False
+        seen |= flags.p[load_i32(rows, 4 * i) if rows else i]
+    return seen != 0
 
 
 def from_spans(

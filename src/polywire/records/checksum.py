@@ -45,9 +45,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 @cython.exceptval(check=False)
 def _wrap(x: cython.ulonglong) -> cython.ulonglong:
     """Arithmetic modulo 2^64, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & _MASK64
+    return x if cython.compiled else x & _MASK64
 
 
 @cython.cfunc
@@ -126,11 +124,10 @@ def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 def _fill_crc_tables() -> cython.void:
     """Table 0 advances the CRC over one byte, table k over that byte and k zero bytes (slicing by 16)."""
     i: cython.int
-    j: cython.int
     crc: cython.uint
     for i in range(256):
         crc = i
-        for j in range(8):
+        for _ in range(8):
             crc = (crc >> 1) ^ (_CRC_POLYNOMIAL if crc & 1 else 0)
         _CRC_TABLES[i] = crc
     for i in range(256, 4096):

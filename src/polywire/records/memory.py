@@ -9,6 +9,7 @@ memoryview of single bytes: both are indexed alike, and loads and stores have th
 from __future__ import annotations
 
 from struct import Struct
+from typing import Any
 
 import cython
 
@@ -24,8 +25,10 @@ if cython.compiled:
 class Lent:
     """Invariant: ``p`` points at ``size`` bytes that stay where they are until this object goes."""
 
-    if not cython.compiled:
-        __slots__ = ("p", "size")
+    if not cython.compiled:  # compiled, memory.pxd declares them
+        p: memoryview
+        size: int
+        view: Any
 
     def __dealloc__(self) -> None:
         if cython.compiled:

@@ -8,13 +8,22 @@ Must not know: topics, or which wire uses which function.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import cython
 
 from polywire.types import Buffer, KeyHash
 
 if cython.compiled:
-    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, load_u64, store_u32
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i64,
+        load_u32,
+        load_u64,
+        store_u32,
+    )
 else:
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, load_u64, store_u32
 
@@ -40,6 +49,9 @@ _MURMUR_F2 = cython.declare(cython.ulonglong, 0xC4CEB9FE1A85EC53)
 _MURMUR_A1 = cython.declare(cython.ulonglong, 0x52DCE729)
 _MURMUR_A2 = cython.declare(cython.ulonglong, 0x38495AB5)
 
+_MASK32: Final = 0xFFFFFFFF
+_MASK64: Final = 0xFFFFFFFFFFFFFFFF
+
 
 @cython.cfunc
 @cython.inline
@@ -47,9 +59,7 @@ _MURMUR_A2 = cython.declare(cython.ulonglong, 0x38495AB5)
 @cython.exceptval(check=False)
 def _wrap32(x: cython.uint) -> cython.uint:
     """Arithmetic modulo 2^32, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & 0xFFFFFFFF
+    return x if cython.compiled else x & _MASK32
 
 
 @cython.cfunc
@@ -58,9 +68,7 @@ def _wrap32(x: cython.uint) -> cython.uint:
 @cython.exceptval(check=False)
 def _wrap64(x: cython.ulonglong) -> cython.ulonglong:
     """Arithmetic modulo 2^64, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & (2**64 - 1)
+    return x if cython.compiled else x & _MASK64
 
 
 @cython.cfunc
@@ -144,7 +152,9 @@ def _xxh32(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _murmur_mix(x: cython.ulonglong, first: cython.ulonglong, bits: cython.int, second: cython.ulonglong) -> cython.ulonglong:
+def _murmur_mix(
+    x: cython.ulonglong, first: cython.ulonglong, bits: cython.int, second: cython.ulonglong
+) -> cython.ulonglong:
     return _wrap64(_rotate64(_wrap64(x * first), bits) * second)
 
 

@@ -16,7 +16,14 @@ from polywire.types import Buffer
 if cython.compiled:
     from cython.cimports.polywire.records.header import seal_header
     from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
-    from cython.cimports.polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs
+    from cython.cimports.polywire.records.runs import (
+        Runs,
+        address_delta,
+        concatenate,
+        offset_delta,
+        open_sources,
+        set_runs,
+    )
 else:
     from polywire.records.header import seal_header
     from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.build import from_columns
@@ -208,7 +208,7 @@ def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
     """What a column of offsets cuts the column after it into."""
     ends = _numbers(columns, offsets, "i", ())
     parts = columns[offsets + 1]
-    return [parts[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+    return [parts[start:stop] for start, stop in pairwise(ends)]
 
 
 def _payloads(columns: dict[int, bytes], offsets: Column, validity: Column, count: int) -> Sequence[bytes | None]:
@@ -237,7 +237,7 @@ def _headers(columns: dict[int, bytes], count: int) -> list[tuple[Header, ...]]:
         for key, value, (key_kind, value_kind) in zip(keys, values, kinds, strict=True)
     ]
     ends = _numbers(columns, Column.HEADER_COUNTS, "i", ())
-    return [tuple(headers[start:stop]) for start, stop in zip(ends, ends[1:], strict=False)]
+    return [tuple(headers[start:stop]) for start, stop in pairwise(ends)]
 
 
 def _events(columns: dict[int, bytes], flags: Sequence[int], count: int) -> list[Event | None]:
