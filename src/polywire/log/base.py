@@ -168,7 +168,14 @@ class Log(Protocol):
         """Add an opaque state change, replayed through ``Replay.apply``."""
 
     def stage(
-        self, token: bytes, partition: PartitionLog, batch: Buffer, *, expires_at_us: int, level: Level, done: Done | None
+        self,
+        token: bytes,
+        partition: PartitionLog,
+        batch: Buffer,
+        *,
+        expires_at_us: int,
+        level: Level,
+        done: Done | None,
     ) -> None:
         """Store a batch under a 16-byte token, invisible and without offsets."""
 
@@ -176,7 +183,12 @@ class Log(Protocol):
         """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""
 
     def publish(
-        self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None]
+        self,
+        tokens: Sequence[bytes],
+        change: bytes,
+        *,
+        level: Level,
+        done: Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None],
     ) -> None:
         """Number every staged batch of these tokens, in token order, and add ``change``, as one group. ``done`` gets
         (incarnation, first offset, next offset) per partition.

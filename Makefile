@@ -1,0 +1,125 @@
+# Everything one does with a checkout. `make help` lists it; only `make setup` is needed before the `polywire` command works.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made when it is first needed.
+INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --quiet --progress-bar off
+
+SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
+COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
+DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
+CHECKED := src tests setup.py $(wildcard examples benchmarks)
+FUZZ_SECONDS ?= 30
+PYTEST_ARGS ?=
+
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean
+
+help: ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.installed ## Make .venv with the polywire command (quick when nothing changed)
+	@$(PYTHON) -c 'from polywire.build_info import describe; print(describe())'
+
+build: $(VENV)/.built ## Compile what can be compiled, in place
+
+dev: $(VENV)/.dev $(VENV)/.installed ## Install what tests and checks need (PySpark included: some 450 MB)
+
+fmt: dev ## Format the code
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/ruff check --fix $(CHECKED)
+
+lint: dev ## Check format and style
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+
+type: dev ## Check types
+	$(BIN)/mypy
+
+contract: dev ## Check who imports whom
+	$(BIN)/lint-imports
+
+test: lint type contract ## Check everything and run all tests, compiled
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-pure: dev ## Run all tests uncompiled
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-pure-quick: dev ## Run the quick tests uncompiled
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
+
+test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
+
+fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
+	@for target in $(basename $(notdir $(wildcard tests/fuzz/fuzz_*.py))); do \
+		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
+		FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz.$$target; \
+	done
+
+bench: dev ## Measure this machine and print the table
+	$(PYTHON) -m benchmarks
+
+docs: dev ## Check that every link and every table of the documentation holds
+	$(PYTHON) -m pytest tests/test_docs.py
+
+demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
+	@$(PYTHON) examples/flights.py
+
+lock: ## Renew requirements/*.lock from pyproject.toml (needs uv on the PATH)
+	requirements/lock.sh
+
+clean: ## Remove what was built and cached
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src -name '*.so' -delete
+	$(if $(COMPILED),rm -f $(COMPILED:.py=.c) $(COMPILED:.py=.html))
+	rm -f $(VENV)/.built $(VENV)/.installed
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## Remove .venv and what the demo made, too
+	rm -rf $(VENV) demo-output polywire-data
+
+$(VENV)/.made:
+	@found=""; \
+	for candidate in $${PYTHON3:-python3} python3.13 python3.12 python3.11; do \
+		if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "polywire needs Python 3.11 or newer and found none (python3 is $$(python3 --version 2>&1)): install one, or name it: make setup PYTHON3=/path/to/python3.12" >&2; \
+		exit 1; \
+	fi; \
+	echo "making $(VENV) with $$($$found --version)"; \
+	$$found -m venv $(VENV) || { echo "could not make $(VENV): is the venv module installed (Debian: apt install python3-venv)?" >&2; rm -rf $(VENV); exit 1; }; \
+	touch $@
+
+# The base lock brings setuptools and cython, which everything built without isolation needs.
+$(VENV)/.base: requirements/base.lock $(VENV)/.made
+	@echo "installing what polywire needs"
+	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock
+	@touch $@
+
+$(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $(DECLARED) $(VENV)/.base
+	@echo "compiling $(words $(COMPILED)) modules"
+	@$(PYTHON) setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.built
+	@echo "installing polywire from this checkout"
+	@$(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
+	@touch $@
+
+$(VENV)/.demo: requirements/demo.lock $(VENV)/.base
+	@echo "installing Spark and the flights (some 450 MB, once)"
+	@$(INSTALL) -r requirements/demo.lock
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.base
+	@echo "installing Spark and the tools of the checks (some 500 MB, once)"
+	@$(INSTALL) -r requirements/dev.lock
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,91 @@
+"""What this copy of the package is: its version, and which of its modules run compiled.
+
+Promises: standard library only, and nothing else of the package, so that ``setup.py`` can run this file by itself. Must not know: what the
+modules do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+VERSION: Final = "0.1.0"
+
+COMPILED: Final = (
+    "polywire.records.memory",
+    "polywire.records.checksum",
+    "polywire.records.partitioner",
+    "polywire.records.batch",
+    "polywire.records.validate",
+    "polywire.log.index",
+    "polywire.log.gather",
+    "polywire.log.tail",
+    "polywire.log.group",
+    "polywire.protocols.flux.codec",
+    "polywire.protocols.polywire.codec",
+)
+"""Modules written in Cython's pure-Python mode. One is compiled if it exists and imports ``cython``; each also runs as it is."""
+
+
+def compiled_modules() -> dict[str, bool]:
+    """Name of every module that can be compiled → whether an import here and now takes the compiled one."""
+    return {name: _is_extension(find_spec(name)) for name in COMPILED if source_of(name) is not None}
+
+
+def stale_modules() -> list[str]:
+    """Modules whose compiled form is older than their source or declarations: what runs is not what is written."""
+    found = []
+    for name in COMPILED:
+        spec, source = find_spec(name) if source_of(name) else None, source_of(name)
+        if spec is None or source is None or spec.origin is None or not _is_extension(spec):
+            continue
+        written = [path.stat().st_mtime for path in (source, source.with_suffix(".pxd")) if path.exists()]
+        if Path(spec.origin).stat().st_mtime < max(written):
+            found.append(name)
+    return found
+
+
+def source_of(name: str) -> Path | None:
+    """File of a compilable module of this package, None when it does not exist or is plain Python."""
+    path = Path(__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    if not path.exists() or "\nimport cython\n" not in path.read_text(encoding="utf-8"):
+        return None
+    return path
+
+
+def prefer_sources() -> None:
+    """Import every module of this package from its source from now on, compiled or not (``POLYWIRE_PURE=1``)."""
+    sys.meta_path.insert(0, _SourceFinder())
+
+
+def describe() -> str:
+    """One line for people: what runs compiled and what does not."""
+    found = compiled_modules()
+    if not found:
+        return "polywire: no module can be compiled"
+    words = [f"{name.removeprefix('polywire.')}={'compiled' if found[name] else 'UNCOMPILED'}" for name in found]
+    mode = "compiled" if all(found.values()) else "partly compiled" if any(found.values()) else "uncompiled (slower)"
+    return f"polywire {VERSION}, {mode}: {', '.join(words)}"
+
+
+class _SourceFinder:
+    """Finds modules of this package; where the ordinary finder chose an extension, it takes the source beside it."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith("polywire."):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.origin is None or not _is_extension(spec):
+            return spec
+        source = Path(spec.origin).with_name(name.rpartition(".")[2] + ".py")
+        return spec_from_file_location(name, source) if source.exists() else spec
+
+
+def _is_extension(spec: ModuleSpec | None) -> bool:
+    return spec is not None and spec.origin is not None and spec.origin.endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,0 +1,175 @@
+"""One blocking socket that speaks frames of the `polywire` wire.
+
+Promises: every failure of the connection is raised as Unavailable and leaves it closed; every answer's head is checked.
+Must not know: what a verb means, threads.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from polywire.client.arena import Arena
+from polywire.errors import ErrorCode, PeerError, Unavailable
+from polywire.protocols.polywire.codec import (
+    ANSWER_HEAD_BYTES_MAX,
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    Prefix,
+    decode_answer,
+    decode_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import Failure, Head, Limits, Verb
+from polywire.types import Buffer
+
+ANSWER_BYTES_LIMIT: Final = ANSWER_HEAD_BYTES_MAX + (
+    64 << 20
+)  # no honest answer is longer; a wrong peer must not make us allocate
+SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the system's limit of 1,024
+
+
+class FramedSocket:
+    """A connected socket. Guards: after a failure it is closed, so a half-read answer is never taken for the next; ``owed`` tells
+    how many answers are still to come."""
+
+    __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
+
+    def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
+        """Connect and exchange the opening. Raises Unavailable."""
+        self.address: Final = f"{host}:{port}"
+        self.open = True
+        self.owed = 0
+        self._correlation = 0
+        try:
+            self._socket: Final = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as error:
+            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={self.address}") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel's own time limits let one recv wait for a whole frame; Python's would poll before each piece.
+        self._socket.settimeout(None)
+        fraction, seconds = math.modf(timeout_s)
+        interval = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+        self.limits: Final = self._greet()
+
+    def close(self) -> None:
+        self.open = False
+        self._socket.close()
+
+    def usable(self) -> bool:
+        """Whether the peer still keeps the connection and every answer was read."""
+        if not self.open or self.owed:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        # Either the end of the stream or bytes nobody asked for.
+        self.close()
+        return False
+
+    def send(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> int:
+        """Send one request; the answer's correlation is returned."""
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        self.owed += 1
+        size = sum(memoryview(part).nbytes for part in payload)
+        self._send_parts([encode_head(verb, self._correlation, head, payload_bytes=size), *payload])
+        return self._correlation
+
+    def receive(self, correlation: int) -> tuple[Prefix, bytes]:
+        """Prefix and head of the next frame, which must answer ``correlation``; its payload must be read next.
+
+        Raises the error the broker answered, or Unavailable.
+        """
+        prefix, head = self._receive_frame()
+        if prefix.correlation != correlation:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, f"answer out of turn address={self.address}")
+        return prefix, head
+
+    def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
+        """The payload behind a received head, in a block of ``arena`` or in memory of its own."""
+        size = prefix.length - prefix.head_bytes
+        view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
+        self._receive_into(view)
+        if not more_follows(prefix):
+            self.owed -= 1
+        return view
+
+    def _greet(self) -> Limits:
+        self._send_parts([MAGIC])
+        opening = bytearray(len(MAGIC))
+        self._receive_into(memoryview(opening))
+        if opening != MAGIC:
+            self.close()
+            raise Unavailable(
+                ErrorCode.STOPPING, f"peer does not speak this version opening={opening.hex()} address={self.address}"
+            )
+        _, head = self._receive_frame()
+        return self._decode(head)
+
+    def _decode(self, head: bytes) -> Limits:
+        try:
+            return decode_answer(head, Limits)
+        except PeerError as error:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, error.message) from None
+
+    def _receive_frame(self) -> tuple[Prefix, bytes]:
+        start = bytearray(PREFIX_BYTES)
+        self._receive_into(memoryview(start))
+        try:
+            prefix = decode_prefix(start, length_max=ANSWER_BYTES_LIMIT)
+            head = bytearray(prefix.head_bytes)
+            self._receive_into(memoryview(head))
+            if not prefix.flags & ERROR:
+                return prefix, bytes(head)
+            failure = decode_answer(head, Failure)
+        except PeerError as error:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, f"{error.message} address={self.address}") from None
+        self.owed -= 1
+        raise error_of(failure)
+
+    def _receive_into(self, view: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(view):
+                size = self._socket.recv_into(view[at:], 0, socket.MSG_WAITALL)
+                if size == 0:
+                    raise ConnectionResetError("the broker closed the connection")
+                at += size
+        except BlockingIOError:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, f"no answer in time address={self.address}") from None
+        except OSError as error:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, f"connection lost reason={error} address={self.address}") from None
+
+    def _send_parts(self, parts: Sequence[Buffer]) -> None:
+        views = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
+        try:
+            while views:
+                sent = self._socket.sendmsg(views[:SEND_PARTS_MAX])
+                while views and sent >= len(views[0]):
+                    sent -= len(views.pop(0))
+                if sent:
+                    views[0] = views[0][sent:]
+        except OSError as error:
+            self.close()
+            raise Unavailable(ErrorCode.STOPPING, f"connection lost reason={error} address={self.address}") from None
+
+
+def more_follows(prefix: Prefix) -> bool:
+    """Whether further frames of this answer follow."""
+    return bool(prefix.flags & MORE)

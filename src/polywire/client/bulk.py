@@ -1,0 +1,391 @@
+"""A blocking client for bulk: stored batches in and out of the broker, for Spark's Python workers and for tools.
+
+Promises: whole stored batches without a copy per record; what only reads is asked again after a lost connection, what writes never is.
+Connections are kept per process and never cross a fork. Must not know: asyncio, Arrow, Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import sleep
+from typing import Final, TypeVar
+
+from polywire.client.arena import Arena
+from polywire.client.base import TopicInfo
+from polywire.client.blocking import FramedSocket, more_follows
+from polywire.clock import Clock, SystemClock
+from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import decode_answer
+from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
+from polywire.types import Buffer, Level
+
+TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
+RECONNECT_S: Final = 10.0  # a broker's restart, recovery included
+RECONNECT_INTERVAL_S: Final = 0.1
+SPARE_MAX: Final = 4  # idle sockets kept per address
+PRODUCE_WINDOW: Final = 16  # requests sent ahead of their answers by produce_all
+
+_H = TypeVar("_H", bound=Head)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """Bounds of one partition, as durable as the disk: first inclusive, next exclusive.
+
+    ``time_offsets`` answers the times asked for, in their order: first offset appended at or after it (``next_offset`` when none is).
+    """
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    incarnation: int
+    epoch: int
+    first_offset: int
+    next_offset: int
+    time_offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetail:
+    """A topic with the incarnation of each of its partitions, by number."""
+
+    name: str
+    id: bytes
+    created_at_us: int
+    incarnations: tuple[int, ...]
+    settings: dict[str, int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """Whole stored batches of one partition back to back; rows outside ``[offset, offset_end)`` were not asked for.
+
+    ``data`` lies in a reused block: it and whatever was made from it without a copy stay valid for as long as they are referred to.
+    """
+
+    topic: str
+    partition: int
+    data: memoryview
+    offset: int
+    offset_end: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedRange:
+    """Where records of one batch went."""
+
+    partition: int
+    base_offset: int
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResult:
+    """Answer of a produce. ``partitions`` has a u32 per record where the broker chose by key, else it is empty."""
+
+    appended: tuple[AppendedRange, ...]
+    partitions: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """Answer of a publish: whether it had been done before, else (topic, partition, first, next) of what became visible."""
+
+    duplicate: bool
+    ranges: tuple[tuple[str, int, int, int], ...]
+
+
+class BulkConnection:
+    """Sockets to one broker, one per call under way. Guards: a socket whose answer was not read to its end is never used again."""
+
+    __slots__ = ("_arena", "_clock", "_host", "_lock", "_port", "_spares", "_timeout_s", "reconnect_s")
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        reconnect_s: float = RECONNECT_S,
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is sent before the first call. ``timeout_s`` limits each wait for the peer, ``reconnect_s`` how long reading calls
+        go on trying to reach a broker that is gone."""
+        self._host: Final = host
+        self._port: Final = port
+        self._timeout_s: Final = timeout_s
+        self._clock: Final[Clock] = clock or SystemClock()
+        self._arena: Final = Arena()
+        self._lock: Final = threading.Lock()
+        self._spares: list[FramedSocket] = []
+        self.reconnect_s = reconnect_s
+
+    def close(self) -> None:
+        """Close idle sockets; a fetch under way keeps its own."""
+        with self._lock:
+            spares, self._spares = self._spares, []
+        for spare in spares:
+            spare.close()
+
+    def ping(self) -> None:
+        """Return when the broker answers. Raises Unavailable."""
+        self._read(Verb.PING, Head(), Head)
+
+    def topics(self, pattern: str | None = None) -> list[TopicInfo]:
+        """Topics by name; with ``pattern`` those whose full name matches it from end to end."""
+        answer = self._read(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
+        chosen = re.compile(pattern or ".*")
+        return [TopicInfo(t.name, t.id, t.partition_count) for t in answer.topics if chosen.fullmatch(t.name)]
+
+    def describe(self, topic: str) -> TopicDetail:
+        """One topic. Raises Missing(TOPIC_MISSING)."""
+        answer = self._read(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
+        return _detail(answer)
+
+    def create_topic(
+        self, topic: str, partition_count: int | None = None, settings: dict[str, int | str | None] | None = None
+    ) -> TopicDetail:
+        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid."""
+        head = messages.CreateTopic(topic, partition_count, settings=settings or {})
+        return _detail(self._write(Verb.CREATE_TOPIC, head, messages.TopicDescription)[0])
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its data. Raises Missing(TOPIC_MISSING)."""
+        self._write(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
+
+    def bounds(self, topics: Sequence[str], *, times_us: Sequence[int] = ()) -> list[PartitionRange]:
+        """Bounds of every partition of these topics, synced first. Raises Missing(TOPIC_MISSING)."""
+        answer = self._read(Verb.BOUNDS, messages.AskBounds(list(topics), list(times_us)), messages.BoundsList)
+        return [
+            PartitionRange(
+                t.name, t.id, p.partition, p.incarnation, p.epoch, p.first_offset, p.next_offset, tuple(p.offsets)
+            )
+            for t in answer.topics
+            for p in t.partitions
+        ]
+
+    def fetch_range(
+        self,
+        topic: str,
+        partition: int,
+        incarnation: int = ANY_INCARNATION,
+        offset: int = 0,
+        offset_end: int = NO_OFFSET,
+        *,
+        epoch: int = ANY_EPOCH,
+        bytes_max: int = -1,
+        wait_ms: int = 0,
+    ) -> Iterator[StoredChunk]:
+        """Chunks that hold ``[offset, offset_end)`` in order; without an end, up to what can be read now.
+
+        ``bytes_max`` ends it early, after at least one batch. ``wait_ms`` waits for the first record. A lost connection is replaced and
+        the range goes on where it stood. The broker sends ahead while a chunk is being used.
+
+        Raises Conflict(TOPIC_REPLACED) or Conflict(EPOCH_ENDED) when incarnation or epoch say that other data was meant,
+        Missing(OFFSET_OUT_OF_RANGE) when part of the range does not exist.
+        """
+        next_offset, sent_bytes, deadline = offset, 0, 0.0
+        while True:
+            rest = bytes_max if bytes_max < 0 else bytes_max - sent_bytes
+            request = messages.Fetch(topic, partition, next_offset, offset_end, incarnation, epoch, rest, wait_ms)
+            try:
+                for data, next_after in self._stream(request):
+                    deadline = 0.0
+                    sent_bytes += len(data)
+                    first, next_offset = next_offset, next_after
+                    if len(data):
+                        last = next_offset if offset_end < 0 else min(offset_end, next_offset)
+                        yield StoredChunk(topic, partition, data, first, last, next_offset)
+                break
+            except Unavailable:
+                deadline = deadline or self._clock.monotonic() + self.reconnect_s
+                if self._clock.monotonic() >= deadline:
+                    raise
+                sleep(RECONNECT_INTERVAL_S)
+        if bytes_max < 0 and 0 <= next_offset < offset_end:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"range ends early topic={topic} partition={partition} next_offset={next_offset} offset_end={offset_end}",
+            )
+
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        batches: Sequence[Buffer],
+        level: Level = Level.WRITTEN,
+        *,
+        create: bool = False,
+    ) -> ProduceResult:
+        """Append whole batches to a partition, or by key where it is -1; returns once all have reached ``level``.
+
+        Raises what the broker answers; after Unavailable nobody knows whether they were stored, unless the batches carry a producer.
+        """
+        head = messages.Produce(topic, partition, int(level), create)
+        answer, payload = self._write(Verb.PRODUCE, head, messages.Produced, batches)
+        return ProduceResult(_ranges(answer), payload)
+
+    def produce_all(
+        self,
+        topic: str,
+        partition: int,
+        batches: Iterable[Buffer],
+        level: Level = Level.WRITTEN,
+        *,
+        window: int = PRODUCE_WINDOW,
+    ) -> int:
+        """Append each batch as a request of its own, up to ``window`` ahead of the answers; returns how many records were stored."""
+        head = messages.Produce(topic, partition, int(level))
+        record_count = 0
+        with self._lease() as wire:
+            waiting: list[int] = []
+            for batch in batches:
+                waiting.append(wire.send(Verb.PRODUCE, head, [batch]))
+                if len(waiting) >= window:
+                    record_count += self._settle(wire, waiting)
+            while waiting:
+                record_count += self._settle(wire, waiting)
+        return record_count
+
+    def stage(
+        self, token: bytes, topic: str, partition: int, batches: Sequence[Buffer], level: Level = Level.WRITTEN
+    ) -> int:
+        """Store batches invisibly under a 16-byte token; returns how many records. Raises Busy(STAGE_FULL)."""
+        return self._write(Verb.STAGE, messages.Stage(token, topic, partition, int(level)), messages.Staged, batches)[
+            0
+        ].record_count
+
+    def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
+        """Make everything staged under these tokens visible at once, exactly once per (writer, number), so it may be asked again.
+
+        Raises Missing(STAGE_MISSING).
+        """
+        answer = self._read(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
+        ranges = tuple((r.name, r.partition, r.first_offset, r.next_offset) for r in answer.ranges)
+        return PublishResult(answer.duplicate, ranges)
+
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        """Drop what was staged under these tokens; unknown ones are ignored."""
+        self._read(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
+
+    def commit_position(self, topic: str, partition: int, group: str, offset: int) -> None:
+        """Set a group's next offset to read (for showing lag)."""
+        self._read(Verb.COMMIT, messages.Commit(topic, partition, 1, group, offset), Head)
+
+    def _settle(self, wire: FramedSocket, waiting: list[int]) -> int:
+        prefix, head = wire.receive(waiting.pop(0))
+        wire.receive_payload(prefix)
+        return sum(a.record_count for a in _decode(head, messages.Produced).appended)
+
+    def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
+        """A call that may safely be made twice."""
+        deadline = 0.0
+        while True:
+            try:
+                return self._write(verb, head, answer)[0]
+            except Unavailable:
+                deadline = deadline or self._clock.monotonic() + self.reconnect_s
+                if self._clock.monotonic() >= deadline:
+                    raise
+                sleep(RECONNECT_INTERVAL_S)
+
+    def _write(self, verb: Verb, head: Head, answer: type[_H], payload: Sequence[Buffer] = ()) -> tuple[_H, bytes]:
+        """A call that is made once."""
+        with self._lease() as wire:
+            prefix, received = wire.receive(wire.send(verb, head, payload))
+            return _decode(received, answer), bytes(wire.receive_payload(prefix))
+
+    def _stream(self, request: messages.Fetch) -> Iterator[tuple[memoryview, int]]:
+        """Payload and next offset of each frame; the socket is given up when the caller stops before the last."""
+        with self._lease() as wire:
+            correlation = wire.send(Verb.FETCH, request)
+            more = True
+            while more:
+                prefix, head = wire.receive(correlation)
+                data = wire.receive_payload(prefix, self._arena)
+                more = more_follows(prefix)
+                yield data, _decode(head, messages.Fetched).next_offset
+
+    @contextmanager
+    def _lease(self) -> Iterator[FramedSocket]:
+        wire = self._take()
+        try:
+            yield wire
+        finally:
+            self._give(wire)
+
+    def _take(self) -> FramedSocket:
+        while True:
+            with self._lock:
+                wire = self._spares.pop() if self._spares else None
+            if wire is None:
+                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s)
+            if wire.usable():
+                return wire
+
+    def _give(self, wire: FramedSocket) -> None:
+        with self._lock:
+            if wire.open and not wire.owed and len(self._spares) < SPARE_MAX:
+                self._spares.append(wire)
+                return
+        wire.close()
+
+
+_connections: dict[tuple[int, str], BulkConnection] = {}
+_connections_lock = threading.Lock()
+
+
+def connect(address: str) -> BulkConnection:
+    """The process's connection to ``host:port`` (``polywire://`` in front is allowed), made once; a forked child makes its own."""
+    host, port = split_address(address)
+    key = (os.getpid(), f"{host}:{port}")
+    with _connections_lock:
+        connection = _connections.get(key)
+        if connection is None:
+            connection = _connections[key] = BulkConnection(host, port)
+        return connection
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``[polywire://]host:port``; an IPv6 host stands in brackets. Raises Invalid(INVALID_REQUEST)."""
+    bare = address.removeprefix("polywire://").rstrip("/")
+    host, colon, port = bare.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _decode(head: bytes, kind: type[_H]) -> _H:
+    try:
+        return decode_answer(head, kind)
+    except PeerError as error:
+        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+
+
+def _detail(answer: messages.TopicDescription) -> TopicDetail:
+    return TopicDetail(answer.name, answer.id, answer.created_at_us, tuple(answer.incarnations), answer.settings)
+
+
+def _ranges(answer: messages.Produced) -> tuple[AppendedRange, ...]:
+    return tuple(AppendedRange(a.partition, a.base_offset, a.record_count) for a in answer.appended)
+
+
+__all__ = [
+    "BY_KEY",
+    "AppendedRange",
+    "BulkConnection",
+    "PartitionRange",
+    "ProduceResult",
+    "PublishResult",
+    "StoredChunk",
+    "TopicDetail",
+    "connect",
+    "split_address",
+]

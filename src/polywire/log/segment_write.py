@@ -1,0 +1,281 @@
+"""Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``segment``).
+
+Promises: memory of a few chunks whatever the runs hold; bulk copies free the interpreter lock; what does not look like the batches
+promised is never written. Must not know: the journal, when to seal.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from polywire.errors import Corrupt, ErrorCode
+from polywire.log.gather import (
+    INDEX_STRIDE_BYTES,
+    RUN_ENTRIES,
+    RUN_EPOCH,
+    RUN_FIRST_ADDRESS,
+    RUN_FIRST_OFFSET,
+    RUN_FIRST_TIME,
+    RUN_LAST_ENTRY,
+    RUN_LAST_TIME,
+    RUN_NEXT_ADDRESS,
+    RUN_NEXT_OFFSET,
+    RUN_PARTITION,
+    RUN_POSITION,
+    RUN_RECORDS,
+    RUN_STATE_COUNT,
+    gather,
+    next_merge,
+    survey,
+)
+from polywire.log.index import split_batches
+from polywire.log.segment import (
+    ENTRY,
+    EPOCH,
+    NO_TOKEN,
+    RUN,
+    SEGMENT_MAGIC,
+    SEGMENT_VERSION,
+    TOKEN_BYTES,
+    TRAILER,
+    Run,
+    Segment,
+    SegmentInfo,
+)
+from polywire.records.batch import merge
+from polywire.records.checksum import xxh64
+from polywire.store.base import Store, aligned_buffer
+from polywire.types import Buffer
+
+OWN_BLOB_BYTES_MIN: Final = (
+    4 * 1024 * 1024
+)  # decision 0002: a partition with this much in a slot gets a blob of its own
+MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
+
+Key = TypeVar("Key", bound=Hashable)
+Pace = Callable[[int], None]
+"""Called with the bytes of each chunk before it is written; may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Batches that lie scattered in one buffer: ``array('q')`` of their positions and lengths, in offset order."""
+
+    base: Buffer
+    positions: array[int]
+    lengths: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """What one run is made of, in order. With a token: staged batches, not numbered, never merged."""
+
+    partition: int
+    parts: Sequence[Part]
+    token: bytes = NO_TOKEN
+
+    @classmethod
+    def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
+        """A run of batches that have a buffer each; slower per batch than parts of one slot."""
+        parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
+        return cls(partition, parts, token)
+
+    @classmethod
+    def of_segments(cls, runs: Sequence[tuple[Segment, Run]]) -> RunSource:
+        """A run that joins runs of one partition (or token) from older segments, in order; for merging and rewriting blobs.
+
+        Raises Corrupt where stored batches are broken.
+        """
+        parts = []
+        for segment, run in runs:
+            chunk = segment.view(run.position, run.stop)
+            positions, lengths = split_batches(chunk)
+            if not positions or positions[-1] + lengths[-1] != run.size:
+                raise Corrupt(ErrorCode.CORRUPT, f"run is broken segment={segment.name!r} partition={run.partition}")
+            parts.append(Part(chunk, positions, lengths))
+        return cls(runs[0][1].partition, parts, runs[0][1].token)
+
+
+def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
+    """Which runs go into which blob: those of 4 MiB and more into one each, the rest share the last. Keeps the mapping's order."""
+    own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
+    shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
+    return [*own, shared] if shared else own
+
+
+def write_segment(
+    store: Store, name: str, runs: Sequence[RunSource], *, chunk: memoryview | None = None, pace: Pace | None = None
+) -> SegmentInfo:
+    """Write one blob with these runs; durable on return. ``chunk`` is an ``aligned_buffer()`` to be used again from blob to blob.
+
+    Raises Conflict when the name exists, Corrupt when a source does not hold the batches it promises, and what the store raises.
+    """
+    writer = _SegmentWriter(runs, aligned_buffer() if chunk is None else chunk, pace)
+    store.put_new(name, writer.chunks())
+    return writer.info(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Batches [start, stop) of one buffer."""
+
+    base: Buffer
+    positions: array[int]
+    lengths: array[int]
+    start: int
+    stop: int
+
+
+class _SegmentWriter:
+    """Fills one chunk again and again. Guards: the footer describes exactly what went through the chunk."""
+
+    def __init__(self, runs: Sequence[RunSource], chunk: memoryview, pace: Pace | None) -> None:
+        self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
+        keys = {(run.partition, run.token) for run in runs}
+        assert len(keys) == len(runs), "a run was given twice"
+        self._chunk = chunk
+        self._pace = pace
+        self._filled = 0
+        self._state = array("q", bytes(8 * RUN_STATE_COUNT))
+        self._runs = bytearray()
+        self._epochs = bytearray()
+        self._entries = bytearray()
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The blob, chunk by chunk; each is valid until the next is asked for."""
+        for source in self._sources:
+            yield from self._run(source)
+        del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
+        footer = self._footer()
+        yield from self._copy(_whole(footer))
+        if self._filled:
+            yield self._emit()
+
+    def info(self, name: str) -> SegmentInfo:
+        """What was written, known after the last chunk."""
+        data_bytes = self._state[RUN_POSITION]
+        tables = len(self._runs) + len(self._epochs)
+        return SegmentInfo(
+            name=name,
+            size=data_bytes + tables + len(self._entries) + TRAILER.size,
+            data_bytes=data_bytes,
+            runs=bytes(self._runs),
+            epochs=bytes(self._epochs),
+            index_position=data_bytes + tables,
+            index_count=len(self._entries) // ENTRY.size,
+        )
+
+    def _run(self, source: RunSource) -> Iterator[memoryview]:
+        self._begin(source)
+        position, index_start = self._state[RUN_POSITION], self._state[RUN_ENTRIES]
+        epoch_start = len(self._epochs) // EPOCH.size
+        for part in source.parts:
+            for stretch in _stretches(part, merging=not source.token):
+                self._survey(stretch, source)
+                yield from self._copy(stretch)
+        state = self._state
+        self._runs += RUN.pack(
+            source.partition,
+            source.token or bytes(TOKEN_BYTES),
+            position,
+            state[RUN_POSITION] - position,
+            max(state[RUN_FIRST_OFFSET], 0),
+            max(state[RUN_NEXT_OFFSET], 0),
+            state[RUN_FIRST_ADDRESS],
+            state[RUN_NEXT_ADDRESS] if not source.token else 0,
+            state[RUN_FIRST_TIME],
+            state[RUN_LAST_TIME],
+            index_start,
+            state[RUN_ENTRIES] - index_start,
+            epoch_start,
+            len(self._epochs) // EPOCH.size - epoch_start,
+            state[RUN_RECORDS],
+        )
+
+    def _begin(self, source: RunSource) -> None:
+        state = self._state
+        assert len(source.token) in (0, TOKEN_BYTES), "a token has 16 bytes"
+        for field in range(RUN_FIRST_OFFSET, RUN_STATE_COUNT):
+            state[field] = 0
+        state[RUN_LAST_ENTRY] = state[RUN_POSITION] - INDEX_STRIDE_BYTES
+        state[RUN_FIRST_OFFSET] = -1
+        if source.token:
+            state[RUN_NEXT_OFFSET] = -1  # staged batches have neither offsets nor an epoch
+        else:
+            state[RUN_EPOCH] = -1
+            state[RUN_PARTITION] = source.partition
+
+    def _survey(self, stretch: _Stretch, source: RunSource) -> None:
+        room = (self._state[RUN_ENTRIES] + len(stretch.base) // INDEX_STRIDE_BYTES + 1) * ENTRY.size
+        if len(self._entries) < room:
+            self._entries += bytes(room - len(self._entries))
+        at = stretch.start
+        while at < stretch.stop:
+            at = survey(stretch.base, stretch.positions, stretch.lengths, at, stretch.stop, self._state, self._entries)
+            if at < 0:
+                raise Corrupt(
+                    ErrorCode.CORRUPT,
+                    f"no such batch to seal partition={source.partition} position={stretch.positions[-1 - at]}",
+                )
+            if at < stretch.stop:
+                header = stretch.positions[at]
+                view = memoryview(stretch.base)
+                epoch = int.from_bytes(view[header + 24 : header + 28], "little")
+                self._epochs += EPOCH.pack(epoch, 0, int.from_bytes(view[header + 32 : header + 40], "little"))
+                self._state[RUN_EPOCH] = epoch
+
+    def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
+        cursor = array("q", (stretch.start, 0, self._filled))
+        while cursor[0] < stretch.stop:
+            gather(stretch.base, stretch.positions, stretch.lengths, stretch.stop, self._chunk, cursor)
+            self._filled = cursor[2]
+            if self._filled == len(self._chunk):
+                yield self._emit()
+                cursor[2] = 0
+
+    def _emit(self) -> memoryview:
+        chunk = self._chunk[: self._filled]
+        if self._pace is not None:
+            self._pace(self._filled)
+        self._filled = 0
+        return chunk
+
+    def _footer(self) -> bytes:
+        footer = bytes(self._runs) + self._epochs + self._entries
+        trailer = TRAILER.pack(
+            SEGMENT_MAGIC,
+            SEGMENT_VERSION,
+            self._state[RUN_POSITION],
+            len(footer),
+            len(self._runs) // RUN.size,
+            len(self._epochs) // EPOCH.size,
+            len(self._entries) // ENTRY.size,
+            xxh64(footer),
+            0,
+            0,
+        )[:-8]
+        return footer + trailer + xxh64(trailer).to_bytes(8, "little")
+
+
+def _whole(content: Buffer) -> _Stretch:
+    return _Stretch(content, array("q", (0,)), array("q", (len(content),)), 0, 1)
+
+
+def _stretches(part: Part, *, merging: bool) -> Iterator[_Stretch]:
+    """A part's batches in order: stretches to be copied as they lie, and merged batches between them."""
+    stop = len(part.positions)
+    at = 0
+    while at < stop:
+        start, end = (stop, stop)
+        if merging:
+            start, end = next_merge(part.base, part.positions, part.lengths, at, stop, MERGED_BYTES_MAX)
+        if start > at:
+            yield _Stretch(part.base, part.positions, part.lengths, at, start)
+        if end > start:
+            view = memoryview(part.base)
+            places = zip(part.positions[start:end], part.lengths[start:end], strict=True)
+            yield _whole(merge([view[position : position + length] for position, length in places]))
+        at = end

@@ -1,0 +1,1 @@
+"""The FLUX text wire (V1 lines), conformance levels A, B and C."""

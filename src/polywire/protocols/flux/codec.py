@@ -1,0 +1,748 @@
+# cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# mypy: disable-error-code="untyped-decorator,import-untyped"
+"""FLUX lines in bulk: runs of PRODUCE lines out of a receive buffer, runs of replies and CONSUME payloads into one.
+
+Promises: one call per received buffer, per run of replies, per stored batch; no Python object per record; a line is taken only when the
+precise parser of ``messages`` would read it the same way, everything else is left to that parser. Must not know: sockets, the broker, the
+layout of a stored batch beyond the column positions it is given.
+
+Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
+
+    0       4R      spans: key position, key length, value position, value length, as decision 0001 wants them
+    4R      6R      correlation ids: position, length
+    6R      7R      number of the record's topic within the run
+    7R      7R+2T   topics of the run: position, length
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import cython
+
+Buffer = bytes | bytearray | memoryview
+Numbers = array[int] | memoryview
+
+RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
+RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly
+WORK_WORDS: Final = 7 * RUN_RECORDS_MAX + 2 * RUN_TOPICS_MAX
+LINE_BYTES_MAX: Final = 65_536  # FLUX dossier §1.3: the line ending included
+TOPIC_BYTES_MAX: Final = 249
+REPLY_BYTES: Final = 96  # "V1||OK|partition= offset= hw=" and three numbers of at most 20 digits, with the line ending
+
+MORE: Final = 0  # the data ends inside a line
+LINE: Final = 1  # a complete line for the precise parser
+FULL: Final = 2  # the run is full, go on with the next one
+LONG: Final = 3  # a line longer than LINE_BYTES_MAX
+
+_R = cython.declare(cython.Py_ssize_t, 2048)
+_T = cython.declare(cython.Py_ssize_t, 16)
+_LINE_MAX = cython.declare(cython.Py_ssize_t, 65_536)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.bint)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _wide_white(data: Buffer, i: int, stop: int) -> bool:
+    """Whether one of the white space characters beyond ASCII (dossier §2) begins at ``i``."""
+    if stop - i < 2:
+        return False
+    if data[i] == 0xC2:
+        return data[i + 1] == 0x85 or data[i + 1] == 0xA0
+    if stop - i < 3:
+        return False
+    if data[i] == 0xE1:
+        return data[i + 1] == 0x9A and data[i + 2] == 0x80
+    if data[i] == 0xE3:
+        return data[i + 1] == 0x80 and data[i + 2] == 0x80
+    if data[i] != 0xE2:
+        return False
+    if data[i + 1] == 0x81:
+        return data[i + 2] == 0x9F
+    if data[i + 1] != 0x80:
+        return False
+    return (
+        0x80 <= data[i + 2] <= 0x8A or data[i + 2] == 0xA8 or data[i + 2] == 0xA9 or data[i + 2] == 0xAF
+    )
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.bint)
+@cython.locals(c=cython.uchar)
+def _topic_byte(c: int) -> bool:
+    """Whether a FLUX topic may hold this byte (dossier Q11)."""
+    return (
+        0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
+    )
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_id(data: Buffer, i: int, stop: int) -> int:
+    """Position of ``PRODUCE``'s pipe after a plain correlation id that begins at ``i``; -1 for anything else."""
+    start = cython.declare(cython.Py_ssize_t, i)
+    while i < stop and data[i] != 0x7C:
+        if data[i] == 0x0A:
+            return -1
+        i += 1
+    if i == start or stop - i < 9:
+        return -1
+    if not (0x20 < data[start] < 0x80 and 0x20 < data[i - 1] < 0x80):
+        return -1
+    if data[i + 1] != 0x50 or data[i + 2] != 0x52 or data[i + 3] != 0x4F or data[i + 4] != 0x44:
+        return -1
+    if data[i + 5] != 0x55 or data[i + 6] != 0x43 or data[i + 7] != 0x45 or data[i + 8] != 0x7C:
+        return -1
+    return i
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_topic(data: Buffer, i: int, stop: int) -> int:
+    """Position of the space after a well-formed topic that begins at ``i``; -1 for anything else."""
+    start = cython.declare(cython.Py_ssize_t, i)
+    while i < stop and _topic_byte(data[i]):
+        i += 1
+    if i == start or i - start > 249 or i >= stop or data[i] != 0x20:
+        return -1
+    if data[start] == 0x2E and (i - start == 1 or (i - start == 2 and data[start + 1] == 0x2E)):
+        return -1
+    return i
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_key(data: Buffer, i: int, stop: int) -> int:
+    """Position of the first colon from ``i`` on; -1 when white space or the end comes first."""
+    c = cython.declare(cython.uchar)
+    while i < stop:
+        c = data[i]
+        if c == 0x3A:
+            return i
+        if c <= 0x20 and (c == 0x20 or 0x09 <= c <= 0x0D):
+            return -1
+        if c >= 0xC2 and c <= 0xE3 and _wide_white(data, i, stop):
+            return -1
+        i += 1
+    return -1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_value(data: Buffer, i: int, stop: int) -> int:
+    """Position of the ASCII white space after a value that begins at ``i``; -1 when the end or other white space comes first, or
+    when the value holds a control byte, which the precise path marks as having come as a line."""
+    c = cython.declare(cython.uchar)
+    while i < stop:
+        c = data[i]
+        if c <= 0x20:
+            return i if c == 0x20 or c == 0x0A or c == 0x0D else -1
+        if c >= 0x7F:
+            if c == 0x7F or (0xC2 <= c <= 0xE3 and _wide_white(data, i, stop)):
+                return -1
+            i = _after_character(data, i, stop)
+            if i < 0:
+                return -1
+            continue
+        i += 1
+    return -1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_character(data: Buffer, i: int, stop: int) -> int:
+    """Position after the UTF-8 character that begins at ``i`` with a byte of 0x80 or more; -1 where it is not valid."""
+    c = cython.declare(cython.uchar, data[i])
+    d = cython.declare(cython.uchar)
+    if c < 0xC2 or c > 0xF4 or stop - i < 2:
+        return -1
+    d = data[i + 1]
+    if d & 0xC0 != 0x80:
+        return -1
+    if c < 0xE0:
+        return i + 2
+    if stop - i < 3 or data[i + 2] & 0xC0 != 0x80:
+        return -1
+    if c < 0xF0:
+        if (c == 0xE0 and d < 0xA0) or (c == 0xED and d > 0x9F):
+            return -1
+        return i + 3
+    if stop - i < 4 or data[i + 3] & 0xC0 != 0x80:
+        return -1
+    if (c == 0xF0 and d < 0x90) or (c == 0xF4 and d > 0x8F):
+        return -1
+    return i + 4
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _after_line(data: Buffer, i: int, stop: int) -> int:
+    """Position after the line ending when nothing but an ack mode of 0 or 1 is left of the line at ``i``; -1 for anything else."""
+    if data[i] == 0x20:
+        if stop - i < 8 or data[i + 1] != 0x61 or data[i + 2] != 0x63 or data[i + 3] != 0x6B or data[i + 4] != 0x73:
+            return -1
+        if data[i + 5] != 0x3D or (data[i + 6] != 0x30 and data[i + 6] != 0x31):
+            return -1
+        i += 7
+    if data[i] == 0x0D:
+        i += 1
+        if i >= stop:
+            return -1
+    if data[i] != 0x0A:
+        return -1
+    return i + 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data="const unsigned char[::1]",
+    at=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+    work="long long[::1]",
+    topics=cython.Py_ssize_t,
+)
+def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
+    """Number of this topic among the run's, entering it when new; -1 when there is no place for one more."""
+    t = cython.declare(cython.Py_ssize_t, topics - 1)
+    k = cython.declare(cython.Py_ssize_t)
+    other = cython.declare(cython.Py_ssize_t)
+    base = cython.declare(cython.Py_ssize_t, 7 * _R)
+    while t >= 0:
+        if work[base + 2 * t + 1] == size:
+            other = work[base + 2 * t]
+            k = 0
+            while k < size and data[at + k] == data[other + k]:
+                k += 1
+            if k == size:
+                return t
+        t -= 1
+    if topics == _T:
+        return -1
+    work[base + 2 * topics] = at
+    work[base + 2 * topics + 1] = size
+    return topics
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data="const unsigned char[::1]",
+    at=cython.Py_ssize_t,
+    stop=cython.Py_ssize_t,
+    work="long long[::1]",
+    k=cython.Py_ssize_t,
+    topics=cython.Py_ssize_t,
+)
+def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int) -> int:
+    """Enter the plain PRODUCE line at ``at`` as record ``k``; position after it, or -1 when it is not one (or not complete)."""
+    id_end = cython.declare(cython.Py_ssize_t)
+    topic_end = cython.declare(cython.Py_ssize_t)
+    key_end = cython.declare(cython.Py_ssize_t)
+    value_end = cython.declare(cython.Py_ssize_t)
+    after = cython.declare(cython.Py_ssize_t)
+    topic = cython.declare(cython.Py_ssize_t)
+    if stop - at < 17 or data[at] != 0x56 or data[at + 1] != 0x31 or data[at + 2] != 0x7C:
+        return -1
+    id_end = _after_id(data, at + 3, stop)
+    if id_end < 0:
+        return -1
+    topic_end = _after_topic(data, id_end + 9, stop)
+    if topic_end < 0:
+        return -1
+    key_end = _after_key(data, topic_end + 1, stop)
+    if key_end < 0:
+        return -1
+    value_end = _after_value(data, key_end + 1, stop)
+    if value_end < 0:
+        return -1
+    after = _after_line(data, value_end, stop)
+    if after < 0 or after - at > _LINE_MAX:
+        return -1
+    topic = _topic_number(data, id_end + 9, topic_end - id_end - 9, work, topics)
+    if topic < 0:
+        return -2
+    work[4 * k] = topic_end + 1
+    work[4 * k + 1] = key_end - topic_end - 1
+    work[4 * k + 2] = key_end + 1
+    work[4 * k + 3] = value_end - key_end - 1
+    work[4 * _R + 2 * k] = at + 3
+    work[4 * _R + 2 * k + 1] = id_end - at - 3
+    work[6 * _R + k] = topic
+    return after
+
+
+@cython.locals(
+    data="const unsigned char[::1]",
+    start=cython.Py_ssize_t,
+    stop=cython.Py_ssize_t,
+    work="long long[::1]",
+    at=cython.Py_ssize_t,
+    after=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    count=cython.Py_ssize_t,
+    topics=cython.Py_ssize_t,
+    reason=cython.int,
+)
+def scan(data: Buffer, start: int, stop: int, work: Numbers) -> tuple[int, int, int, int, int]:
+    """Take the run of plain PRODUCE lines that begins at ``start``.
+
+    Returns (reason, position after the run, end of the line there, records, topics). For LINE the end is the position after
+    the line's LF; otherwise it equals the position. Raises ValueError when the arguments do not fit the buffers.
+    """
+    if not 0 <= start <= stop <= len(data) or len(work) < 7 * 2048 + 2 * 16:
+        raise ValueError(f"scan outside its buffers start={start} stop={stop}")
+    at = start
+    end = start
+    count = 0
+    topics = 0
+    reason = 0
+    with cython.nogil:
+        while at < stop:
+            if count == _R:
+                reason = 2
+                break
+            after = _produce_line(data, at, stop, work, count, topics)
+            if after == -2:
+                reason = 2
+                break
+            if after > 0:
+                if work[6 * _R + count] == topics:
+                    topics += 1
+                count += 1
+                at = after
+                continue
+            end = at
+            while end < stop and data[end] != 0x0A:
+                end += 1
+            if end - at >= _LINE_MAX:
+                reason = 3
+            elif end < stop:
+                reason = 1
+                end += 1
+            break
+    if reason != 1:
+        end = at
+    return reason, at, end, count, topics
+
+
+@cython.locals(
+    data="const unsigned char[::1]",
+    work="const long long[::1]",
+    out="unsigned char[::1]",
+    count=cython.Py_ssize_t,
+    n=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    size=cython.Py_ssize_t,
+)
+def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
+    """Copy the run's correlation ids, each ended by LF, to ``out``; returns the bytes written, -1 when they do not fit.
+
+    The replies are written after the commit, when the receive buffer may hold something else.
+    """
+    if not 0 <= count <= 2048 or len(work) < 6 * 2048:
+        raise ValueError(f"run outside its buffers count={count}")
+    n = 0
+    for k in range(count):
+        at = work[4 * _R + 2 * k]
+        size = work[4 * _R + 2 * k + 1]
+        if at < 0 or size < 0 or at + size > len(data):
+            raise ValueError(f"correlation id outside its buffer position={at} bytes={size}")
+        if n + size + 1 > len(out):
+            return -1
+        for j in range(size):
+            out[n + j] = data[at + j]  # type: ignore[index]
+        n += size
+        out[n] = 0x0A  # type: ignore[index]
+        n += 1
+    return n
+
+
+@cython.locals(
+    work="const long long[::1]",
+    count=cython.Py_ssize_t,
+    topic=cython.Py_ssize_t,
+    spans="long long[::1]",
+    records="int[::1]",
+    n=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    j=cython.Py_ssize_t,
+)
+def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
+    """Copy the spans of one topic's records, and their numbers within the run; returns how many there are."""
+    if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
+        raise ValueError(f"run outside its buffers count={count}")
+    n = 0
+    for k in range(count):
+        if work[6 * _R + k] == topic:
+            for j in range(4):
+                spans[4 * n + j] = work[4 * k + j]
+            records[n] = k
+            n += 1
+    return n
+
+
+@cython.locals(
+    partitions="const int[::1]",
+    count=cython.Py_ssize_t,
+    records="const int[::1]",
+    base=cython.int,
+    seats="int[::1]",
+    groups="int[::1]",
+    rows="int[::1]",
+    bounds="int[::1]",
+    n=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    p=cython.Py_ssize_t,
+    g=cython.int,
+    total=cython.int,
+)
+def divide(
+    partitions: Numbers,
+    count: int,
+    records: Numbers | None,
+    base: int,
+    seats: Numbers,
+    groups: Numbers,
+    rows: Numbers,
+    bounds: Numbers,
+) -> int:
+    """Group a topic's records by partition, in order of first appearance; returns the number of groups.
+
+    partitions: partition of each record. records: their numbers within the run (None: they are the run). base: number of the first group.
+    seats: zeros, one per partition of the topic, zeros again afterwards. groups: receives the group of each record of the run.
+    rows: receives the records' indexes, group after group. bounds: receives per group its end in ``rows`` and its partition.
+    """
+    if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
+        raise ValueError(f"records do not fit the buffers count={count}")
+    if records is not None and count > len(records):
+        raise ValueError(f"records do not fit the buffers count={count}")
+    total = 0
+    for k in range(count):
+        p = partitions[k]
+        if p < 0 or p >= len(seats):
+            raise ValueError(f"partition outside its topic partition={p}")
+        g = seats[p] - 1
+        if g < 0:
+            g = total
+            total += 1
+            seats[p] = total
+            bounds[2 * g] = 0
+            bounds[2 * g + 1] = p
+        bounds[2 * g] += 1
+        if records is None:
+            groups[k] = base + g
+        elif records[k] < len(groups):
+            groups[records[k]] = base + g
+    n = 0
+    for g in range(total):
+        p = bounds[2 * g]
+        bounds[2 * g] = n  # the group's beginning, moved to its end below
+        n += p
+    for k in range(count):
+        g = seats[partitions[k]] - 1
+        rows[bounds[2 * g]] = k
+        bounds[2 * g] += 1
+    for g in range(total):
+        seats[bounds[2 * g + 1]] = 0
+    return total
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, value=cython.longlong)
+def _put_number(out: bytearray, at: int, value: int) -> int:
+    """Write a decimal number of at most 20 characters; position after it."""
+    digits = cython.declare(cython.Py_ssize_t, 1)
+    rest = cython.declare(cython.longlong)
+    end = cython.declare(cython.Py_ssize_t)
+    k = cython.declare(cython.Py_ssize_t)
+    if value < 0:
+        out[at] = 0x2D
+        at += 1
+        value = -value
+    rest = value
+    while rest >= 10:
+        rest = rest // 10
+        digits += 1
+    end = at + digits
+    k = end - 1
+    while k >= at:
+        out[k] = 0x30 + value % 10
+        value = value // 10
+        k -= 1
+    return end
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, text="const unsigned char[::1]")
+def _put_text(out: bytearray, at: int, text: Buffer) -> int:
+    """Write a constant; position after it."""
+    k = cython.declare(cython.Py_ssize_t)
+    n = cython.declare(cython.Py_ssize_t, len(text))
+    for k in range(n):
+        out[at + k] = text[k]
+    return at + n
+
+
+@cython.locals(
+    ids="const unsigned char[::1]",
+    groups="const int[::1]",
+    numbers="long long[::1]",
+    out="unsigned char[::1]",
+    head="const unsigned char[::1]",
+    ok="const unsigned char[::1]",
+    offset_text="const unsigned char[::1]",
+    hw_text="const unsigned char[::1]",
+    i=cython.Py_ssize_t,
+    at=cython.Py_ssize_t,
+    k=cython.Py_ssize_t,
+    g=cython.Py_ssize_t,
+    offset=cython.longlong,
+)
+def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
+    """Write the replies of a run to ``out``; returns the bytes written.
+
+    ids: as ``pack_ids`` made them. groups: group of each record. numbers: per group (partition, offset of its next record,
+    lowest hw to tell), the offset is counted up. A reply's hw is the record's own offset, or the lowest hw when that is higher.
+    """
+    if len(out) < len(ids) + len(groups) * 96:
+        raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
+    head = b"V1|"
+    ok = b"|OK|partition="
+    offset_text = b" offset="
+    hw_text = b" hw="
+    i = 0
+    at = 0
+    for k in range(len(groups)):
+        g = groups[k]
+        if g < 0 or 3 * g + 2 >= len(numbers):
+            raise ValueError(f"group outside its numbers group={g}")
+        at = _put_text(out, at, head)  # type: ignore[arg-type]
+        while i < len(ids) and ids[i] != 0x0A:
+            out[at] = ids[i]  # type: ignore[index]
+            at += 1
+            i += 1
+        i += 1
+        at = _put_text(out, at, ok)  # type: ignore[arg-type]
+        at = _put_number(out, at, numbers[3 * g])  # type: ignore[arg-type]
+        offset = numbers[3 * g + 1]
+        numbers[3 * g + 1] = offset + 1
+        at = _put_text(out, at, offset_text)  # type: ignore[arg-type]
+        at = _put_number(out, at, offset)  # type: ignore[arg-type]
+        at = _put_text(out, at, hw_text)  # type: ignore[arg-type]
+        at = _put_number(out, at, offset if offset > numbers[3 * g + 2] else numbers[3 * g + 2])  # type: ignore[arg-type]
+        out[at] = 0x0A  # type: ignore[index]
+        at += 1
+    return at
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.bint)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _clean(data: Buffer, i: int, stop: int) -> bool:
+    """Whether a value can stand in a reply as it is (dossier §7)."""
+    c = cython.declare(cython.uchar)
+    while i < stop:
+        c = data[i]
+        if c < 0x20 or c == 0x7F:
+            return False
+        if c == 0x20 and stop - i >= 4 and data[i + 1] == 0x68 and data[i + 2] == 0x77 and data[i + 3] == 0x3D:
+            return False
+        if c >= 0x80:
+            i = _after_character(data, i, stop)
+            if i < 0:
+                return False
+            continue
+        i += 1
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data="const unsigned char[::1]",
+    i=cython.Py_ssize_t,
+    stop=cython.Py_ssize_t,
+    out="unsigned char[::1]",
+    at=cython.Py_ssize_t,
+)
+def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
+    """Write a value with what a line cannot carry as %XX, and % as %25; position after it."""
+    c = cython.declare(cython.uchar)
+    after = cython.declare(cython.Py_ssize_t)
+    odd = cython.declare(cython.bint)
+    while i < stop:
+        c = data[i]
+        after = i + 1
+        odd = c < 0x20 or c == 0x7F or c == 0x25
+        if c == 0x20 and stop - i >= 4 and data[i + 1] == 0x68 and data[i + 2] == 0x77 and data[i + 3] == 0x3D:
+            odd = True
+        if c >= 0x80:
+            after = _after_character(data, i, stop)
+            if after < 0:
+                odd = True
+                after = i + 1
+        if odd:
+            out[at] = 0x25
+            out[at + 1] = (c >> 4) + (0x30 if c >> 4 < 10 else 0x37)
+            out[at + 2] = (c & 15) + (0x30 if c & 15 < 10 else 0x37)
+            at += 3
+            i = after
+            continue
+        while i < after:
+            out[at] = data[i]
+            at += 1
+            i += 1
+    return at
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", at=cython.Py_ssize_t, v=cython.Py_ssize_t)
+def _u32(data: Buffer, at: int) -> int:
+    """A little-endian number of four bytes."""
+    v = data[at + 3]
+    v = v << 8 | data[at + 2]
+    v = v << 8 | data[at + 1]
+    return v << 8 | data[at]
+
+
+@cython.locals(
+    data="const unsigned char[::1]",
+    places="const long long[::1]",
+    limits="const long long[::1]",
+    out="unsigned char[::1]",
+    at=cython.Py_ssize_t,
+    row=cython.Py_ssize_t,
+    count=cython.Py_ssize_t,
+    offsets_at=cython.Py_ssize_t,
+    values_at=cython.Py_ssize_t,
+    values_size=cython.Py_ssize_t,
+    deltas_at=cython.Py_ssize_t,
+    flags_at=cython.Py_ssize_t,
+    begin=cython.Py_ssize_t,
+    end=cython.Py_ssize_t,
+    put=cython.Py_ssize_t,
+    cap=cython.Py_ssize_t,
+    base=cython.longlong,
+    offset=cython.longlong,
+    offset_start=cython.longlong,
+    offset_end=cython.longlong,
+    escaped=cython.Py_ssize_t,
+)
+def put_values(data: Buffer, places: Numbers, limits: Numbers, out: Buffer, at: int) -> tuple[int, int, int, int]:
+    """Write ``offset:value`` of a batch's records to ``out`` from ``at`` on, joined by commas; everything before ``at`` is kept.
+
+    places: positions in ``data`` of value offsets, value bytes, their size, offset deltas (-1: none), record flags (-1: none), the record count and
+    the base offset. limits: first offset wanted, exclusive end, reply bytes at which to stop (one record is always written), row to begin with.
+    Returns (position after what was written, next row, free bytes the next record needs or 0, escaped values). The row equals the count when
+    the batch is done; a need above 0 asks for a larger ``out``; otherwise the limit was reached.
+    """
+    if len(places) < 7 or len(limits) < 4:
+        raise ValueError("places and limits are too short")
+    offsets_at = places[0]
+    values_at = places[1]
+    values_size = places[2]
+    deltas_at = places[3]
+    flags_at = places[4]
+    count = places[5]
+    base = places[6]
+    offset_start = limits[0]
+    offset_end = limits[1]
+    cap = limits[2]
+    row = limits[3]
+    escaped = 0
+    if count < 0 or row < 0 or offsets_at < 0 or offsets_at + 4 * (count + 1) > len(data):
+        raise ValueError(f"value offsets outside the batch records={count}")
+    if values_at < 0 or values_size < 0 or values_at + values_size > len(data):
+        raise ValueError(f"values outside the batch bytes={values_size}")
+    if deltas_at >= 0 and deltas_at + 4 * count > len(data) or flags_at >= 0 and flags_at + count > len(data):
+        raise ValueError(f"columns outside the batch records={count}")
+    while row < count:
+        offset = base + (row if deltas_at < 0 else _u32(data, deltas_at + 4 * row))
+        if offset >= offset_end:
+            return at, count, 0, escaped
+        if offset < offset_start:
+            row += 1
+            continue
+        begin = _u32(data, offsets_at + 4 * row)
+        end = _u32(data, offsets_at + 4 * row + 4)
+        if begin > end or end > values_size:
+            raise ValueError(f"value outside its column row={row}")
+        if at + 24 + 3 * (end - begin) > len(out):
+            return at, row, 24 + 3 * (end - begin), escaped
+        put = at
+        if at > 0:
+            out[put] = 0x2C  # type: ignore[index]
+            put += 1
+        put = _put_number(out, put, offset)  # type: ignore[arg-type]
+        out[put] = 0x3A  # type: ignore[index]
+        put += 1
+        begin += values_at
+        end += values_at
+        if (flags_at >= 0 and data[flags_at + row] & 4) or _clean(data, begin, end):
+            while begin < end:
+                out[put] = data[begin]  # type: ignore[index]
+                put += 1
+                begin += 1
+        else:
+            put = _put_escaped(data, begin, end, out, put)  # type: ignore[arg-type]
+            escaped += 1
+        if at > 0 and put > cap:
+            return at, row, 0, escaped
+        at = put
+        row += 1
+    return at, row, 0, escaped

@@ -1,0 +1,64 @@
+"""What each error of the broker is called on the FLUX wire.
+
+Promises: the table names every ``ErrorCode``. Must not know: sessions, sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.errors import BrokerError, ErrorCode
+from polywire.protocols.flux.messages import Refused, WireCode
+
+_BAD = WireCode.BAD_REQUEST
+_LEADER = WireCode.NOT_LEADER
+_GENERATION = WireCode.GENERATION_MISMATCH
+
+# The wire has five codes. What another broker or a later try may mend is NOT_LEADER, because clients rotate and retry on it; a
+# write that may or may not have happened is REPLICATION_TIMEOUT. A text of None means: the broker's own message.
+WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
+    ErrorCode.INVALID_REQUEST: (_BAD, None),
+    ErrorCode.INVALID_BATCH: (_BAD, None),
+    ErrorCode.INVALID_TOPIC: (_BAD, "invalid topic"),
+    ErrorCode.INVALID_PARTITION_COUNT: (_BAD, None),
+    ErrorCode.INVALID_NAME: (_BAD, None),
+    ErrorCode.RECORD_TOO_LARGE: (_BAD, None),
+    ErrorCode.SEQUENCE_GAP: (_BAD, None),
+    ErrorCode.DENIED: (_BAD, None),
+    ErrorCode.TOPIC_MISSING: (_BAD, None),
+    ErrorCode.PARTITION_MISSING: (_BAD, "invalid partition"),
+    ErrorCode.GROUP_MISSING: (_GENERATION, "group not found"),
+    ErrorCode.MEMBER_MISSING: (_GENERATION, "unknown member"),
+    ErrorCode.STAGE_MISSING: (_BAD, None),
+    ErrorCode.OFFSET_OUT_OF_RANGE: (_BAD, "invalid offset"),
+    ErrorCode.EPOCH_ENDED: (_BAD, "invalid offset"),
+    ErrorCode.TOPIC_EXISTS: (_BAD, None),
+    ErrorCode.TOPIC_REPLACED: (_BAD, None),
+    ErrorCode.GENERATION_STALE: (_GENERATION, "stale generation"),
+    ErrorCode.PARTITION_NOT_ASSIGNED: (_GENERATION, "partition not assigned to member"),
+    ErrorCode.PRODUCER_FENCED: (_BAD, None),
+    ErrorCode.NOT_OWNER: (_LEADER, "partition leader unavailable on this broker"),
+    ErrorCode.BUSY: (_LEADER, None),
+    ErrorCode.STAGE_FULL: (_LEADER, None),
+    ErrorCode.DISK_FULL: (_LEADER, None),
+    ErrorCode.STOPPING: (_LEADER, None),
+    ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, "acks=all timeout"),
+    ErrorCode.STORAGE_FAILED: (_LEADER, None),
+    ErrorCode.CORRUPT: (_LEADER, None),
+}
+
+
+def refused(error: BrokerError) -> Refused:
+    """The wire's answer for an error of the broker."""
+    code, text = WIRE_ERRORS[error.code]
+    return Refused(code, (text or error.message).replace("\n", " "))
+
+
+def not_leader() -> Refused:
+    """This broker does not lead the partition."""
+    return Refused(_LEADER, b"partition leader unavailable on this broker")
+
+
+def replication_timeout() -> Refused:
+    """``acks=all`` was not reached in time; the record stays."""
+    return Refused(WireCode.REPLICATION_TIMEOUT, b"acks=all timeout")

@@ -1,0 +1,1 @@
+"""The `polywire` wire: stored batches, verbatim, in both directions (docs/protocols/polywire.md)."""

@@ -1,0 +1,189 @@
+"""Topics and bounds on the `polywire` wire (docs/protocols/polywire.md §4, §4.1).
+
+Promises: each request is answered once; bounds are answered when every partition's have been synced. Must not know: frames, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from polywire.broker.settings import TopicSettings
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.messages import Head, SettingValue, Verb
+from polywire.protocols.polywire.words import Answering, level_of
+from polywire.types import KeyHash, TopicName
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Bounds, Broker
+    from polywire.broker.topics import Partition, Topic
+
+TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
+TIMES_MAX: Final = 16
+_KEY_HASHES: Final = {kind.value: kind for kind in KeyHash}
+
+
+class Catalog:
+    """Requests about topics."""
+
+    __slots__ = ("_broker", "_session")
+
+    def __init__(self, broker: Broker, session: Answering) -> None:
+        self._broker: Final = broker
+        self._session: Final = session
+
+    def handle(self, verb: int, correlation: int, request: Head) -> None:
+        """Carry out one request. Raises BrokerError when it is refused at once."""
+        match request:
+            case messages.ListTopics():
+                self._list(correlation, request)
+            case messages.CreateTopic():
+                self._create(correlation, request)
+            case messages.Describe():
+                topic = self._broker.topic(request.name)
+                self._session.answer(verb, correlation, describe(topic))
+            case messages.GrowTopic():
+                topic, done = self._broker.topic(request.name), self._later(Verb.GROW_TOPIC, correlation)
+                self._broker.grow_topic(topic, request.partition_count, level=level_of(request.level), done=done)
+                self._session.owe()
+            case messages.PurgeTopic():
+                topic, done = self._broker.topic(request.name), self._later(Verb.PURGE_TOPIC, correlation)
+                self._broker.purge_topic(topic, level=level_of(request.level), done=done)
+                self._session.owe()
+            case messages.DeleteTopic():
+                topic, done = self._broker.topic(request.name), self._later(Verb.DELETE_TOPIC, correlation)
+                self._broker.delete_topic(topic, level=level_of(request.level), done=done)
+                self._session.owe()
+            case messages.AskBounds():
+                self._bounds(correlation, request)
+            case _:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown verb verb={verb}")
+
+    def _list(self, correlation: int, request: messages.ListTopics) -> None:
+        topics = self._broker.topics(internal=request.internal)
+        entries = [messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) for topic in topics]
+        self._session.answer(Verb.TOPICS, correlation, messages.TopicList(entries))
+
+    def _create(self, correlation: int, request: messages.CreateTopic) -> None:
+        made: list[Topic] = []
+
+        def done(_: int, error: BrokerError | None) -> None:
+            if error is None:
+                self._session.settle(Verb.CREATE_TOPIC, correlation, describe(made[0]))
+            else:
+                self._session.settle_error(Verb.CREATE_TOPIC, correlation, error)
+
+        name = TopicName(request.stream, request.name)
+        settings = settings_of(request.settings)
+        level = level_of(request.level)
+        made.append(self._broker.create_topic(name, request.partition_count, settings, level=level, done=done))
+        self._session.owe()
+
+    def _later(self, verb: Verb, correlation: int) -> partial[None]:
+        return partial(self._done, verb, correlation)
+
+    def _done(self, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
+        if error is None:
+            self._session.settle(verb, correlation, Head())
+        else:
+            self._session.settle_error(verb, correlation, error)
+
+    def _bounds(self, correlation: int, request: messages.AskBounds) -> None:
+        if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"too many names or times names={len(request.names)} limit={TOPICS_MAX} "
+                f"times={len(request.times_us)} limit={TIMES_MAX}",
+            )
+        topics = [self._broker.topic(name) for name in request.names]
+        # What this connection sent before counts; an empty turn costs next to nothing.
+        self._broker.commit()
+        _BoundsAnswer(self._session, correlation, topics, request.times_us).ask(self._broker)
+
+
+class _BoundsAnswer:
+    """Bounds on their way. Guards: settled once, after the last partition's answer."""
+
+    __slots__ = ("_correlation", "_error", "_found", "_left", "_session", "_times_us", "_topics")
+
+    def __init__(self, session: Answering, correlation: int, topics: Sequence[Topic], times_us: Sequence[int]) -> None:
+        self._session: Final = session
+        self._correlation: Final = correlation
+        self._topics: Final = [(topic, list(topic.partitions)) for topic in topics]
+        self._times_us: Final = times_us
+        self._found: Final[dict[int, messages.PartitionEntry]] = {}
+        self._error: BrokerError | None = None
+        self._left = 1 + sum([len(topic.partitions) for topic in topics])
+
+    def ask(self, broker: Broker) -> None:
+        self._session.owe()
+        for _, partitions in self._topics:
+            for partition in partitions:
+                try:
+                    broker.bounds(partition, then=partial(self._answered, partition))
+                except BrokerError as error:
+                    self._answered(partition, error)
+        self._count_down()
+
+    def _answered(self, partition: Partition, bounds: Bounds | BrokerError) -> None:
+        if isinstance(bounds, BrokerError):
+            self._error = self._error or bounds
+        else:
+            offsets = [min(partition.log.offset_at(time_us), bounds.next_offset) for time_us in self._times_us]
+            self._found[partition.incarnation] = messages.PartitionEntry(
+                partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
+            )
+        self._count_down()
+
+    def _count_down(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._error is not None:
+            self._session.settle_error(Verb.BOUNDS, self._correlation, self._error)
+            return
+        topics = [
+            messages.TopicBounds(topic.name.full, topic.id, [self._found[p.incarnation] for p in partitions])
+            for topic, partitions in self._topics
+        ]
+        self._session.settle(Verb.BOUNDS, self._correlation, messages.BoundsList(topics))
+
+
+def describe(topic: Topic) -> messages.TopicDescription:
+    """A topic in this wire's words."""
+    settings: dict[str, SettingValue] = {
+        "key_hash": topic.settings.key_hash.value if topic.settings.key_hash else None,
+        "replication_factor": topic.settings.replication_factor,
+        "retention_age_us": topic.settings.retention_age_us,
+        "retention_bytes": topic.settings.retention_bytes,
+    }
+    incarnations = [partition.incarnation for partition in topic.partitions]
+    return messages.TopicDescription(topic.name.full, topic.id, topic.created_at_us, incarnations, settings)
+
+
+def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
+    """Settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or a value of another type."""
+    unknown = sorted(given.keys() - {"key_hash", "replication_factor", "retention_age_us", "retention_bytes"})
+    if unknown:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")
+    key_hash = given.get("key_hash")
+    if key_hash is not None and key_hash not in _KEY_HASHES:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown key hash key_hash={key_hash!r}")
+    factor = _number(given, "replication_factor")
+    settings = TopicSettings(
+        replication_factor=1 if factor is None else factor,
+        key_hash=None if key_hash is None else _KEY_HASHES[str(key_hash)],
+        retention_age_us=_number(given, "retention_age_us"),
+        retention_bytes=_number(given, "retention_bytes"),
+    )
+    settings.check()
+    return settings
+
+
+def _number(given: Mapping[str, SettingValue], name: str) -> int | None:
+    value = given.get(name)
+    if isinstance(value, str):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"setting must be a number name={name} value={value!r}")
+    return value

@@ -1,0 +1,88 @@
+"""Frames of the `polywire` wire: prefix, head, payload (docs/protocols/polywire.md §1–3).
+
+Promises: what breaks the framing raises PeerError(fatal=True), what breaks only a head PeerError(fatal=False); payloads are never
+copied. Must not know: sockets, the broker, what a request means.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from polywire.errors import PeerError
+from polywire.protocols.polywire.messages import REQUESTS, Head
+from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.types import Buffer
+
+# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (§1)
+NAME: Final = b"\xf1PWIRE"
+VERSION: Final = 1
+MAGIC: Final = NAME + VERSION.to_bytes(2, "big")
+
+# u32 length · u8 verb · u8 flags · u16 zero · u32 correlation · u32 head_bytes (§2)
+PREFIX: Final = struct.Struct("<IBBHII")
+PREFIX_BYTES: Final = PREFIX.size
+
+MORE: Final = 1
+ERROR: Final = 2
+
+HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 249 bytes, 10,000 tokens, with room
+FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
+ANSWER_BYTES_MAX: Final = 4 << 20  # payload of a FETCH frame: large enough to amortise, small enough to take turns
+ANSWER_HEAD_BYTES_MAX: Final = (
+    64 << 20
+)  # a client refuses longer heads: 1,000 topics of 10,000 partitions do not fit, 500,000 partitions do
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: Final = {verb: msgspec.msgpack.Decoder(head) for verb, head in REQUESTS.items()}
+
+_H = TypeVar("_H", bound=Head)
+
+
+class Prefix(NamedTuple):
+    """The fixed part of a frame."""
+
+    length: int
+    verb: int
+    flags: int
+    correlation: int
+    head_bytes: int
+
+
+def decode_prefix(data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX) -> Prefix:
+    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True) when it breaks §2 or ``length_max``."""
+    length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
+    if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
+        raise PeerError(
+            f"broken frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True
+        )
+    if length > length_max:
+        raise PeerError(f"frame too long length={length} length_max={length_max}", fatal=True)
+    return Prefix(length, verb, flags, correlation, head_bytes)
+
+
+def decode_request(verb: int, head: Buffer) -> Head:
+    """The typed head of a request. Raises PeerError(fatal=False) for an unknown verb or an unreadable head."""
+    decoder = _requests.get(verb)
+    if decoder is None:
+        raise PeerError(f"unknown verb verb={verb}", fatal=False)
+    try:
+        return decoder.decode(head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"unreadable head verb={verb} reason={error}", fatal=False) from None
+
+
+def decode_answer(head: Buffer, kind: type[_H]) -> _H:
+    """The typed head of an answer. Raises PeerError(fatal=True): a client cannot go on with a broker it does not understand."""
+    try:
+        return msgspec.msgpack.decode(head, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"unreadable answer kind={kind.__name__} reason={error}", fatal=True) from None
+
+
+def encode_head(verb: int, correlation: int, head: Head, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
+    """Prefix and head of a frame; the caller sends ``payload_bytes`` of payload right behind them."""
+    body = _encoder.encode(head)
+    return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body

@@ -1,0 +1,90 @@
+"""Errors in the words of the `polywire` wire: code and kind numbers (docs/protocols/polywire.md §5).
+
+Promises: total both ways for every ``ErrorCode``; a code this side does not know is raised by its kind. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.errors import (
+    BrokerError,
+    Busy,
+    Conflict,
+    Corrupt,
+    Denied,
+    ErrorCode,
+    Invalid,
+    Missing,
+    NotOwner,
+    Retry,
+    Unavailable,
+)
+from polywire.protocols.polywire.messages import Failure
+
+CODES: Final[dict[ErrorCode, int]] = {
+    ErrorCode.INVALID_REQUEST: 1,
+    ErrorCode.INVALID_BATCH: 2,
+    ErrorCode.INVALID_TOPIC: 3,
+    ErrorCode.INVALID_PARTITION_COUNT: 4,
+    ErrorCode.INVALID_NAME: 5,
+    ErrorCode.RECORD_TOO_LARGE: 6,
+    ErrorCode.SEQUENCE_GAP: 7,
+    ErrorCode.DENIED: 16,
+    ErrorCode.TOPIC_MISSING: 32,
+    ErrorCode.PARTITION_MISSING: 33,
+    ErrorCode.GROUP_MISSING: 34,
+    ErrorCode.MEMBER_MISSING: 35,
+    ErrorCode.STAGE_MISSING: 36,
+    ErrorCode.OFFSET_OUT_OF_RANGE: 37,
+    ErrorCode.EPOCH_ENDED: 38,
+    ErrorCode.TOPIC_EXISTS: 48,
+    ErrorCode.TOPIC_REPLACED: 49,
+    ErrorCode.GENERATION_STALE: 50,
+    ErrorCode.PARTITION_NOT_ASSIGNED: 51,
+    ErrorCode.PRODUCER_FENCED: 52,
+    ErrorCode.NOT_OWNER: 64,
+    ErrorCode.BUSY: 80,
+    ErrorCode.STAGE_FULL: 81,
+    ErrorCode.DISK_FULL: 82,
+    ErrorCode.STOPPING: 96,
+    ErrorCode.REPLICATION_TIMEOUT: 97,
+    ErrorCode.STORAGE_FAILED: 98,
+    ErrorCode.CORRUPT: 112,
+}
+_CODES_BY_NUMBER: Final = {number: code for code, number in CODES.items()}
+
+KINDS: Final[dict[type[BrokerError], int]] = {
+    Invalid: 1,
+    Denied: 2,
+    Missing: 3,
+    Conflict: 4,
+    NotOwner: 5,
+    Busy: 6,
+    Unavailable: 7,
+    Corrupt: 8,
+}
+# What an unknown code of a known kind becomes: the kind's plainest code.
+_KINDS_BY_NUMBER: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
+    1: (Invalid, ErrorCode.INVALID_REQUEST),
+    2: (Denied, ErrorCode.DENIED),
+    3: (Missing, ErrorCode.TOPIC_MISSING),
+    4: (Conflict, ErrorCode.TOPIC_EXISTS),
+    5: (NotOwner, ErrorCode.NOT_OWNER),
+    6: (Busy, ErrorCode.BUSY),
+    7: (Unavailable, ErrorCode.STOPPING),
+    8: (Corrupt, ErrorCode.CORRUPT),
+}
+RETRIES: Final[dict[Retry, int]] = {Retry.NEVER: 0, Retry.NOW: 1, Retry.LATER: 2, Retry.ELSEWHERE: 3}
+
+
+def failure_of(error: BrokerError) -> Failure:
+    """The head of the error frame that tells of ``error``."""
+    return Failure(CODES[error.code], KINDS[type(error)], error.message, RETRIES[error.retry], error.retry_after_ms)
+
+
+def error_of(failure: Failure) -> BrokerError:
+    """The error that a failure stands for; an unknown kind becomes Unavailable, which promises nothing."""
+    kind, plain = _KINDS_BY_NUMBER.get(failure.kind, (Unavailable, ErrorCode.STOPPING))
+    code = _CODES_BY_NUMBER.get(failure.code, plain)
+    return kind(code, failure.message, retry_after_ms=failure.retry_after_ms)

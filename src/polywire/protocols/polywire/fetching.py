@@ -1,0 +1,192 @@
+"""One open FETCH of a connection: reads, waits, and frames as the client takes them (docs/protocols/polywire.md §4.1).
+
+Promises: stored bytes go from the log to the output as views under a pin, released once sent; at most one read of a fetch is under way;
+an ended fetch holds neither pin, wait nor timer. Must not know: other requests of the connection, how bytes are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
+from polywire.log.base import Read
+from polywire.protocols.base import Output
+from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_head
+from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, Verb
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker, Partition
+
+WAIT_MS_MAX: Final = 60_000  # §3: a peer that died is noticed in time, and a live one asks again for next to nothing
+
+
+class FetchOwner(Protocol):
+    """What a fetch asks of its connection."""
+
+    def ready(self, fetch: RangeFetch) -> None:
+        """``fetch`` can advance again."""
+
+    def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
+        """``fetch`` ends with this error."""
+
+    def ended(self, fetch: RangeFetch) -> None:
+        """The last frame of ``fetch`` was written."""
+
+
+class RangeFetch:
+    """The state of one FETCH. Guards: frames go out in offset order and end exactly once."""
+
+    __slots__ = (
+        "_bytes_left",
+        "_offset",
+        "_offset_end",
+        "_owner",
+        "_partition",
+        "_read",
+        "_started",
+        "_stop_waiting",
+        "_waiting_read",
+        "correlation",
+        "over",
+    )
+
+    def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
+        """Check the request against the partition as it is. Raises Conflict, Invalid."""
+        check_identity(partition, head)
+        self.correlation: Final = correlation
+        self.over = False
+        self._owner: Final = owner
+        self._partition: Final = partition
+        self._offset = head.offset
+        self._offset_end = head.offset_end
+        self._bytes_left = head.bytes_max if head.bytes_max >= 0 else None
+        self._started = False
+        self._read: Read | None = None
+        self._waiting_read = False
+        self._stop_waiting: Callable[[], None] | None = None
+
+    def start(self, broker: Broker, wait_ms: int) -> None:
+        """Read for the first time, and wait up to ``wait_ms`` for something to read. Raises BrokerError."""
+        empty = self._offset_end == self._offset
+        log = self._partition.log
+        if wait_ms > 0 and not empty and log.readable_offset <= self._offset <= log.next_offset:
+            self._wait(broker, min(wait_ms, WAIT_MS_MAX))
+        else:
+            self._owner.ready(self)
+
+    def advance(self, broker: Broker, output: Output) -> None:
+        """Write the next frame if its bytes are at hand, else wait for them; tells the owner how it goes on. Raises BrokerError."""
+        if self.over or self._waiting_read:
+            return
+        read, self._read = self._read, None
+        if read is None:
+            bytes_max = ANSWER_BYTES_MAX if self._bytes_left is None else min(ANSWER_BYTES_MAX, self._bytes_left)
+            end = self._offset_end if self._offset_end >= 0 else None
+            self._waiting_read = True
+            read = broker.fetch(self._partition, self._offset, bytes_max=bytes_max, then=self._arrived, offset_end=end)
+            if read is None:
+                return
+            self._waiting_read = False
+        self._write(read, output)
+
+    def cancel(self, output: Output) -> None:
+        """End now, with an empty last frame."""
+        if not self.over:
+            self.drop()
+            output.write(self._last_frame(self._partition.log.readable_offset))
+            self._owner.ended(self)
+
+    def drop(self) -> None:
+        """Forget everything; nothing more is written."""
+        self.over = True
+        if self._stop_waiting is not None:
+            self._stop_waiting()
+            self._stop_waiting = None
+        if self._read is not None:
+            self._read.pin.release()
+            self._read = None
+
+    def _wait(self, broker: Broker, wait_ms: int) -> None:
+        cancel_wake = broker.wait(self._partition, self._offset, self._woken)
+        timer = broker.loop.call_later(wait_ms / 1000, self._woken)
+
+        def stop() -> None:
+            cancel_wake()
+            timer.cancel()
+
+        self._stop_waiting = stop
+
+    def _woken(self) -> None:
+        if self._stop_waiting is not None:
+            self._stop_waiting()
+            self._stop_waiting = None
+        if not self.over:
+            self._owner.ready(self)
+
+    def _arrived(self, result: Read | BrokerError) -> None:
+        self._waiting_read = False
+        if isinstance(result, BrokerError):
+            if not self.over:
+                self._owner.failed(self, result)
+        elif self.over:
+            result.pin.release()
+        else:
+            self._read = result
+            self._owner.ready(self)
+
+    def _write(self, read: Read, output: Output) -> None:
+        size = sum([len(chunk) for chunk in read.chunks])
+        exceeds = self._started and self._bytes_left is not None and size > self._bytes_left
+        if size == 0 or exceeds:
+            read.pin.release()
+            self.over = True
+            output.write(self._last_frame(read.readable_offset))
+            self._owner.ended(self)
+            return
+        if self._offset_end < 0:
+            # Without an end the range ends where reading stood at its beginning, or a busy producer would keep it open for ever.
+            self._offset_end = read.readable_offset
+        self._started = True
+        self._offset = read.next_offset
+        if self._bytes_left is not None:
+            self._bytes_left -= size
+        more = self._offset < min(self._offset_end, read.readable_offset) and (self._bytes_left is None or self._bytes_left > 0)
+        head = encode_head(
+            Verb.FETCH,
+            self.correlation,
+            Fetched(self._offset, read.readable_offset),
+            payload_bytes=size,
+            flags=MORE if more else 0,
+        )
+        output.write_many([head, *read.chunks], read.pin.release)
+        if more:
+            self._owner.ready(self)
+        else:
+            self.over = True
+            self._owner.ended(self)
+
+    def _last_frame(self, readable_offset: int) -> bytes:
+        return encode_head(Verb.FETCH, self.correlation, Fetched(self._offset, readable_offset))
+
+
+def check_identity(partition: Partition, head: Fetch) -> None:
+    """Refuse a request that means another life of the partition, or offsets lost with the end of an epoch. Raises Conflict, Invalid."""
+    if head.offset < 0 or (0 <= head.offset_end < head.offset):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"not a range offset={head.offset} offset_end={head.offset_end}")
+    if head.incarnation not in (ANY_INCARNATION, partition.incarnation):
+        raise Conflict(
+            ErrorCode.TOPIC_REPLACED,
+            f"the partition was made again topic={head.name} partition={head.partition} "
+            f"incarnation={partition.incarnation} asked={head.incarnation}",
+        )
+    if head.epoch == ANY_EPOCH:
+        return
+    end = partition.log.epoch_end(head.epoch)
+    asked = max(head.offset, head.offset_end)
+    if asked > end:
+        raise Conflict(
+            ErrorCode.EPOCH_ENDED,
+            f"records were lost with the end of an epoch topic={head.name} partition={head.partition} "
+            f"epoch={head.epoch} end={end} asked={asked}",
+        )

@@ -1,0 +1,298 @@
+"""The `polywire` wire's session: requests into the broker's verbs, answers into frames (docs/protocols/polywire.md).
+
+Promises: requests take effect in their order; an answer that waits holds up no other; views of the receive buffer go to the broker
+without a copy; after ``close`` nothing is written. Must not know: sockets, how the broker stores anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
+from polywire.protocols.base import Output
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.appending import Appending
+from polywire.protocols.polywire.codec import (
+    ANSWER_BYTES_MAX,
+    ERROR,
+    FRAME_BYTES_MAX,
+    MAGIC,
+    NAME,
+    PREFIX_BYTES,
+    decode_prefix,
+    decode_request,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import failure_of
+from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.catalog import Catalog
+from polywire.protocols.polywire.grouping import Grouping
+from polywire.protocols.polywire.words import find_partition
+from polywire.records.columns import BATCH_BYTES_MAX
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
+FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
+FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
+
+
+class PolywireSession:
+    """One connection. Guards: every request is answered exactly once while the connection lives."""
+
+    __slots__ = (
+        "_appending",
+        "_broker",
+        "_busy",
+        "_catalog",
+        "_closed",
+        "_fetches",
+        "_greeted",
+        "_grouping",
+        "_output",
+        "_owed",
+        "_pumping",
+        "_ready",
+        "_resume",
+        "_wanted",
+    )
+
+    def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
+        self._broker: Final = broker
+        self._output: Final = output
+        self._resume: Final = resume
+        self._appending: Final = Appending(broker, self, turns)
+        self._catalog: Final = Catalog(broker, self)
+        self._grouping: Final = Grouping(broker, self)
+        self._fetches: dict[int, RangeFetch] = {}
+        self._ready: deque[RangeFetch] = deque()
+        self._greeted = False
+        self._closed = False
+        self._pumping = False
+        self._busy = False
+        self._owed = 0
+        self._wanted = 0
+
+    @property
+    def frame_bytes_max(self) -> int:
+        return FRAME_BYTES_MAX + PREFIX_BYTES
+
+    def receive(self, data: memoryview) -> int:
+        """Handle every complete frame; see ``protocols.base``."""
+        self._busy = True
+        try:
+            at = self._take(data, 0 if self._greeted else self._greet(data))
+        finally:
+            self._busy = False
+        if self._ready:
+            self._pump()
+        return at
+
+    def _take(self, data: memoryview, at: int) -> int:
+        size = len(data)
+        self._wanted = 0
+        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX:
+            try:
+                prefix = decode_prefix(data, at)
+            except PeerError as error:
+                self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
+                raise
+            end = at + PREFIX_BYTES + prefix.length
+            if end > size:
+                self._wanted = end - at
+                break
+            body = at + PREFIX_BYTES + prefix.head_bytes
+            self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
+            at = end
+        return at
+
+    def wanted(self) -> int:
+        return self._wanted
+
+    def paused(self) -> bool:
+        return self._owed >= REQUESTS_MAX
+
+    def drained(self) -> None:
+        self._pump()
+
+    def finish(self, data: memoryview) -> None:
+        """Half of a frame is dropped; owed answers, open fetches included, still go out."""
+
+    def close(self) -> None:
+        self._closed = True
+        for fetch in self._fetches.values():
+            fetch.drop()
+        self._fetches.clear()
+        self._ready.clear()
+
+    # What the parts of a session ask for.
+
+    def owe(self) -> None:
+        """One more answer will come later."""
+        self._owed += 1
+
+    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """Send an answer that was owed."""
+        if not self._closed:
+            self.answer(verb, correlation, head, payload)
+        self._paid()
+
+    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
+        """Send an error that was owed."""
+        if not self._closed:
+            self.refuse(verb, correlation, error)
+        self._paid()
+
+    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """Send an answer at once."""
+        self._output.write(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+
+    def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
+        """Send an error at once."""
+        self._output.write(encode_head(verb, correlation, failure_of(error), flags=ERROR))
+
+    def ready(self, fetch: RangeFetch) -> None:
+        """See ``FetchOwner``; during ``receive`` and while pumping, whoever is running takes it up."""
+        self._ready.append(fetch)
+        if not self._busy:
+            self._schedule()
+
+    def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
+        fetch.drop()
+        self._fetches.pop(fetch.correlation, None)
+        self.settle_error(Verb.FETCH, fetch.correlation, error)
+
+    def ended(self, fetch: RangeFetch) -> None:
+        self._fetches.pop(fetch.correlation, None)
+        self._paid()
+
+    def _greet(self, data: memoryview) -> int:
+        given = bytes(data[: len(MAGIC)])
+        if given[: len(NAME)] != NAME[: len(given)]:
+            raise PeerError(f"not the polywire wire opening={given.hex()}", fatal=True)
+        if len(given) < len(MAGIC):
+            return 0
+        self._output.write(MAGIC)
+        if given != MAGIC:
+            message = f"unknown version version={int.from_bytes(given[len(NAME) :], 'big')}"
+            self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, message))
+            raise PeerError(message, fatal=True)
+        self._greeted = True
+        self.answer(Verb.HELLO, 0, self._limits())
+        return len(MAGIC)
+
+    def _limits(self) -> messages.Limits:
+        return messages.Limits(
+            broker="polywire",
+            frame_bytes_max=FRAME_BYTES_MAX,
+            batch_bytes_max=BATCH_BYTES_MAX,
+            answer_bytes_max=ANSWER_BYTES_MAX,
+            requests_max=REQUESTS_MAX,
+            wait_ms_max=WAIT_MS_MAX,
+            stage_expiry_ms=self._broker.settings.stage_expiry_us // 1000,
+        )
+
+    def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
+        try:
+            request = decode_request(verb, head)
+            if isinstance(request, messages.Produce):
+                self._appending.produce(correlation, request, payload)
+            elif isinstance(request, messages.Fetch):
+                self._fetch(correlation, request)
+            elif isinstance(request, messages.Stage):
+                self._appending.stage(correlation, request, payload)
+            else:
+                self._handle_rare(verb, correlation, request)
+        except PeerError as error:
+            self.refuse(verb, correlation, Invalid(ErrorCode.INVALID_REQUEST, error.message))
+        except BrokerError as error:
+            self.refuse(verb, correlation, error)
+
+    def _handle_rare(self, verb: int, correlation: int, request: Head) -> None:
+        if isinstance(request, messages.Cancel):
+            fetch = self._fetches.get(request.correlation)
+            if fetch is not None:
+                fetch.cancel(self._output)
+            self.answer(verb, correlation, Head())
+        elif verb == Verb.PING:
+            self.answer(verb, correlation, Head())
+        elif isinstance(request, messages.Publish):
+            self._appending.publish(correlation, request)
+        elif isinstance(request, messages.Abandon):
+            self._appending.abandon(correlation, request)
+        elif isinstance(request, (messages.Commit, messages.AskPosition, messages.Join, messages.Member)):
+            self._grouping.handle(verb, correlation, request)
+        else:
+            self._catalog.handle(verb, correlation, request)
+
+    def _fetch(self, correlation: int, request: messages.Fetch) -> None:
+        if correlation in self._fetches:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
+        if len(self._fetches) >= FETCHES_MAX:
+            raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
+        # What this connection sent before must be readable; an empty turn costs next to nothing.
+        self._broker.commit()
+        partition = find_partition(self._broker, request.name, request.partition)
+        fetch = RangeFetch(self, correlation, request, partition)
+        self.owe()
+        self._fetches[correlation] = fetch
+        fetch.start(self._broker, request.wait_ms)
+
+    def _schedule(self) -> None:
+        """Go on with ready fetches on the loop: never inside a callback of the log, and in turns with other connections."""
+        if not self._pumping:
+            self._pumping = True
+            self._broker.loop.call_soon(self._pump_later)
+
+    def _pump_later(self) -> None:
+        self._pumping = False
+        self._pump()
+
+    def _pump(self) -> None:
+        frames = 0
+        while self._ready and not self._closed and self._output.backlog < self._output.backlog_max:
+            if frames == FRAMES_PER_PASS:
+                self._schedule()
+                return
+            frames += 1
+            fetch = self._ready.popleft()
+            self._busy = True
+            try:
+                fetch.advance(self._broker, self._output)
+            except BrokerError as error:
+                self.failed(fetch, error)
+            finally:
+                self._busy = False
+
+    def _paid(self) -> None:
+        self._owed -= 1
+        if self._owed == REQUESTS_MAX - 1 and not self._closed:
+            self._resume()
+
+
+class PolywireSessions:
+    """The factory of this wire's sessions."""
+
+    __slots__ = ("_broker", "_turns")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Final = broker
+        self._turns: Final = count()
+
+    @property
+    def wire(self) -> str:
+        return "polywire"
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """By the name in the opening, whatever version follows."""
+        if prefix[: len(NAME)] != NAME[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(NAME) else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
+        return PolywireSession(self._broker, output, resume, self._turns)

@@ -1,0 +1,118 @@
+"""Batches of a request: which are accepted, and how one is split over partitions by its records' keys (docs/protocols/polywire.md §4.2).
+
+Promises: what this wire must not carry is refused; a split keeps the order of records within each partition. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.protocols.polywire.spans import spans_of
+from polywire.records.batch import from_spans, validate
+from polywire.records.columns import BatchFlags, Column
+from polywire.records.partitioner import partitions_of
+from polywire.records.rows import from_records, to_records
+from polywire.types import Buffer, KeyHash
+
+if TYPE_CHECKING:
+    from polywire.broker.topics import Partition, Topic
+
+# Decision 0001: u32 flags at byte 8, columns at 12, record count at 28.
+_FACTS: Final = Struct("<8xII12xI")
+
+
+def _bits(*columns: Column) -> int:
+    return sum([1 << column for column in columns])
+
+
+# What only the broker or another wire may set: events are Cursus's (design §2), a CRC column says that somebody verified it, and
+# deltas exist only in what compaction left over.
+REFUSED_COLUMNS: Final = _bits(
+    Column.RECORD_FLAGS,
+    Column.EVENT_TYPE_OFFSETS,
+    Column.EVENT_TYPE_BYTES,
+    Column.EVENT_SCHEMA_VERSIONS,
+    Column.AGGREGATE_VERSIONS,
+    Column.EVENT_METADATA_OFFSETS,
+    Column.EVENT_METADATA_BYTES,
+    Column.VALUE_CRC32,
+    Column.OFFSET_DELTAS,
+    Column.ADDRESS_DELTAS,
+)
+_KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
+_PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
+_PLAIN_BITS: Final = _bits(
+    Column.VALUE_OFFSETS,
+    Column.VALUE_BYTES,
+    Column.VALUE_VALIDITY,
+    Column.KEY_OFFSETS,
+    Column.KEY_BYTES,
+    Column.KEY_VALIDITY,
+)
+_NUMBER: Final = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A batch and the partition it goes to."""
+
+    partition: Partition
+    batch: Buffer
+
+    @property
+    def record_count(self) -> int:
+        return int(_FACTS.unpack_from(self.batch)[2])
+
+
+def accepted_batches(payload: memoryview) -> list[memoryview]:
+    """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH)."""
+    batches = []
+    at = 0
+    while at < len(payload):
+        length = validate(payload, at)
+        batch = payload[at : at + length]
+        flags, columns, _ = _FACTS.unpack_from(batch)
+        if flags & ~BatchFlags.WIDE or columns & REFUSED_COLUMNS:
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"batch has what clients may not send flags={flags:#x} columns={columns:#x}"
+            )
+        batches.append(batch)
+        at += length
+    if not batches:
+        raise Invalid(ErrorCode.INVALID_BATCH, "request has no batch")
+    return batches
+
+
+def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple[list[Part], bytes]:
+    """A batch's records by the partition of their key, and each record's partition number as u32.
+
+    A batch without any key goes whole to the partition whose turn it is. Raises Invalid(INVALID_BATCH) for a batch with a producer, whose
+    sequence means one partition.
+    """
+    _, columns, record_count = _FACTS.unpack_from(batch)
+    if columns & _PRODUCER_BIT:
+        raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
+    partitions = topic.partitions
+    if not columns & _KEY_BIT or len(partitions) == 1:
+        partition = partitions[next(turns) % len(partitions)]
+        return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
+    spans = spans_of(batch)
+    numbers = array("i", partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32))
+    rows: dict[int, array[int]] = {}
+    for row, number in enumerate(numbers):
+        if number not in rows:
+            rows[number] = array("i")
+        rows[number].append(row)
+    if len(rows) == 1:
+        return [Part(partitions[numbers[0]], batch)], numbers.tobytes()
+    if columns & ~_PLAIN_BITS:
+        records = to_records(batch)
+        made = {number: from_records([records[row] for row in chosen]) for number, chosen in rows.items()}
+    else:
+        made = {number: from_spans(batch, spans, chosen) for number, chosen in rows.items()}
+    return [Part(partitions[number], made[number]) for number in sorted(made)], numbers.tobytes()

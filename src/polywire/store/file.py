@@ -1,0 +1,323 @@
+"""Blobs as files of one directory: temporary file, write, sync, link, directory sync.
+
+Promises: a name appears whole and durable or not at all, and is never overwritten; large writes pass the page cache by where the file
+system allows; few files stay open. Must not know: what a blob holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.store.base import BLOCK_BYTES, aligned_buffer, blob_exists, blob_missing, check_blob_name
+from polywire.store.residency import address_of, is_resident
+from polywire.types import Buffer
+
+OPEN_BLOBS_MAX: Final = 64  # two descriptors each: well below the usual limit of 1,024
+MAPPED_BYTES_MAX: Final = 256 * 1024 * 1024  # mapped pages count as the broker's memory, which stays below 500 MB
+WARM_BYTES: Final = 1024 * 1024  # one read of a cold range; keeps the reader thread's scratch small
+
+_O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def _storage_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn the system's errors into ours; a full disk is the only one that passes by itself."""
+    try:
+        yield
+    except OSError as error:
+        raise _storage_error(error, what, path) from error
+
+
+def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
+    reason = error.strerror or str(error)
+    if error.errno in _DISK_FULL:
+        return Busy(ErrorCode.DISK_FULL, f"disk is full path={str(path)!r}")
+    return Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} file: {reason} path={str(path)!r}")
+
+
+class FileBlob:
+    """One open file, mapped when first asked for."""
+
+    __slots__ = ("_address", "_descriptor", "_path", "_size", "_view")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
+        self._size = os.fstat(self._descriptor).st_size
+        self._view: memoryview | None = None
+        self._address = 0
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def map(self) -> memoryview:
+        if self._view is None:
+            self._view = self._mapped()
+        return self._view
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        view, done = memoryview(out), 0
+        with _storage_errors("read", self._path):
+            while done < len(view):
+                count = os.preadv(self._descriptor, [view[done:]], position + done)
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    def is_warm(self, start: int, stop: int) -> bool:
+        self.map()
+        return is_resident(self._address, start, min(stop, self._size))
+
+    def warm(self, start: int, stop: int) -> None:
+        # Reading first, rather than touching the map, turns a bad sector into an error instead of a signal.
+        stop = min(stop, self._size)
+        scratch = memoryview(bytearray(min(WARM_BYTES, max(stop - start, 0))))
+        with suppress(OSError):  # advice only
+            os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+        for position in range(start, stop, WARM_BYTES):
+            self.pread_into(scratch[: stop - position], position)
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "_descriptor", -1)  # missing when opening failed
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _mapped(self) -> memoryview:
+        if self._size == 0:
+            return memoryview(b"")
+        with _storage_errors("map", self._path):
+            view = memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+        self._address = address_of(view)
+        return view
+
+
+class OpenBlobs:
+    """The bounded set of open files, least recently used out first. A blob put out closes when its last holder lets go."""
+
+    __slots__ = ("_blobs", "_bytes", "_bytes_max", "_count_max", "_lock")
+
+    def __init__(self, *, count_max: int = OPEN_BLOBS_MAX, bytes_max: int = MAPPED_BYTES_MAX) -> None:
+        self._blobs: OrderedDict[str, FileBlob] = OrderedDict()
+        self._bytes = 0
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    def get(self, name: str) -> FileBlob | None:
+        with self._lock:
+            blob = self._blobs.get(name)
+            if blob is not None:
+                self._blobs.move_to_end(name)
+            return blob
+
+    def add(self, name: str, blob: FileBlob) -> FileBlob:
+        """Keep a blob; when another thread was first, its blob is returned instead."""
+        with self._lock:
+            known = self._blobs.setdefault(name, blob)
+            if known is blob:
+                self._bytes += blob.size
+            while len(self._blobs) > 1 and (len(self._blobs) > self._count_max or self._bytes > self._bytes_max):
+                _, oldest = self._blobs.popitem(last=False)
+                self._bytes -= oldest.size
+            return known
+
+    def drop(self, name: str) -> None:
+        with self._lock:
+            blob = self._blobs.pop(name, None)
+            if blob is not None:
+                self._bytes -= blob.size
+
+
+class FileStore:
+    """Blobs below one directory, which exists.
+
+    direct: pass the page cache by when writing; files that do not allow it are written buffered and then dropped from the cache.
+    """
+
+    __slots__ = ("_chunk", "_chunk_lock", "_direct", "_open", "_root")
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        direct: bool = True,
+        open_blobs_max: int = OPEN_BLOBS_MAX,
+        mapped_bytes_max: int = MAPPED_BYTES_MAX,
+    ) -> None:
+        self._root = root
+        self._direct = direct and _O_DIRECT != 0
+        self._open = OpenBlobs(count_max=open_blobs_max, bytes_max=mapped_bytes_max)
+        self._chunk: memoryview | None = None
+        self._chunk_lock = threading.Lock()
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        with _storage_errors("write", path):
+            if path.exists():  # a courtesy that saves the writing; the link below decides
+                raise blob_exists(name)
+            self._make_directory(path.parent)
+            try:
+                self._write(temporary, parts)
+                os.link(temporary, path)
+            except FileExistsError:
+                raise blob_exists(name) from None
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_directory(path.parent)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        blob = self.open(name)
+        stop = blob.size if stop is None else min(stop, blob.size)
+        content = bytearray(max(stop - start, 0))
+        count = blob.pread_into(content, start)
+        return bytes(content[:count])
+
+    def open(self, name: str) -> FileBlob:
+        path = self._path(name)
+        blob = self._open.get(name)
+        if blob is not None:
+            return blob
+        with _storage_errors("open", path):
+            try:
+                return self._open.add(name, FileBlob(path))
+            except FileNotFoundError:
+                raise blob_missing(name) from None
+
+    def list(self, prefix: str) -> list[str]:
+        directory, slash, start = prefix.rpartition("/")
+        path = self._root / directory
+        with _storage_errors("list", path):
+            if not path.is_dir():
+                return []
+            with os.scandir(path) as entries:
+                names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        return sorted(directory + slash + name for name in names if name.startswith(start) and not name.startswith("."))
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        self._open.drop(name)
+        with _storage_errors("delete", path):
+            path.unlink(missing_ok=True)
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with _storage_errors("measure", path):
+            try:
+                return path.stat().st_size
+            except FileNotFoundError:
+                raise blob_missing(name) from None
+
+    def delete_remains(self, directory: str) -> list[str]:
+        """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
+        path = self._root / directory
+        with _storage_errors("clean", path):
+            remains = [entry for entry in path.iterdir() if entry.name.startswith(".")] if path.is_dir() else []
+            for entry in remains:
+                entry.unlink(missing_ok=True)
+        return sorted(entry.name for entry in remains)
+
+    def _path(self, name: str) -> Path:
+        check_blob_name(name)
+        return self._root / name
+
+    def _make_directory(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(exist_ok=True)
+            _sync_directory(path.parent)
+
+    def _write(self, temporary: Path, parts: Iterable[Buffer]) -> None:
+        descriptor, direct = self._create(temporary)
+        try:
+            with self._borrow_chunk() as chunk:
+                size = _write_parts(descriptor, parts, chunk, direct=direct)
+            if direct:
+                os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+            if not direct:
+                with suppress(OSError):  # advice only
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+    def _create(self, temporary: Path) -> tuple[int, bool]:
+        """A new file, and whether it takes direct writes."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_CLOEXEC
+        if self._direct:
+            try:
+                return os.open(temporary, flags | _O_DIRECT, 0o640), True
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = False  # this file system will not learn it
+                temporary.unlink(missing_ok=True)
+        return os.open(temporary, flags, 0o640), False
+
+    @contextmanager
+    def _borrow_chunk(self) -> Iterator[memoryview]:
+        """The store's own chunk, or a fresh one while another thread writes with it."""
+        if not self._chunk_lock.acquire(blocking=False):
+            yield aligned_buffer()
+            return
+        try:
+            if self._chunk is None:
+                self._chunk = aligned_buffer()
+            yield self._chunk
+        finally:
+            self._chunk_lock.release()
+
+
+def _write_parts(descriptor: int, parts: Iterable[Buffer], chunk: memoryview, *, direct: bool) -> int:
+    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros."""
+    size = filled = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        size += len(view)
+        if filled == 0 and len(view) >= BLOCK_BYTES and (not direct or address_of(view) % BLOCK_BYTES == 0):
+            whole = len(view) - len(view) % BLOCK_BYTES if direct else len(view)
+            _write_all(descriptor, view[:whole])
+            view = view[whole:]
+        while len(view):
+            count = min(len(view), len(chunk) - filled)
+            chunk[filled : filled + count] = view[:count]
+            filled += count
+            view = view[count:]
+            if filled == len(chunk):
+                _write_all(descriptor, chunk)
+                filled = 0
+    if filled:
+        stop = -(-filled // BLOCK_BYTES) * BLOCK_BYTES if direct else filled
+        chunk[filled:stop] = bytes(stop - filled)
+        _write_all(descriptor, chunk[:stop])
+    return size
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    """Write everything; a short write is continued."""
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,80 @@
+"""A store in memory, for tests and for brokers that keep nothing.
+
+Promises: the Store port to the letter, without a disk. Must not know: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polywire.store.base import blob_exists, blob_missing, check_blob_name
+from polywire.types import Buffer
+
+
+class MemoryBlob:
+    """Bytes that behave like an open blob."""
+
+    __slots__ = ("_content",)
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @property
+    def size(self) -> int:
+        return len(self._content)
+
+    def map(self) -> memoryview:
+        return memoryview(self._content)
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        part = self._content[position : position + len(out)]
+        memoryview(out)[: len(part)] = part
+        return len(part)
+
+    def is_warm(self, start: int, stop: int) -> bool:
+        return True
+
+    def warm(self, start: int, stop: int) -> None:
+        """Nothing to do: memory is warm."""
+
+
+class MemoryStore:
+    """Blobs in a dictionary."""
+
+    __slots__ = ("_blobs",)
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        check_blob_name(name)
+        if name in self._blobs:
+            raise blob_exists(name)
+        content = bytearray()
+        for part in parts:
+            content += part
+        self._blobs[name] = bytes(content)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._content(name)[start:stop]
+
+    def open(self, name: str) -> MemoryBlob:
+        return MemoryBlob(self._content(name))
+
+    def list(self, prefix: str) -> list[str]:
+        depth = prefix.count("/")
+        return sorted(name for name in self._blobs if name.startswith(prefix) and name.count("/") == depth)
+
+    def delete(self, name: str) -> None:
+        check_blob_name(name)
+        self._blobs.pop(name, None)
+
+    def size(self, name: str) -> int:
+        return len(self._content(name))
+
+    def _content(self, name: str) -> bytes:
+        check_blob_name(name)
+        content = self._blobs.get(name)
+        if content is None:
+            raise blob_missing(name)
+        return content

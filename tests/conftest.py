@@ -1,0 +1,34 @@
+"""What every test run says of itself: which modules run compiled, and how many tests were skipped.
+
+Promises: a run never tests compiled code that is older than its source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from polywire.build_info import describe, stale_modules
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if stale := stale_modules():
+        raise pytest.UsageError(
+            f"compiled modules are older than their source: run `make build` modules={','.join(stale)}"
+        )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    asked = " (POLYWIRE_PURE=1)" if os.environ.get("POLYWIRE_PURE") == "1" else ""
+    return [describe() + asked]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else "?" for report in skipped)
+    terminalreporter.write_line(f"ran {describe()}")
+    terminalreporter.write_line(f"skipped tests: {len(skipped)}")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"  {count} × {reason.removeprefix('Skipped: ')}")

@@ -1,0 +1,45 @@
+"""The package says truthfully what it is and which of its modules run compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from pathlib import Path
+
+import pytest
+
+import polywire
+from polywire import build_info
+
+
+def test_version_is_the_distributions() -> None:
+    assert polywire.__version__ == build_info.VERSION
+
+
+def test_description_names_every_compilable_module() -> None:
+    line = build_info.describe()
+    for name, compiled in polywire.compiled_modules().items():
+        assert f"{name.removeprefix('polywire.')}={'compiled' if compiled else 'UNCOMPILED'}" in line
+
+
+@pytest.mark.parametrize("suffix", EXTENSION_SUFFIXES)
+def test_source_finder_prefers_the_source_beside_an_extension(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(build_info.__file__)
+    chosen = ModuleSpec("polywire.build_info", None, origin=str(source.with_name("build_info" + suffix)))
+    monkeypatch.setattr("importlib.machinery.PathFinder.find_spec", lambda *_: chosen)
+    spec = build_info._SourceFinder.find_spec("polywire.build_info")
+    assert spec is not None
+    assert spec.origin == str(source)
+
+
+def test_source_finder_leaves_other_packages_alone() -> None:
+    assert build_info._SourceFinder.find_spec("json.decoder") is None
+
+
+def test_pure_environment_runs_everything_from_source() -> None:
+    command = "import polywire; print(any(polywire.compiled_modules().values()))"
+    environment = {**os.environ, "POLYWIRE_PURE": "1", "PYTHONPATH": str(Path(build_info.__file__).parents[1])}
+    ran = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
