@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from multiprocessing.connection import Connection
+from typing import cast
 
 import uvloop
 
@@ -77,8 +78,8 @@ class EchoProcess:
 
 class _Echo(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are no subclass of asyncio.Transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
