@@ -11,7 +11,7 @@ SHELL := /bin/bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The one way packages are installed: exact versions with hashes, no isolated build environments, byte code made when it is first needed.
-INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --quiet --progress-bar off
+INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
@@ -20,7 +20,7 @@ CHECKED := src tests setup.py $(wildcard examples benchmarks)
 FUZZ_SECONDS ?= 30
 PYTEST_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,8 @@ build: $(VENV)/.built ## Compile what can be compiled, in place
 
 dev: $(VENV)/.dev $(VENV)/.installed ## Install what tests and checks need (PySpark included: some 450 MB)
 
+spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark too (and what the demo needs)
+
 fmt: dev ## Format the code
 	$(BIN)/ruff format $(CHECKED)
 	$(BIN)/ruff check --fix $(CHECKED)
@@ -41,10 +43,10 @@ lint: dev ## Check format and style
 	$(BIN)/ruff check $(CHECKED)
 
 type: dev ## Check types
-	$(BIN)/mypy
+	$(BIN)/mypy $(CHECKED)
 
 contract: dev ## Check who imports whom
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 test: lint type contract ## Check everything and run all tests, compiled
 	$(PYTHON) -m pytest $(PYTEST_ARGS)

@@ -17,12 +17,12 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 INFO = runpy.run_path(str(HERE / "src" / "polywire" / "build_info.py"), run_name="build_info")
 # Loads through casted pointers are how the hot loops read words: no strict aliasing, then.
-FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-fno-strict-aliasing", "-Wno-unused-function"]
+FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-aliasing", "-Wno-unused-function"]
 
 
 def extensions() -> list[Any]:
     """One extension per compilable module, each optional: ``cythonize`` drops that flag, so it is set afterwards."""
-    sources = {name: INFO["source_of"](name) for name in INFO["COMPILED"]}
+    sources = {name: INFO["source_of"](name) for name in INFO["compilable_modules"]()}
     modules = [
         Extension(name, [str(path.relative_to(HERE))], extra_compile_args=FLAGS)
         for name, path in sources.items()
@@ -67,7 +67,7 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
                 f"\nWARNING: {len(self.failed)} of {len(self.extensions)} modules could not be compiled"
                 f" ({', '.join(sorted(self.failed))}): {' '.join(reason)}\n"
                 "WARNING: polywire runs from their Python sources instead: everything works, many times slower."
-                " Install a C compiler and run `make build` to change that.\n",
+                " Install a C compiler and run `make clean setup` to change that.\n",
                 file=sys.stderr,
                 flush=True,
             )

@@ -16,32 +16,24 @@ from typing import Final
 
 VERSION: Final = "0.1.0"
 
-COMPILED: Final = (
-    "polywire.records.memory",
-    "polywire.records.checksum",
-    "polywire.records.partitioner",
-    "polywire.records.batch",
-    "polywire.records.validate",
-    "polywire.log.index",
-    "polywire.log.gather",
-    "polywire.log.tail",
-    "polywire.log.group",
-    "polywire.protocols.flux.codec",
-    "polywire.protocols.polywire.codec",
-)
-"""Modules written in Cython's pure-Python mode. One is compiled if it exists and imports ``cython``; each also runs as it is."""
+
+def compilable_modules() -> list[str]:
+    """Names of the modules written in Cython's pure-Python mode: those that import ``cython``. Each also runs as it is."""
+    package = Path(__file__).parent
+    names = [".".join(("polywire", *path.relative_to(package).with_suffix("").parts)) for path in package.rglob("*.py")]
+    return sorted(name for name in names if source_of(name) is not None)
 
 
 def compiled_modules() -> dict[str, bool]:
     """Name of every module that can be compiled → whether an import here and now takes the compiled one."""
-    return {name: _is_extension(find_spec(name)) for name in COMPILED if source_of(name) is not None}
+    return {name: _is_extension(find_spec(name)) for name in compilable_modules()}
 
 
 def stale_modules() -> list[str]:
     """Modules whose compiled form is older than their source or declarations: what runs is not what is written."""
     found = []
-    for name in COMPILED:
-        spec, source = find_spec(name) if source_of(name) else None, source_of(name)
+    for name in compilable_modules():
+        spec, source = find_spec(name), source_of(name)
         if spec is None or source is None or spec.origin is None or not _is_extension(spec):
             continue
         written = [path.stat().st_mtime for path in (source, source.with_suffix(".pxd")) if path.exists()]

@@ -1,8 +1,9 @@
 """What sealing does to scattered batches: survey their headers, find which to merge, gather them into chunks. Compiled.
 
-Promises: one call per run or per 4 MiB chunk, the interpreter lock free for the bulk, nothing written that was not seen to be a whole
-batch. Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001. Little-endian machines
-only when compiled.
+Promises: one call per run or per 4 MiB chunk, the interpreter lock free for the bulk, nothing entered that was not seen to be a whole
+batch. Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
+
+A *piece* is one batch that lies somewhere in a buffer; pieces are given as ``array("q")`` of positions and of lengths.
 """
 
 from __future__ import annotations
@@ -15,183 +16,25 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
-    from cython.cimports.libc.string import memcpy
-
-View = memoryview  # the typed view of bytes or numbers in the compiled module
+    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
+else:
+    from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0002: one index entry per 64 KiB of a run
 
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _MAGIC = cython.declare(cython.uint, 0x31425750)
-_GIL_BYTES = cython.declare(
-    cython.Py_ssize_t, 1048576
-)  # below, giving the interpreter lock away costs more than the copy
-_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32768)  # a batch of this size or more gains nothing from merging
+_STRIDE = cython.declare(cython.longlong, 65536)
+_ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
+# Copies of less keep the interpreter lock: getting it back may take longer.
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
+# A batch of this size or more gains nothing from merging.
+_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
+_PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # its bit among a batch's columns
 
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(view="const unsigned char[::1]")
-def _u64(view: View, at: cython.Py_ssize_t) -> cython.ulonglong:
-    if cython.compiled:
-        return cython.cast("const unsigned long long*", cython.address(view[at]))[0]
-    else:
-        return int.from_bytes(view[at : at + 8], "little")
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(view="const unsigned char[::1]")
-def _u32(view: View, at: cython.Py_ssize_t) -> cython.uint:
-    if cython.compiled:
-        return cython.cast("const unsigned int*", cython.address(view[at]))[0]
-    else:
-        return int.from_bytes(view[at : at + 4], "little")
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(view="const unsigned char[::1]")
-def _i64(view: View, at: cython.Py_ssize_t) -> cython.longlong:
-    if cython.compiled:
-        return cython.cast("const long long*", cython.address(view[at]))[0]
-    else:
-        return int.from_bytes(view[at : at + 8], "little", signed=True)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(view="unsigned char[::1]")
-def _put64(view: View, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.void:
-    if cython.compiled:
-        cython.cast("unsigned long long*", cython.address(view[at]))[0] = value
-    else:
-        view[at : at + 8] = (value & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(out="unsigned char[::1]", source="const unsigned char[::1]")
-def _copy(
-    out: View, at: cython.Py_ssize_t, source: View, start: cython.Py_ssize_t, count: cython.Py_ssize_t
-) -> cython.void:
-    """Copy ``count`` > 0 bytes; both ranges were checked by the caller."""
-    if cython.compiled:
-        memcpy(cython.address(out[at]), cython.address(source[start]), count)
-    else:
-        out[at : at + count] = source[start : start + count]
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.locals(view="const unsigned char[::1]", length=cython.Py_ssize_t)
-def _batch_bytes(view: View, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Length of the whole batch at ``at``, or -1 when there is none before ``size``."""
-    if at < 0 or at + _HEADER_BYTES > size or _u32(view, at) != _MAGIC:
-        return -1
-    length = _u32(view, at + 4)
-    if length < _HEADER_BYTES or length % 8 != 0 or at + length > size:
-        return -1
-    return length
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(
-    source="const unsigned char[::1]",
-    target="unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    state="long long[::1]",
-    index=cython.Py_ssize_t,
-    skip=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    room=cython.Py_ssize_t,
-    count=cython.Py_ssize_t,
-)
-def _gather(source: View, starts: View, sizes: View, stop: cython.Py_ssize_t, target: View, state: View) -> cython.bint:
-    """The loop of ``gather``; the caller checked that pieces [state[0], stop) exist. Returns whether a piece lies outside ``source``."""
-    index, skip, at = state[0], state[1], state[2]
-    room = target.shape[0] - at
-    while index < stop and room > 0:
-        if starts[index] < 0 or sizes[index] <= skip or starts[index] + sizes[index] > source.shape[0]:
-            return True
-        count = sizes[index] - skip
-        if count > room:
-            count = room
-        _copy(target, at, source, starts[index] + skip, count)
-        at += count
-        room -= count
-        skip += count
-        if skip == sizes[index]:
-            index += 1
-            skip = 0
-    state[0], state[1], state[2] = index, skip, at
-    return False
-
-
-@cython.locals(
-    source="const unsigned char[::1]",
-    target="unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    state="long long[::1]",
-    failed=cython.bint,
-)
-def gather(
-    base: Buffer,
-    positions: array[int],
-    lengths: array[int],
-    stop: cython.Py_ssize_t,
-    out: bytearray | memoryview,
-    cursor: array[int],
-) -> None:
-    """Copy pieces of ``base`` back to back into ``out`` until it is full or piece ``stop`` is reached. ``cursor`` holds (next piece,
-    bytes of it already copied, next place in ``out``) and is moved on. The interpreter lock is free during large copies.
-
-    Raises IndexError when a piece is empty or lies outside ``base``.
-    """
-    source, target, state = memoryview(base), memoryview(out), memoryview(cursor)
-    starts, sizes = memoryview(positions), memoryview(lengths)
-    if len(state) != 3 or state[0] < 0 or state[1] < 0 or state[2] < 0 or stop > len(starts) or stop > len(sizes):
-        raise IndexError((list(cursor), stop))
-    if len(target) - state[2] < _GIL_BYTES:
-        failed = _gather(source, starts, sizes, stop, target, state)
-    else:
-        with cython.nogil:
-            failed = _gather(source, starts, sizes, stop, target, state)
-    if failed:
-        raise IndexError(cursor[0])
-
-
-# What is known of a run while its batches are surveyed: places in an ``array("q")``.
+# What is known of a run while its batches are surveyed: places in an array("q").
 RUN_POSITION: Final = 0  # where the next batch goes in the blob
-RUN_LAST_ENTRY: Final = 1  # position of the last index entry, below -64 KiB when there is none
+RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run when there is none
 RUN_ENTRIES: Final = 2
 RUN_FIRST_OFFSET: Final = 3  # -1 before the first batch
 RUN_NEXT_OFFSET: Final = 4  # -1 for good where batches are not numbered
@@ -205,62 +48,167 @@ RUN_PARTITION: Final = 11  # what every header must say
 RUN_STATE_COUNT: Final = 12
 
 
+@cython.cclass
+class _Pieces:
+    """Pieces of one buffer, borrowed. Guards: numbers up to ``count`` are there in both arrays."""
+
+    if cython.compiled:
+        base: Lent
+        positions: Lent
+        lengths: Lent
+        count: cython.Py_ssize_t
+    else:
+        __slots__ = ("base", "count", "lengths", "positions")
+
+    def __init__(self, base: Buffer, positions: array[int], lengths: array[int]) -> None:
+        self.base = lend(base)
+        self.positions = lend(positions)
+        self.lengths = lend(lengths)
+        self.count = min(self.positions.size, self.lengths.size) // 8
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_batch(
+    p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.longlong, length: cython.longlong
+) -> cython.bint:
+    """Whether a whole batch of exactly this length begins at ``at``."""
+    return (
+        at >= 0
+        and length >= _HEADER_BYTES
+        and length <= size - at
+        and load_u32(p, at) == _MAGIC
+        and load_u32(p, at + 4) == length
+    )
+
+
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(
-    view="const unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    state="long long[::1]",
-    entries="unsigned char[::1]",
-    at=cython.Py_ssize_t,
-    place=cython.Py_ssize_t,
-)
+def _gather(
+    source: cython.p_const_uchar,
+    source_bytes: cython.Py_ssize_t,
+    starts: cython.p_const_uchar,
+    sizes: cython.p_const_uchar,
+    stop: cython.Py_ssize_t,
+    target: cython.p_uchar,
+    target_bytes: cython.Py_ssize_t,
+    cursor: cython.p_uchar,
+) -> cython.bint:
+    """The loop of ``gather``; the caller checked the pieces' numbers. Returns whether one is empty or outside ``source``."""
+    index: cython.Py_ssize_t = load_i64(cursor, 0)
+    skip: cython.longlong = load_i64(cursor, 8)
+    at: cython.longlong = load_i64(cursor, 16)
+    while index < stop and at < target_bytes:
+        position: cython.longlong = load_i64(starts, index * 8)
+        count: cython.longlong = load_i64(sizes, index * 8) - skip
+        if position < 0 or position > source_bytes or count <= 0 or count > source_bytes - position - skip:
+            return True
+        if count > target_bytes - at:
+            count = target_bytes - at
+        move(target, at, source, position + skip, count)
+        at += count
+        skip += count
+        if skip == load_i64(sizes, index * 8):
+            index += 1
+            skip = 0
+    store_i64(cursor, 0, index)
+    store_i64(cursor, 8, skip)
+    store_i64(cursor, 16, at)
+    return False
+
+
+def gather(
+    base: Buffer,
+    positions: array[int],
+    lengths: array[int],
+    stop: cython.Py_ssize_t,
+    out: Buffer,
+    cursor: array[int],
+) -> None:
+    """Copy pieces of ``base`` back to back into the writable ``out`` until it is full or piece ``stop`` is reached. ``cursor`` is an
+    ``array("q")`` of (next piece, bytes of it already copied, next place in ``out``) and is moved on.
+
+    Raises IndexError when a piece is empty or lies outside ``base``.
+    """
+    pieces: _Pieces = _Pieces(base, positions, lengths)
+    source: Lent = pieces.base
+    starts: Lent = pieces.positions
+    sizes: Lent = pieces.lengths
+    target: Lent = lend_writable(out)
+    state: Lent = lend_writable(cursor)
+    if state.size != 24 or stop > pieces.count or min(cursor) < 0:
+        raise IndexError((list(cursor), stop))
+    failed: cython.bint
+    if target.size - load_i64(state.p, 16) < _NOGIL_BYTES_MIN:
+        failed = _gather(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
+    else:
+        with cython.nogil:
+            failed = _gather(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
+    if failed:
+        raise IndexError(list(cursor))
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
+    """Enter the batch at ``at`` into the run's state, and an index entry for it when its stride has none."""
+    offset: cython.longlong = load_i64(p, at + 32)
+    address: cython.longlong = load_i64(p, at + 40)
+    time_us: cython.longlong = load_i64(p, at + 48)
+    position: cython.longlong = load_i64(run, 0)
+    if load_i64(run, 24) < 0:
+        store_i64(run, 24, offset)
+        store_i64(run, 40, address)
+        store_i64(run, 56, time_us)
+    if position - load_i64(run, 8) >= _STRIDE:
+        place: cython.longlong = load_i64(run, 16) * _ENTRY_BYTES
+        store_i64(entries, place, offset)
+        store_i64(entries, place + 8, position)
+        store_i64(entries, place + 16, address)
+        store_i64(entries, place + 24, time_us)
+        store_i64(run, 8, position)
+        store_i64(run, 16, load_i64(run, 16) + 1)
+    if load_i64(run, 32) >= 0:
+        store_i64(run, 32, offset + load_u32(p, at + 84))
+    store_i64(run, 0, position + load_u32(p, at + 4))
+    store_i64(run, 48, address + load_u32(p, at + 80))
+    store_i64(run, 64, time_us)
+    store_i64(run, 72, load_i64(run, 72) + load_u32(p, at + 28))
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _survey(
-    view: View, starts: View, sizes: View, index: cython.Py_ssize_t, stop: cython.Py_ssize_t, state: View, entries: View
+    p: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+    starts: cython.p_const_uchar,
+    sizes: cython.p_const_uchar,
+    index: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    run: cython.p_uchar,
+    entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """The loop of ``survey``; the caller checked that the pieces exist and that ``entries`` has room for all of them."""
+    """The loop of ``survey``; the caller checked the pieces' numbers and the room for entries."""
     while index < stop:
-        at = starts[index]
+        at: cython.longlong = load_i64(starts, index * 8)
         if (
-            _batch_bytes(view, at, view.shape[0]) != sizes[index]
-            or _i64(view, at + 32) < state[4]
-            or _i64(view, at + 16) != state[11]
+            not _is_batch(p, size, at, load_i64(sizes, index * 8))
+            or load_i64(p, at + 16) != load_i64(run, 88)
+            or load_i64(p, at + 32) < load_i64(run, 32)
         ):
             return -1 - index
-        if _u32(view, at + 24) != state[10]:
+        if load_u32(p, at + 24) != load_i64(run, 80):
             return index
-        if state[3] < 0:
-            state[3], state[5], state[7] = _i64(view, at + 32), _i64(view, at + 40), _i64(view, at + 48)
-        if state[0] - state[1] >= 65536:
-            place = state[2] * 32
-            _put64(entries, place, _u64(view, at + 32))
-            _put64(entries, place + 8, state[0])
-            _put64(entries, place + 16, _u64(view, at + 40))
-            _put64(entries, place + 24, _u64(view, at + 48))
-            state[1] = state[0]
-            state[2] += 1
-        state[0] += sizes[index]
-        if state[4] >= 0:
-            state[4] = _i64(view, at + 32) + _u32(view, at + 84)
-        state[6] = _i64(view, at + 40) + _u32(view, at + 80)
-        state[8] = _i64(view, at + 48)
-        state[9] += _u32(view, at + 28)
+        _enter(run, p, at, entries)
         index += 1
     return stop
 
 
-@cython.locals(
-    view="const unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    run="long long[::1]",
-    room="unsigned char[::1]",
-    found=cython.Py_ssize_t,
-)
 def survey(
     base: Buffer,
     positions: array[int],
@@ -270,72 +218,71 @@ def survey(
     state: array[int],
     entries: bytearray,
 ) -> int:
-    """Enter the headers of batches [start, stop) into a run's ``state`` (RUN_…) and write index entries, one per 64 KiB.
+    """Enter the headers of pieces [start, stop) into a run's ``state`` (``array("q")`` of RUN_…) and write index entries, one per 64 KiB.
 
-    ``entries`` must have room for ``(bytes of the batches) / 64 KiB + 1`` entries more than the state counts.
-    Returns ``stop``; or the number of the first batch of another epoch, not yet entered; or -1 - n where batch n makes no sense: no
-    whole batch of that length and partition begins there, or its offsets lie below those before it. Raises IndexError when arrays are too small.
+    ``entries`` must have room for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts.
+    Returns ``stop``; or the number of the first batch of another epoch, not yet entered; or -1 - n where piece n makes no sense: no whole
+    batch of that length and partition begins there, or its offset lies below those before it. Raises IndexError when arrays are too small.
     """
-    view, run, room = memoryview(base), memoryview(state), memoryview(entries)
-    starts, sizes = memoryview(positions), memoryview(lengths)
-    if start < 0 or stop > len(starts) or stop > len(sizes) or len(run) != 12:
+    pieces: _Pieces = _Pieces(base, positions, lengths)
+    p: Lent = pieces.base
+    starts: Lent = pieces.positions
+    sizes: Lent = pieces.lengths
+    run: Lent = lend_writable(state)
+    room: Lent = lend_writable(entries)
+    if start < 0 or stop > pieces.count or run.size != 96:
         raise IndexError((start, stop))
     total: cython.longlong = 0
-    for found in range(start, stop):
-        total += sizes[found]
-    if len(room) < (run[2] + total // 65536 + 1) * 32:
-        raise IndexError(len(room))
+    index: cython.Py_ssize_t
+    for index in range(start, stop):
+        total += load_i64(sizes.p, index * 8)
+    if room.size < (load_i64(run.p, 16) + total // _STRIDE + 1) * _ENTRY_BYTES:
+        raise IndexError(room.size)
     with cython.nogil:
-        found = _survey(view, starts, sizes, start, stop, run, room)
-    return found
+        index = _survey(p.p, p.size, starts.p, sizes.p, start, stop, run.p, room.p)
+    return index
 
 
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-@cython.boundscheck(False)
-@cython.wraparound(False)
-@cython.locals(
-    view="const unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    first=cython.Py_ssize_t,
-    at=cython.Py_ssize_t,
-    total=cython.longlong,
-    next_offset=cython.longlong,
-)
 def _merge_stop(
-    view: View, starts: View, sizes: View, index: cython.Py_ssize_t, stop: cython.Py_ssize_t, bytes_max: cython.longlong
+    p: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+    starts: cython.p_const_uchar,
+    sizes: cython.p_const_uchar,
+    index: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """End of the longest group of batches from ``index`` on that may become one: at least ``index + 1``."""
-    first = starts[index]
-    total, next_offset = 0, _i64(view, first + 32)
+    """End of the longest group of pieces from ``index`` on that may become one batch; at least ``index + 1``."""
+    first: cython.longlong = load_i64(starts, index * 8)
+    begun: cython.Py_ssize_t = index
+    total: cython.longlong = 0
+    next_offset: cython.longlong = 0
+    next_address: cython.longlong = 0
     while index < stop:
-        at = starts[index]
+        at: cython.longlong = load_i64(starts, index * 8)
+        length: cython.longlong = load_i64(sizes, index * 8)
         if (
-            _batch_bytes(view, at, view.shape[0]) != sizes[index]
-            or sizes[index] >= _SMALL_BYTES
-            or total + sizes[index] > bytes_max
-            or _u32(view, at + 8) > 1  # compressed or compacted
-            or (_u32(view, at + 12) & 64) != 0  # has a producer id
-            or _i64(view, at + 56) != -1  # has a producer epoch
-            or _u32(view, at + 24) != _u32(view, first + 24)
-            or _i64(view, at + 48) != _i64(view, first + 48)
-            or _i64(view, at + 32) != next_offset
+            length >= _SMALL_BYTES
+            or total + length > bytes_max
+            or not _is_batch(p, size, at, length)
+            or load_u32(p, at + 8) > 1  # compressed or compacted
+            or (load_u32(p, at + 12) & _PRODUCER_ID) != 0
+            or load_i64(p, at + 56) != -1  # a producer's epoch
+            or (index > begun and (load_i64(p, at + 32) != next_offset or load_i64(p, at + 40) != next_address))
+            or load_u32(p, at + 24) != load_u32(p, first + 24)
+            or load_i64(p, at + 48) != load_i64(p, first + 48)
         ):
             break
-        total += sizes[index]
-        next_offset += _u32(view, at + 84)
+        total += length
+        next_offset = load_i64(p, at + 32) + load_u32(p, at + 84)
+        next_address = load_i64(p, at + 40) + load_u32(p, at + 80)
         index += 1
-    return index
+    return index if index > begun else begun + 1
 
 
-@cython.locals(
-    view="const unsigned char[::1]",
-    starts="const long long[::1]",
-    sizes="const long long[::1]",
-    end=cython.Py_ssize_t,
-)
 def next_merge(
     base: Buffer,
     positions: array[int],
@@ -344,22 +291,22 @@ def next_merge(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> tuple[int, int]:
-    """The next two or more batches in [start, stop) that may be merged: neighbours by offset, each below 32 KiB and together at most
+    """The next two or more pieces in [start, stop) that may be merged: neighbours by offset, each below 32 KiB and together at most
     ``bytes_max``, without producer, neither compressed nor compacted, of one epoch and one append time. (stop, stop) if there are none.
+
+    Raises IndexError when the pieces are not there.
     """
-    view = memoryview(base)
-    starts, sizes = memoryview(positions), memoryview(lengths)
-    if start < 0 or stop > len(starts) or stop > len(sizes):
+    pieces: _Pieces = _Pieces(base, positions, lengths)
+    p: Lent = pieces.base
+    starts: Lent = pieces.positions
+    sizes: Lent = pieces.lengths
+    if start < 0 or stop > pieces.count:
         raise IndexError((start, stop))
+    end: cython.Py_ssize_t = stop
     with cython.nogil:
         while start < stop:
-            if _batch_bytes(view, starts[start], view.shape[0]) < 0:
-                end = start + 1
-            else:
-                end = _merge_stop(view, starts, sizes, start, stop, bytes_max)
+            end = _merge_stop(p.p, p.size, starts.p, sizes.p, start, stop, bytes_max)
             if end > start + 1:
                 break
-            start = end if end > start else start + 1
-        else:
-            end = stop
+            start = end
     return start, end

@@ -167,6 +167,15 @@ class FileStore:
         self._chunk: memoryview | None = None
         self._chunk_lock = threading.Lock()
 
+    def delete_remains(self, directory: str) -> list[str]:
+        """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
+        path = self._root / directory
+        with _storage_errors("clean", path):
+            remains = [entry for entry in path.iterdir() if entry.name.startswith(".")] if path.is_dir() else []
+            for entry in remains:
+                entry.unlink(missing_ok=True)
+        return sorted(entry.name for entry in remains)
+
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
@@ -224,15 +233,6 @@ class FileStore:
                 return path.stat().st_size
             except FileNotFoundError:
                 raise blob_missing(name) from None
-
-    def delete_remains(self, directory: str) -> list[str]:
-        """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
-        path = self._root / directory
-        with _storage_errors("clean", path):
-            remains = [entry for entry in path.iterdir() if entry.name.startswith(".")] if path.is_dir() else []
-            for entry in remains:
-                entry.unlink(missing_ok=True)
-        return sorted(entry.name for entry in remains)
 
     def _path(self, name: str) -> Path:
         check_blob_name(name)

@@ -16,13 +16,15 @@ Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX
 
 from __future__ import annotations
 
-from array import array
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import cython
 
-Buffer = bytes | bytearray | memoryview
-Numbers = array[int] | memoryview
+if TYPE_CHECKING:
+    from array import array
+
+    Buffer = bytes | bytearray | memoryview
+    Numbers = array[int] | memoryview
 
 RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
 RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly
@@ -65,9 +67,7 @@ def _wide_white(data: Buffer, i: int, stop: int) -> bool:
         return data[i + 2] == 0x9F
     if data[i + 1] != 0x80:
         return False
-    return (
-        0x80 <= data[i + 2] <= 0x8A or data[i + 2] == 0xA8 or data[i + 2] == 0xA9 or data[i + 2] == 0xAF
-    )
+    return 0x80 <= data[i + 2] <= 0x8A or data[i + 2] == 0xA8 or data[i + 2] == 0xA9 or data[i + 2] == 0xAF
 
 
 @cython.cfunc
@@ -78,9 +78,7 @@ def _wide_white(data: Buffer, i: int, stop: int) -> bool:
 @cython.locals(c=cython.uchar)
 def _topic_byte(c: int) -> bool:
     """Whether a FLUX topic may hold this byte (dossier Q11)."""
-    return (
-        0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
-    )
+    return 0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
 
 
 @cython.cfunc

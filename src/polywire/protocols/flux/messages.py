@@ -16,9 +16,7 @@ VERSION: Final = b"V1"
 INTEGER_DIGITS_MAX: Final = 19  # of a signed 64-bit number
 ARGUMENTS: Final = b"expected format V1|<correlation_id>|<command>|<args>"
 
-_WHITE = (
-    rb"(?:[\x09-\x0d\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
-)
+_WHITE = rb"(?:[\x09-\x0d\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
 WHITE: Final = re.compile(_WHITE)
 _WHITES: Final = re.compile(_WHITE + rb"+")
 _LEADING: Final = re.compile(_WHITE + rb"*")

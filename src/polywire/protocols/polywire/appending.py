@@ -114,9 +114,7 @@ class Appending:
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
         """Drop staged batches."""
         if len(request.tokens) > TOKENS_MAX:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}"
-            )
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
         self._broker.abandon(request.tokens)
         self._session.answer(Verb.ABANDON, correlation, Head())
 
@@ -141,4 +139,3 @@ class Appending:
             parts += split
             chosen.append(numbers)
         return parts, b"".join(chosen)
-

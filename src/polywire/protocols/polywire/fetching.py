@@ -16,7 +16,8 @@ from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_hea
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, Verb
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker, Partition
+    from polywire.broker.broker import Broker
+    from polywire.broker.topics import Partition
 
 WAIT_MS_MAX: Final = 60_000  # §3: a peer that died is noticed in time, and a live one asks again for next to nothing
 
@@ -151,7 +152,9 @@ class RangeFetch:
         self._offset = read.next_offset
         if self._bytes_left is not None:
             self._bytes_left -= size
-        more = self._offset < min(self._offset_end, read.readable_offset) and (self._bytes_left is None or self._bytes_left > 0)
+        more = self._offset < min(self._offset_end, read.readable_offset) and (
+            self._bytes_left is None or self._bytes_left > 0
+        )
         head = encode_head(
             Verb.FETCH,
             self.correlation,

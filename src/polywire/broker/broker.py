@@ -1,0 +1,382 @@
+"""The broker: every verb that a wire may use, on one facade (decision 0003).
+
+Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from
+inside the call, what must reach the log first. State is changed by building a change, adding it to the turn and
+applying it with the function recovery uses. Must not know: wires, sockets, files.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.catalog import Catalog
+from polywire.broker.fetch import BoundsThen, ask_bounds, check_alive
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
+from polywire.broker.retention import Retention
+from polywire.broker.settings import BrokerSettings, TopicSettings, check_name
+from polywire.broker.state import State
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.transactions import PublishDone, Transactions
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
+from polywire.log.base import Done, Log, Loop, Read, Replay
+from polywire.records.columns import HEADER_BYTES
+from polywire.records.partitioner import partitions_of
+from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
+
+_ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
+_OFFSET_MIN: Final = -(2**63)
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+class Broker:
+    """One broker over one log.
+
+    Invariant: ``_state`` is what the journal's changes up to the end of this turn make it.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_append",
+        "_catalog",
+        "_log",
+        "_plain_bytes_max",
+        "_retention",
+        "_state",
+        "_transactions",
+        "clock",
+        "groups",
+        "loop",
+        "settings",
+    )
+
+    def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+        """Use ``open`` or ``over``: the state must be what ``log`` recovered."""
+        self.settings: Final = settings
+        self.loop: Final = loop
+        self.clock: Final = clock
+        self._log = log
+        self._append = log.append
+        self._state = state
+        self._catalog: Catalog = state.catalog
+        self._admission = Admission(log, state, settings, clock)
+        self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
+        self._transactions = Transactions(log, state, settings, clock)
+        self.groups: Final = Coordinator(self, state, settings, clock)
+        self._retention = Retention(log, state.catalog, settings, loop, clock)
+        for partition in state.catalog.partitions():
+            partition.log = log.partition(partition.incarnation)
+        self._retention.start()
+
+    @classmethod
+    def over(cls, open_log: Callable[[Replay], Log], *, settings: BrokerSettings, loop: Loop, clock: Clock) -> Broker:
+        """A broker over the log that ``open_log`` recovers; its changes are replayed into the state given to it."""
+        state = State(settings)
+        return cls(open_log(state), state, settings, loop, clock)
+
+    def close(self) -> None:
+        """Commit, sync and stop; every pending callback is called first."""
+        self._retention.stop()
+        self._log.close()
+
+    # Topics
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """The topic of this full name."""
+        return self._catalog.find(full_name)
+
+    def topic(self, full_name: str) -> Topic:
+        """The topic of this full name. Raises Missing(TOPIC_MISSING)."""
+        topic = self._catalog.find(full_name)
+        if topic is None:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+        return topic
+
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """All topics by full name; the broker's own, which begin with ``__``, only when asked for."""
+        return self._catalog.topics(internal=internal)
+
+    def create_topic(
+        self,
+        name: TopicName,
+        partition_count: int | None = None,
+        settings: TopicSettings | None = None,
+        *,
+        internal: bool = False,
+        level: Level = Level.SYNCED,
+        done: Done | None = None,
+    ) -> Topic:
+        """Make a topic; it can be used at once, in this same turn.
+
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        """
+        count = self.settings.partition_count if partition_count is None else partition_count
+        given = settings or TopicSettings()
+        given.check()
+        self._catalog.check_new(name, count, internal=internal)
+        change = changes.TopicCreated(
+            id=secrets.token_bytes(16),
+            stream=name.stream,
+            topic=name.topic,
+            created_at_us=self.clock.now_us(),
+            first_incarnation=self._catalog.next_incarnation,
+            partition_count=count,
+            settings=given,
+        )
+        self._open_partitions(change, change.first_incarnation, count, level, done)
+        return self.topic(name.full)
+
+    def ensure_topic(self, full_name: str) -> Topic:
+        """The topic of this name, made in this turn with the default settings when it is missing.
+
+        Raises Missing(TOPIC_MISSING) when topics are not made automatically, else as ``create_topic``.
+        """
+        topic = self._catalog.find(full_name)
+        if topic is not None:
+            return topic
+        if not self.settings.auto_create:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+        return self.create_topic(TopicName(DEFAULT_STREAM, full_name), level=Level.WRITTEN)
+
+    def grow_topic(
+        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
+    ) -> None:
+        """Add partitions up to this count.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL).
+        """
+        added = self._catalog.check_growth(topic, partition_count)
+        if added == 0:
+            self.change_all((), level=level, done=done)
+            return
+        first = self._catalog.next_incarnation
+        self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
+
+    def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
+        data = changes.encode(change)
+        self._log.reserve(len(data) + _ENTRY_BYTES * (count + 1))
+        opened = [self._log.open_partition(incarnation) for incarnation in range(first, first + count)]
+        self._log.change(data, level=level, done=done)
+        self._state.apply_change(change)
+        for log in opened:
+            partition = self._catalog.find_partition(log.incarnation)
+            assert partition is not None
+            partition.log = log
+
+    def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
+        """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
+        self._catalog.check_alive(topic)
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3))
+        for partition in topic.partitions:
+            self._log.drop_partition(partition.incarnation)
+        self.change_all([changes.TopicDeleted(topic.id)], level=level, done=done)
+
+    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
+        """Remove all records written before this turn; offsets go on. Raises Missing(TOPIC_MISSING)."""
+        self._catalog.check_alive(topic)
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3))
+        for partition in topic.partitions:
+            self._log.trim(partition.incarnation, partition.log.next_offset)
+        self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
+
+    def configure_topic(
+        self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Done | None = None
+    ) -> None:
+        """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST)."""
+        settings.check()
+        self._catalog.check_alive(topic)
+        self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
+
+    def partition_count(self, full_name: str) -> int:
+        """Partitions of a topic; the default while it does not exist."""
+        topic = self._catalog.find(full_name)
+        return self.settings.partition_count if topic is None else len(topic.partitions)
+
+    def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
+        """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
+        spans = memoryview(array("q", (0, len(key), 0, 0)))
+        return topic.partitions[
+            partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]
+        ]
+
+    # Records
+
+    def produce(self, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
+
+        A batch that names a producer with an epoch and consecutive sequences is appended once only; a repeat is answered with the
+        original's offset (-1 when that is no longer remembered) at its level. A writable batch is numbered in place.
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
+        Busy(BUSY, DISK_FULL).
+        """
+        length, _, columns, body_bytes = ADMISSION.unpack_from(batch)
+        if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
+            self._admission.produce(partition, batch, level=level, done=done)
+        else:
+            self._append(partition.log, batch, level=level, done=done)
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Callable[[Read | BrokerError], None],
+        offset_end: int | None = None,
+    ) -> Read | None:
+        """Stored batches from the one holding ``offset`` on, as ``PartitionLog.read`` says.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        """
+        if partition.ended:
+            check_alive(partition)
+        return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+
+    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call ``wake`` once when records from ``offset`` on can be read or the partition ended; returns what cancels.
+
+        Raises Missing(PARTITION_MISSING).
+        """
+        check_alive(partition)
+        return self._log.wait(partition.log, offset, wake)
+
+    def bounds(self, partition: Partition, *, then: BoundsThen) -> None:
+        """Tell first offset, next offset, epoch and next address as of this call, once they are synced.
+
+        Raises Missing(PARTITION_MISSING).
+        """
+        ask_bounds(self._log, partition, then)
+
+    # Staged batches
+
+    def stage(self, token: bytes, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        """Store a validated batch under a 16-byte token, invisible until published; it expires after ``stage_expiry_us``.
+
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Busy(STAGE_FULL, DISK_FULL).
+        """
+        self._admission.check(partition, batch)
+        self._transactions.stage(token, partition, batch, level=level, done=done)
+
+    def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
+        """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
+        or a later one, before: then the tokens are dropped and the answer, a duplicate, waits for the original's sync.
+
+        Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) when a partition was deleted since,
+        Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY, DISK_FULL); then nothing is published.
+        """
+        self._transactions.publish(writer, number, tokens, done=done)
+
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST)."""
+        self._transactions.abandon(tokens)
+
+    # Positions
+
+    def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
+        """The next offset a consumer or group will read, None when it never committed."""
+        found = self._state.positions.find(self._state.topic_key(full_name), partition_number, kind, name)
+        return None if found is None else found.offset
+
+    def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
+        """All positions of one consumer or group, by (topic's full name, partition number)."""
+        found: dict[tuple[str, int], int] = {}
+        for key, partition, position in self._state.positions.of(kind, name):
+            topic = self._catalog.find_id(key) if isinstance(key, bytes) else None
+            found[key if isinstance(key, str) else _full_name(topic), partition] = position.offset
+        return found
+
+    def commit_position(
+        self,
+        full_name: str,
+        partition_number: int,
+        kind: PositionKind,
+        name: str,
+        offset: int,
+        *,
+        generation: int = -1,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store a next offset as given; for a topic that does not exist yet it waits under its name.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY) when there are too many positions.
+        """
+        check_name(name, self.settings.name_bytes_max)
+        if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= partition_number < self.settings.partition_count_max:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"position is out of range partition={partition_number} offset={offset}"
+            )
+        key = self._state.topic_key(full_name)
+        positions = self._state.positions
+        if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
+            raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
+        change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
+        self._log.change(changes.encode(change), level=level, done=done)
+        positions.store(change)
+
+    def delete_positions(
+        self,
+        kind: PositionKind,
+        name: str,
+        *,
+        full_name: str | None = None,
+        partition_number: int | None = None,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Forget positions of a consumer or group: in one topic or all, in one partition or all."""
+        key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
+        self.change_all([changes.PositionsDeleted(kind, name, *key, partition_number)], level=level, done=done)
+
+    # What belongs to one wire
+
+    def wire_state(self, wire: str) -> Mapping[str, bytes]:
+        """A live view of what a wire keeps here."""
+        return self._state.wire_state(wire)
+
+    def set_wire_state(
+        self, wire: str, key: str, value: bytes | None, *, level: Level = Level.WRITTEN, done: Done | None = None
+    ) -> None:
+        """Keep a value for a wire, None removes it. Raises Invalid(INVALID_REQUEST), Busy(BUSY) when there are too many keys."""
+        kept = self._state.wire_state(wire)
+        if value is not None and len(value) > self.settings.wire_state_bytes_max:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"value is too large bytes={len(value)} limit={self.settings.wire_state_bytes_max}",
+            )
+        if value is not None and key not in kept and len(kept) >= self.settings.wire_state_keys_max:
+            raise Busy(ErrorCode.BUSY, f"too many keys wire={wire} limit={self.settings.wire_state_keys_max}")
+        self.change_all([changes.WireStateSet(wire, key, value)], level=level, done=done)
+
+    # The turn
+
+    def commit(self) -> None:
+        """Write this turn now; what asked for ``written`` or less is answered before this returns."""
+        self._log.commit()
+
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+        """Journal changes as one group, in order, and make them true. With none, ``done`` follows what was added before.
+
+        Raises Busy(DISK_FULL); then nothing has changed.
+        """
+        if not made:
+            if done is not None:
+                self._log.barrier(level, done)
+            return
+        encoded = [changes.encode(change) for change in made]
+        if len(encoded) > 1:
+            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded))
+        for index, change in enumerate(made):
+            last = index == len(made) - 1
+            self._log.change(encoded[index], level=level, done=done if last else None)
+            self._state.apply_change(change)
+
+
+def _full_name(topic: Topic | None) -> str:
+    assert topic is not None, "a position belongs to a living topic"
+    return topic.name.full

@@ -1,0 +1,172 @@
+"""The catalogue: which topics and partitions exist.
+
+Promises: full names are unique over all streams; incarnations count up and are never used again, also after a
+restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``).
+Must not know: the journal, positions, groups, wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polywire.broker.changes import PartitionsAdded, TopicConfigured, TopicCreated, TopicDeleted, TopicState
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.types import TopicName, check_topic_name
+
+INTERNAL_PREFIX = "__"  # names that begin so are the broker's own and not listed (design §2)
+
+
+def is_internal(name: TopicName) -> bool:
+    """Whether the name is reserved for the broker itself."""
+    return name.stream.startswith(INTERNAL_PREFIX) or name.topic.startswith(INTERNAL_PREFIX)
+
+
+class Catalog:
+    """All topics of this broker.
+
+    Invariant: ``next_incarnation`` is above every incarnation that any change ever named.
+    """
+
+    __slots__ = ("_by_id", "_by_name", "_partitions", "_settings", "next_incarnation")
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self._partitions: dict[int, Partition] = {}
+        self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
+
+    def find(self, full_name: str) -> Topic | None:
+        """The topic of this full name."""
+        return self._by_name.get(full_name)
+
+    def find_id(self, topic_id: bytes) -> Topic | None:
+        """The topic of this id."""
+        return self._by_id.get(topic_id)
+
+    def find_partition(self, incarnation: int) -> Partition | None:
+        """The living partition of this incarnation."""
+        return self._partitions.get(incarnation)
+
+    def topics(self, *, internal: bool) -> list[Topic]:
+        """Topics by full name; those of the broker itself only when asked for."""
+        return [topic for _, topic in sorted(self._by_name.items()) if internal or not is_internal(topic.name)]
+
+    def partitions(self) -> Iterator[Partition]:
+        """All living partitions."""
+        return iter(self._partitions.values())
+
+    def incarnations(self) -> list[int]:
+        """Incarnations of all living partitions, oldest first."""
+        return list(self._partitions)
+
+    def check_new(self, name: TopicName, partition_count: int, *, internal: bool) -> None:
+        """Refuse a topic that may not be made.
+
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) when there are too many.
+        """
+        check_topic_name(name)
+        if is_internal(name) and not internal:
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name.full!r}")
+        if name.full in self._by_name:
+            raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={name.full!r}")
+        if len(self._by_name) >= self._settings.topics_max:
+            raise Busy(ErrorCode.BUSY, f"too many topics limit={self._settings.topics_max}")
+        self._check_count(partition_count, added=partition_count)
+
+    def check_growth(self, topic: Topic, partition_count: int) -> int:
+        """How many partitions growing to this count adds.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) when the topic would shrink, may not grow or would pass the
+        limit, Busy(BUSY).
+        """
+        self.check_alive(topic)
+        added = partition_count - len(topic.partitions)
+        if added < 0:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"a topic cannot shrink name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+            )
+        if added and topic.settings.event_sourcing:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"a topic of events cannot grow: keys would move name={topic.name.full!r}",
+            )
+        self._check_count(partition_count, added=added)
+        return added
+
+    def check_alive(self, topic: Topic) -> None:
+        """Refuse a topic that was deleted meanwhile. Raises Missing(TOPIC_MISSING)."""
+        if self._by_id.get(topic.id) is not topic:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"topic was deleted name={topic.name.full!r}")
+
+    def _check_count(self, partition_count: int, *, added: int) -> None:
+        if not 1 <= partition_count <= self._settings.partition_count_max:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"partition count is out of range count={partition_count} limit={self._settings.partition_count_max}",
+            )
+        if len(self._partitions) + added > self._settings.partitions_max:
+            raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
+
+    def apply_created(self, change: TopicCreated) -> Topic:
+        """A topic begins; its partitions have no log yet."""
+        incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
+        state = TopicState(
+            id=change.id,
+            stream=change.stream,
+            topic=change.topic,
+            created_at_us=change.created_at_us,
+            settings=change.settings,
+            incarnations=tuple(incarnations),
+        )
+        return self.restore_topic(state)
+
+    def apply_added(self, change: PartitionsAdded) -> None:
+        """A topic has further partitions; they have no log yet."""
+        topic = self._by_id[change.id]
+        self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
+
+    def apply_configured(self, change: TopicConfigured) -> None:
+        """A topic has other settings."""
+        self._by_id[change.id].settings = change.settings
+
+    def apply_deleted(self, change: TopicDeleted) -> Topic:
+        """A topic ends, and all its partitions with it."""
+        topic = self._by_id.pop(change.id)
+        del self._by_name[topic.name.full]
+        for partition in topic.partitions:
+            partition.ended = True
+            del self._partitions[partition.incarnation]
+        return topic
+
+    def restore_topic(self, state: TopicState) -> Topic:
+        """Take over a topic as it was; its partitions have no log yet."""
+        topic = Topic(TopicName(state.stream, state.topic), state.id, state.settings, state.created_at_us)
+        self._by_name[topic.name.full] = topic
+        self._by_id[topic.id] = topic
+        self._add(topic, state.incarnations)
+        return topic
+
+    def _add(self, topic: Topic, incarnations: range | tuple[int, ...]) -> None:
+        for incarnation in incarnations:
+            partition = Partition(topic, len(topic.partitions), incarnation)
+            topic.partitions.append(partition)
+            self._partitions[incarnation] = partition
+            self.next_incarnation = max(self.next_incarnation, incarnation + 1)
+
+    def snapshot_topics(self) -> tuple[TopicState, ...]:
+        """All topics as they are."""
+        return tuple(
+            TopicState(
+                id=topic.id,
+                stream=topic.name.stream,
+                topic=topic.name.topic,
+                created_at_us=topic.created_at_us,
+                settings=topic.settings,
+                incarnations=tuple(partition.incarnation for partition in topic.partitions),
+            )
+            for topic in self._by_id.values()
+        )

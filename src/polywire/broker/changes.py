@@ -1,0 +1,239 @@
+"""The changes of the broker's state as they lie in the journal, and the snapshot that sums them up.
+
+Promises: every change says what is true afterwards, never what to compute, and carries its own times, so that
+applying it again later gives the same state. A tag is never given a second meaning and fields are only added at the
+end, with a default. Must not know: who applies changes, where they lie.
+
+Layout: MessagePack; a change is an array [tag, field, field …], the snapshot is [version, …] of the same arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from polywire.broker.settings import TopicSettings
+from polywire.errors import Corrupt, ErrorCode
+from polywire.types import Assignor, PositionKind
+
+SNAPSHOT_VERSION: Final = 1
+
+TopicKey = bytes | str
+"""A topic's id, or its full name while it does not exist."""
+
+
+def split_key(key: TopicKey | None) -> tuple[bytes, str]:
+    """(id, full name) as changes carry them; the one that is not there is empty."""
+    return (key, "") if isinstance(key, bytes) else (b"", key or "")
+
+
+class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A topic begins; its partitions have consecutive incarnations."""
+
+    id: bytes
+    stream: str
+    topic: str
+    created_at_us: int
+    first_incarnation: int
+    partition_count: int
+    settings: TopicSettings
+
+
+class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A topic has further partitions, with consecutive incarnations."""
+
+    id: bytes
+    first_incarnation: int
+    count: int
+
+
+class TopicDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A topic ended, and with it its partitions, positions and groups."""
+
+    id: bytes
+
+
+class TopicConfigured(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A topic has these settings now."""
+
+    id: bytes
+    settings: TopicSettings
+
+
+class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A topic was emptied; the trims themselves are the log's entries of the same group."""
+
+    id: bytes
+    at_us: int
+
+
+class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none."""
+
+    id: bytes
+    full_name: str
+    partition: int
+    kind: PositionKind
+    name: str
+    offset: int
+    generation: int = -1
+
+    @property
+    def topic(self) -> TopicKey:
+        """How the table keys the topic."""
+        return self.id or self.full_name
+
+
+class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Somebody's positions in a topic (as in PositionStored; with neither: in all) and partition (None: in all) are forgotten."""
+
+    kind: PositionKind
+    name: str
+    id: bytes
+    full_name: str
+    partition: int | None
+
+    @property
+    def topic(self) -> TopicKey | None:
+        """How the table keys the topic, None for all."""
+        return self.id or self.full_name or None
+
+
+class MemberStored(msgspec.Struct, frozen=True, array_like=True):
+    """A member of a group and the wire it joined over."""
+
+    id: str
+    wire: str
+
+
+class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """A group as it is now; members in the order in which they joined. When members were last seen is not stored."""
+
+    topic: str
+    name: str
+    generation: int
+    assignor: Assignor
+    partition_count: int
+    members: tuple[MemberStored, ...]
+
+
+class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A group ended."""
+
+    topic: str
+    name: str
+
+
+class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """A wire that names groups without their topic means this topic by this name."""
+
+    wire: str
+    name: str
+    topic: str
+
+
+class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """A writer published staged batches under this number; all its numbers up to it are published."""
+
+    writer: str
+    number: int
+    at_us: int
+
+
+class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """One wire's own value under a key; None removes it."""
+
+    wire: str
+    key: str
+    value: bytes | None
+
+
+Change = (
+    TopicCreated
+    | PartitionsAdded
+    | TopicDeleted
+    | TopicConfigured
+    | TopicPurged
+    | PositionStored
+    | PositionsDeleted
+    | GroupStored
+    | GroupDeleted
+    | GroupBound
+    | Published
+    | WireStateSet
+)
+
+
+class TopicState(msgspec.Struct, frozen=True, array_like=True):
+    """A topic in a snapshot: incarnations in the order of partition numbers."""
+
+    id: bytes
+    stream: str
+    topic: str
+    created_at_us: int
+    settings: TopicSettings
+    incarnations: tuple[int, ...]
+
+
+class RememberedState(msgspec.Struct, frozen=True, array_like=True):
+    """A producer's batch in a snapshot; ``offset`` is -1 when its place was not known yet."""
+
+    base: int
+    last: int
+    offset: int
+
+
+class ProducerState(msgspec.Struct, frozen=True, array_like=True):
+    """A producer in a snapshot."""
+
+    incarnation: int
+    id: bytes
+    epoch: int
+    first: int
+    last: int
+    seen_at_us: int
+    window: tuple[RememberedState, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The whole state; lists are in the order in which they must be taken over."""
+
+    version: int
+    next_incarnation: int
+    topics: tuple[TopicState, ...]
+    positions: tuple[PositionStored, ...]
+    groups: tuple[GroupStored, ...]
+    bindings: tuple[GroupBound, ...]
+    writers: tuple[Published, ...]
+    wire_state: tuple[WireStateSet, ...]
+    producers: tuple[ProducerState, ...]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_CHANGES: Final[msgspec.msgpack.Decoder[Change]] = msgspec.msgpack.Decoder(Change)
+_SNAPSHOTS: Final[msgspec.msgpack.Decoder[Snapshot]] = msgspec.msgpack.Decoder(Snapshot)
+
+
+def encode(value: Change | Snapshot) -> bytes:
+    """The bytes of a change or a snapshot."""
+    return _ENCODER.encode(value)
+
+
+def decode_change(data: bytes) -> Change:
+    """A change from its bytes. Raises Corrupt for bytes that no broker of this version wrote."""
+    try:
+        return _CHANGES.decode(data)
+    except msgspec.DecodeError as error:
+        raise Corrupt(ErrorCode.CORRUPT, f"stored change does not decode bytes={len(data)} reason={error}") from error
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """A snapshot from its bytes. Raises Corrupt for bytes or versions this broker does not know."""
+    try:
+        snapshot = _SNAPSHOTS.decode(data)
+    except msgspec.DecodeError as error:
+        raise Corrupt(ErrorCode.CORRUPT, f"snapshot does not decode bytes={len(data)} reason={error}") from error
+    if snapshot.version != SNAPSHOT_VERSION:
+        raise Corrupt(ErrorCode.CORRUPT, f"snapshot version is unknown version={snapshot.version}")
+    return snapshot

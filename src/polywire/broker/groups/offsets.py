@@ -1,0 +1,96 @@
+"""Positions: what consumers and groups will read next, one table for all wires.
+
+Promises: a position belongs to one life of a topic: it goes away with it, and one stored before the topic exists
+waits under its name and is bound when the topic is made. An offset is kept as given, also a negative one or one past
+the end (FLUX dossier §5). Must not know: who may commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from polywire.broker.changes import PositionsDeleted, PositionStored, TopicKey, split_key
+from polywire.types import PositionKind
+
+
+class Position(NamedTuple):
+    """Next offset to read, and the generation of the group that stored it (-1: none)."""
+
+    offset: int
+    generation: int
+
+
+Owner = tuple[PositionKind, str]
+
+
+class Positions:
+    """All positions by topic (id, or full name while it does not exist), owner and partition.
+
+    Invariant: ``count`` is the number of positions in the table.
+    """
+
+    __slots__ = ("_by_topic", "count")
+
+    def __init__(self) -> None:
+        self._by_topic: dict[TopicKey, dict[Owner, dict[int, Position]]] = {}
+        self.count = 0
+
+    def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
+        """One position."""
+        owners = self._by_topic.get(topic)
+        if owners is None:
+            return None
+        partitions = owners.get((kind, name))
+        return None if partitions is None else partitions.get(partition)
+
+    def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
+        """All positions of one consumer or group: topic, partition, position."""
+        for topic, owners in self._by_topic.items():
+            for partition, position in owners.get((kind, name), {}).items():
+                yield topic, partition, position
+
+    def store(self, change: PositionStored) -> None:
+        """Somebody's next offset is another one."""
+        owners = self._by_topic.setdefault(change.topic, {})
+        partitions = owners.setdefault((change.kind, change.name), {})
+        if change.partition not in partitions:
+            self.count += 1
+        partitions[change.partition] = Position(change.offset, change.generation)
+
+    def bind(self, full_name: str, topic_id: bytes) -> None:
+        """A topic of this name exists now: positions that waited for it are its own."""
+        waiting = self._by_topic.pop(full_name, None)
+        if waiting is not None:
+            self._by_topic[topic_id] = waiting
+
+    def drop_topic(self, topic_id: bytes) -> None:
+        """A topic ended."""
+        for partitions in self._by_topic.pop(topic_id, {}).values():
+            self.count -= len(partitions)
+
+    def delete(self, change: PositionsDeleted) -> None:
+        """Forget positions of one consumer or group."""
+        owner = (change.kind, change.name)
+        for topic in [change.topic] if change.topic is not None else list(self._by_topic):
+            owners = self._by_topic.get(topic, {})
+            partitions = owners.get(owner, {})
+            before = len(partitions)
+            if change.partition is None:
+                partitions.clear()
+            else:
+                partitions.pop(change.partition, None)
+            self.count -= before - len(partitions)
+            if not partitions:
+                owners.pop(owner, None)
+            if not owners:
+                self._by_topic.pop(topic, None)
+
+    def snapshot(self) -> tuple[PositionStored, ...]:
+        """All positions as they are."""
+        return tuple(
+            PositionStored(*split_key(topic), partition, kind, name, position.offset, position.generation)
+            for topic, owners in self._by_topic.items()
+            for (kind, name), partitions in owners.items()
+            for partition, position in partitions.items()
+        )

@@ -1,0 +1,138 @@
+"""Admission of a batch: what is checked before the log numbers it, and the path of idempotent producers.
+
+Promises: a batch without a producer costs one field read and a few comparisons; everything else is decided here, off
+that path. The bytes were already validated by ``records``. Must not know: wires, what a topic is for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from polywire.broker.producers import Remembered, settle
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.state import State, is_tracked
+from polywire.broker.topics import Partition
+from polywire.clock import Clock
+from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
+from polywire.log.base import Done, Log
+from polywire.records import batch as batches
+from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
+from polywire.types import Buffer, Level
+
+# Decision 0001: u32 length at 4, flags at 8, columns at 12; i64 producer epoch at 56, u64 base sequence at 64; u32 raw body size at 76.
+ADMISSION: Final = Struct("<4xIII60xI")
+PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
+_PRODUCER: Final = Struct("<28xI24xqQ")
+_COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+_KEY_AND_VALUE: Final = (Column.VALUE_OFFSETS, Column.KEY_OFFSETS)
+
+
+def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
+    """(producer id, epoch, first sequence, last sequence) of a batch that takes part in idempotence, else None.
+
+    Raises Invalid(INVALID_BATCH) when the body is compressed and hides who the producer is.
+    """
+    _, flags, columns, _ = ADMISSION.unpack_from(batch)
+    record_count, epoch, base = _PRODUCER.unpack_from(batch)
+    if not is_tracked(columns, epoch):
+        return None
+    if flags & _COMPRESSED:
+        raise Invalid(ErrorCode.INVALID_BATCH, "a compressed batch must not have a producer epoch")
+    places = batches.layout(batch)
+    at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+    return bytes(memoryview(batch)[at : at + size]), epoch, base, base + record_count - 1
+
+
+class Admission:
+    """Decides on the batches that the short path does not take."""
+
+    __slots__ = ("_clock", "_log", "_settings", "_state")
+
+    def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: Clock) -> None:
+        self._log = log
+        self._state = state
+        self._settings = settings
+        self._clock = clock
+
+    def check(self, partition: Partition, batch: Buffer) -> None:
+        """Refuse a batch that may not be stored.
+
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH) for anything but one whole batch, Invalid(RECORD_TOO_LARGE).
+        """
+        if partition.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
+        size = len(batch)
+        if size < HEADER_BYTES:
+            raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
+        length, flags, _, body_bytes = ADMISSION.unpack_from(batch)
+        if length != size:
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"batch has another length than it says bytes={size} length={length}"
+            )
+        if size > self._settings.batch_bytes_max:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"batch is too large bytes={size} limit={self._settings.batch_bytes_max}"
+            )
+        if body_bytes > self._settings.batch_bytes_max:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE,
+                f"batch expands too far bytes={body_bytes} limit={self._settings.batch_bytes_max}",
+            )
+        if body_bytes > self._settings.record_bytes_max and not flags & _COMPRESSED:
+            self._check_records(batch)
+
+    def _check_records(self, batch: Buffer) -> None:
+        """Only a body above the limit can hold a record above it, so this looks at lengths of few batches."""
+        places = batches.layout(batch)
+        limit = self._settings.record_bytes_max
+        for column in _KEY_AND_VALUE:
+            at, size = places[2 * column], places[2 * column + 1]
+            if at < 0:
+                continue
+            ends = memoryview(batch)[at : at + size].cast("i")
+            longest = max(map(int.__sub__, ends[1:], ends[:-1]))
+            if longest > limit:
+                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
+
+    def produce(self, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        """The long path of ``Broker.produce``."""
+        self.check(partition, batch)
+        identity = producer_identity(batch)
+        if identity is None:
+            self._log.append(partition.log, batch, level=level, done=done)
+            return
+        producer, epoch, base, last = identity
+        now_us = self._clock.now_us()
+        producers = self._state.producers
+        repeated = producers.find(partition.incarnation, producer, epoch=epoch, base=base, last=last, now_us=now_us)
+        if repeated is not None:
+            self._answer_again(repeated, base, level, done)
+            return
+        batch_of_producer = Remembered(base, last)
+        self._log.append(partition.log, batch, level=level, done=partial(self._stored, batch_of_producer, done))
+        producers.remember(partition.incarnation, producer, epoch=epoch, batch=batch_of_producer, now_us=now_us)
+
+    def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Done | None) -> None:
+        """A repeat gets the original's answer, and not before the original has the level this repeat asks for."""
+        if repeated.waiting is not None:
+            repeated.waiting.append((base, level, done))
+        elif done is not None:
+            self._log.barrier(level, partial(_answer, done, repeated.offset_of(base)))
+
+    def _stored(self, batch: Remembered, done: Done | None, offset: int, error: BrokerError | None) -> None:
+        waiting = settle(batch, offset, error)
+        if done is not None:
+            done(offset, error)
+        for base, level, repeat in waiting:
+            if repeat is None:
+                continue
+            if error is None:
+                self._log.barrier(level, partial(_answer, repeat, batch.offset_of(base)))
+            else:
+                repeat(-1, error)
+
+
+def _answer(done: Done, offset: int, _: int, error: BrokerError | None) -> None:
+    done(offset if error is None else -1, error)

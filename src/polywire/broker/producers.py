@@ -1,0 +1,184 @@
+"""Idempotent producers: which sequences of a producer a partition already has.
+
+A batch takes part when it names a producer, has a producer epoch of 0 or more and consecutive sequences. Then, per
+(partition, producer):
+
+    epoch < known            Conflict(PRODUCER_FENCED)
+    epoch > known, unknown   accepted; the sequences known begin with this batch's
+    starts at last + 1       accepted
+    within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
+    anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
+
+Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers.
+Must not know: wires, topics.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from polywire.broker.changes import ProducerState, RememberedState
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
+from polywire.log.base import Done
+from polywire.types import Level
+
+PLACE_UNKNOWN = -1
+
+
+class Remembered:
+    """One batch of a producer. ``offset`` is that of its first record, PLACE_UNKNOWN until the log told it.
+
+    Invariant: ``waiting`` is None once the log has answered; until then it holds the repeats that wait for the same answer.
+    """
+
+    __slots__ = ("base", "last", "offset", "waiting")
+
+    def __init__(self, base: int, last: int) -> None:
+        self.base = base
+        self.last = last
+        self.offset = PLACE_UNKNOWN
+        self.waiting: list[tuple[int, Level, Done | None]] | None = []
+
+    def offset_of(self, sequence: int) -> int:
+        """Offset of the record with this sequence, PLACE_UNKNOWN when the place of the batch is not known."""
+        return PLACE_UNKNOWN if self.offset == PLACE_UNKNOWN else self.offset + sequence - self.base
+
+
+class _Producer:
+    """What is known of one producer in one partition. Invariant: sequences first..last of this epoch were all accepted."""
+
+    __slots__ = ("epoch", "first", "last", "seen_at_us", "window")
+
+    def __init__(self, epoch: int, first: int, seen_at_us: int, window: int) -> None:
+        self.epoch = epoch
+        self.first = first
+        self.last = first - 1
+        self.seen_at_us = seen_at_us
+        self.window: deque[Remembered] = deque(maxlen=window)
+
+
+class Producers:
+    """The producers remembered, longest idle first.
+
+    Invariant: at most ``producers_max`` are remembered.
+    """
+
+    __slots__ = ("_by_key", "_settings")
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._by_key: dict[tuple[int, bytes], _Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def last_sequence(self, incarnation: int, producer: bytes) -> tuple[int, int] | None:
+        """(epoch, last sequence) of a producer in a partition."""
+        known = self._by_key.get((incarnation, producer))
+        return None if known is None else (known.epoch, known.last)
+
+    def find(
+        self, incarnation: int, producer: bytes, *, epoch: int, base: int, last: int, now_us: int
+    ) -> Remembered | None:
+        """The batch this one repeats, None when it is new.
+
+        Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
+        """
+        known = self._living((incarnation, producer), now_us)
+        if known is None or epoch > known.epoch:
+            return None
+        if epoch < known.epoch:
+            raise Conflict(
+                ErrorCode.PRODUCER_FENCED,
+                f"producer epoch is old producer={producer!r} current={known.epoch} got={epoch}",
+            )
+        if base == known.last + 1:
+            return None
+        if base < known.first or last > known.last:
+            raise Invalid(
+                ErrorCode.SEQUENCE_GAP,
+                f"producer sequence does not follow producer={producer!r} expected={known.last + 1} got={base}",
+            )
+        for remembered in reversed(known.window):
+            if remembered.base <= base and last <= remembered.last:
+                return remembered
+        return settled(base, last, PLACE_UNKNOWN)
+
+    def _living(self, key: tuple[int, bytes], now_us: int) -> _Producer | None:
+        known = self._by_key.get(key)
+        return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None
+
+    def remember(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
+        """A batch was accepted; ``find`` said that it is new."""
+        key = (incarnation, producer)
+        known = self._by_key.pop(key, None)
+        if known is None or epoch != known.epoch or batch.base != known.last + 1:
+            known = _Producer(epoch, batch.base, now_us, self._settings.producer_window)
+        known.last = batch.last
+        known.seen_at_us = now_us
+        known.window.append(batch)
+        self._insert(key, known)
+
+    def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
+        """A batch came back in recovery; one that the snapshot already holds only tells its place."""
+        known = self._living((incarnation, producer), now_us)
+        if known is not None and epoch == known.epoch and known.first <= batch.base and batch.last <= known.last:
+            for remembered in known.window:
+                if remembered.base == batch.base:
+                    remembered.offset = batch.offset
+            return
+        self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=now_us)
+
+    def drop_partitions(self, incarnations: Collection[int]) -> None:
+        """Partitions ended."""
+        if incarnations:
+            gone = [key for key in self._by_key if key[0] in incarnations]
+            for key in gone:
+                del self._by_key[key]
+
+    def _insert(self, key: tuple[int, bytes], producer: _Producer) -> None:
+        self._by_key[key] = producer
+        if len(self._by_key) > self._settings.producers_max:
+            del self._by_key[next(iter(self._by_key))]
+
+    def snapshot(self) -> tuple[ProducerState, ...]:
+        """All producers as they are, longest idle first."""
+        return tuple(
+            ProducerState(
+                incarnation=incarnation,
+                id=producer,
+                epoch=known.epoch,
+                first=known.first,
+                last=known.last,
+                seen_at_us=known.seen_at_us,
+                window=tuple(RememberedState(batch.base, batch.last, batch.offset) for batch in known.window),
+            )
+            for (incarnation, producer), known in self._by_key.items()
+        )
+
+    def restore(self, states: Collection[ProducerState]) -> None:
+        """Take over producers as they were."""
+        for state in states:
+            known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window)
+            known.last = state.last
+            known.window.extend(settled(item.base, item.last, item.offset) for item in state.window)
+            self._insert((state.incarnation, state.id), known)
+
+
+def settled(base: int, last: int, offset: int) -> Remembered:
+    """A batch the log has answered for: what recovery replays."""
+    batch = Remembered(base, last)
+    batch.offset = offset
+    batch.waiting = None
+    return batch
+
+
+def settle(batch: Remembered, offset: int, error: BrokerError | None) -> list[tuple[int, Level, Done | None]]:
+    """The log answered for the original: returns the repeats that waited (first sequence, level, done)."""
+    if error is None:
+        batch.offset = offset
+    waiting = batch.waiting or []
+    batch.waiting = None
+    return waiting

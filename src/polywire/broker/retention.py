@@ -1,0 +1,72 @@
+"""Retention by age and size: every few seconds, a bounded number of partitions.
+
+Promises: trims whole batches only, never the one being written; a pass looks at no more partitions than its limit and
+goes on where the last one ended. Must not know: how trimmed bytes are freed.
+"""
+
+from __future__ import annotations
+
+from polywire.broker.catalog import Catalog
+from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
+from polywire.clock import Clock
+from polywire.log.base import Log, Loop
+
+
+def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
+    """(age in µs, bytes) that hold for a topic's partitions; None keeps for ever."""
+    age = broker.retention_age_us if topic.retention_age_us is None else topic.retention_age_us
+    size = broker.retention_bytes if topic.retention_bytes is None else topic.retention_bytes
+    return (None if age == KEEP else age), (None if size == KEEP else size)
+
+
+class Retention:
+    """The timer. Invariant: at most one call is scheduled."""
+
+    __slots__ = ("_catalog", "_clock", "_log", "_loop", "_queue", "_settings", "_stopped")
+
+    def __init__(self, log: Log, catalog: Catalog, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._settings = settings
+        self._loop = loop
+        self._clock = clock
+        self._queue: list[int] = []
+        self._stopped = False
+
+    def start(self) -> None:
+        """Look first after one interval."""
+        self._loop.call_later(self._settings.retention_interval_s, self._run)
+
+    def stop(self) -> None:
+        """Do nothing more."""
+        self._stopped = True
+
+    def _run(self) -> None:
+        if self._stopped:
+            return
+        self.run_pass()
+        self._loop.call_later(self._settings.retention_interval_s, self._run)
+
+    def run_pass(self) -> int:
+        """Look at the next partitions; returns how many were trimmed."""
+        if not self._queue:
+            self._queue = self._catalog.incarnations()
+            self._queue.reverse()
+        now_us = self._clock.now_us()
+        trimmed = 0
+        for _ in range(min(len(self._queue), self._settings.retention_partitions_max)):
+            trimmed += self._trim(self._queue.pop(), now_us)
+        return trimmed
+
+    def _trim(self, incarnation: int, now_us: int) -> bool:
+        partition = self._catalog.find_partition(incarnation)
+        if partition is None:
+            return False
+        age_us, size = limits_of(partition.topic.settings, self._settings)
+        if age_us is None and size is None:
+            return False
+        first = partition.log.retention_offset(age_us_max=age_us, bytes_max=size, now_us=now_us)
+        if first <= partition.log.first_offset:
+            return False
+        self._log.trim(incarnation, first)
+        return True

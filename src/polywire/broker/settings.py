@@ -1,0 +1,137 @@
+"""Every limit and default of the broker, each with its unit and its reason.
+
+Promises: plain values that check themselves. Must not know: wires, files, the log's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.types import DEFAULT_PARTITION_COUNT, PARTITION_COUNT_MAX, KeyHash, Level
+
+KEEP: Final = 0  # a retention limit of 0 keeps records for ever
+SECOND_US: Final = 1_000_000
+HOUR_US: Final = 3600 * SECOND_US
+DAY_US: Final = 24 * HOUR_US
+
+
+class Compression(Enum):
+    """How the bodies of a topic's batches are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What may be set for one topic; kept as given, because clients ask for it again (design §4).
+
+    replication_factor: as the client gave it; one broker keeps one copy.
+    key_hash: overrides every wire's own function, so that equal keys meet (design §2); None leaves the wire's.
+    retention_age_us, retention_bytes: per partition; None takes the broker's default, ``KEEP`` keeps for ever.
+    compaction: keep the newest record of each key only.
+    idempotent: producers' sequences are to be checked whatever the request says.
+    event_sourcing: records are events of aggregates, one aggregate per key; such topics refuse to grow.
+    wire_options: what only one wire understands (ids, policies, access lists), by wire name, opaque here.
+    """
+
+    replication_factor: int = 1
+    key_hash: KeyHash | None = None
+    retention_age_us: int | None = None
+    retention_bytes: int | None = None
+    compaction: bool = False
+    compression: Compression = Compression.NONE
+    idempotent: bool = False
+    event_sourcing: bool = False
+    wire_options: Mapping[str, bytes] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse impossible values. Raises Invalid(INVALID_REQUEST)."""
+        if self.replication_factor < 1:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"replication factor must be positive value={self.replication_factor}"
+            )
+        for name, limit in (("retention_age_us", self.retention_age_us), ("retention_bytes", self.retention_bytes)):
+            if limit is not None and limit < 0:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"limit must not be negative name={name} value={limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Defaults and limits of one broker.
+
+    auto_create: whether producing to, or reading, a missing topic makes it.
+    partition_count, partition_count_max: per topic; the default of every automatic creation and the most one may have (dossier FLUX Q15).
+    topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays under 500 MB.
+    batch_bytes_max: a batch must fit one journal group.
+    record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy).
+    durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
+    retention_age_us, retention_bytes: defaults of topics that set none; ``KEEP`` keeps for ever, so nothing is lost unasked.
+    retention_interval_s: how often limits are looked at.
+    retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
+    member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
+    groups_max, members_max: per broker and per group; a change of members writes the whole group.
+    name_bytes_max: longest group, member, consumer or writer name (FLUX dossier Q11).
+    positions_max: stored positions, some 150 bytes each.
+    stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.
+    staged_bytes_max: bytes that may be staged and unpublished, because nothing else ever frees them.
+    producers_max, producer_expiry_us: (partition, producer) pairs whose sequences are remembered, some 500 bytes each, and
+        for how long when idle: longer than any client retries. Beyond the count the longest idle is forgotten.
+    producer_window: batches per producer whose offsets are remembered; as many as clients keep in flight.
+    writers_max, writer_expiry_us: writers whose last published number is remembered. A forgotten writer could publish
+        twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
+    wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
+    wire_state_keys_max: keys of one wire's own state.
+    """
+
+    auto_create: bool = True
+    partition_count: int = DEFAULT_PARTITION_COUNT
+    partition_count_max: int = PARTITION_COUNT_MAX
+    topics_max: int = 10_000
+    partitions_max: int = 50_000
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    record_bytes_max: int = 10_000_000
+    durability: Level = Level.WRITTEN
+    retention_age_us: int = KEEP
+    retention_bytes: int = KEEP
+    retention_interval_s: float = 10.0
+    retention_partitions_max: int = 1_000
+    member_timeout_s: float = 10.0
+    groups_max: int = 10_000
+    members_max: int = 1_000
+    name_bytes_max: int = 255
+    positions_max: int = 500_000
+    stage_expiry_us: int = HOUR_US
+    staged_bytes_max: int = 8 * 1024**3
+    producers_max: int = 100_000
+    producer_expiry_us: int = DAY_US
+    producer_window: int = 8
+    writers_max: int = 100_000
+    writer_expiry_us: int = 30 * DAY_US
+    wire_state_bytes_max: int = 1024 * 1024
+    wire_state_keys_max: int = 100_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.partition_count <= self.partition_count_max:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"default partition count is out of range value={self.partition_count}",
+            )
+        if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
+
+
+def check_name(name: str, bytes_max: int) -> None:
+    """Refuse a name of a group, member, consumer or writer that is empty, too long or no UTF-8. Raises Invalid(INVALID_NAME)."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise Invalid(ErrorCode.INVALID_NAME, f"name is not valid text name={name!a}") from None
+    if not 1 <= size <= bytes_max:
+        raise Invalid(ErrorCode.INVALID_NAME, f"name must have 1 to {bytes_max} bytes got={size}")

@@ -1,0 +1,47 @@
+"""Topics and partitions as every verb sees them.
+
+Promises: a topic's partitions are numbered 0, 1, 2 …; each has an incarnation that no other partition ever had or will have.
+Must not know: how topics are stored, any wire.
+"""
+
+from __future__ import annotations
+
+from polywire.broker.settings import TopicSettings
+from polywire.log.base import PartitionLog
+from polywire.types import TopicName
+
+
+class Partition:
+    """One partition of a topic. ``ended`` turns true when the topic or the partition is deleted and never turns back.
+
+    Invariant: ``log`` is set before anybody but recovery sees the partition.
+    """
+
+    __slots__ = ("ended", "incarnation", "log", "number", "topic")
+
+    log: PartitionLog
+
+    def __init__(self, topic: Topic, number: int, incarnation: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.incarnation = incarnation
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"Partition({self.topic.name.full!r}, {self.number}, incarnation={self.incarnation})"
+
+
+class Topic:
+    """One topic; ``id`` are 16 random bytes, so that a topic deleted and made again is never mistaken for the old one."""
+
+    __slots__ = ("created_at_us", "id", "name", "partitions", "settings")
+
+    def __init__(self, name: TopicName, topic_id: bytes, settings: TopicSettings, created_at_us: int) -> None:
+        self.name = name
+        self.id = topic_id
+        self.partitions: list[Partition] = []
+        self.settings = settings
+        self.created_at_us = created_at_us
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"

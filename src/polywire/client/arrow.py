@@ -1,0 +1,294 @@
+"""Stored batches as Arrow record batches, and back, without a Python object per record.
+
+A large stored batch is wrapped where it lies; small ones are gathered, by one compiled call per column, into record batches of a size that
+Arrow's consumers like. Columns carry the names of Spark's Kafka source.
+
+Promises: the schema asked for is the schema given; only rows inside the chunk's range. Must not know: sockets, Spark.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polywire.client import gather
+from polywire.client.arrow_columns import Space, as_type, constant, fixed, gathered_binary, headers_column
+from polywire.client.bulk import StoredChunk
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.batch import from_columns, layout, walk
+from polywire.records.columns import BATCH_BYTES_MAX, RECORD_COUNT_MAX, BatchFlags, Column, HeaderKind
+from polywire.records.compression import expand_body
+from polywire.types import Buffer
+
+ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
+# Keys and values gathered into one record batch, so that its buffers fit one block of the arena.
+BYTES_MAX: Final = 3 << 20
+# Stored batches of this size are wrapped where they lie; below, wrapping costs more than copying.
+WRAP_BYTES_MIN: Final = 512 << 10
+EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
+FRAME_ROOM_BYTES: Final = 4096  # what a batch needs beside its columns' bytes
+# Batches made here: large enough to be wrapped by readers, small enough to be fetched in one frame.
+STORED_BYTES_MAX: Final = 4 << 20
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
+
+# Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
+_FACTS: Final = Struct("<4xII16xIQ8xq28xI")
+
+
+class _Run(NamedTuple):
+    """Rows of one stored batch inside the range asked for; ``numbers`` is its line of the plan."""
+
+    source: memoryview
+    numbers: list[int]
+    row_count: int
+    byte_count: int
+
+
+def chunk_to_arrow(
+    chunk: StoredChunk, columns: Sequence[str], schema: pa.Schema, *, rows_max: int = ROWS_MAX
+) -> list[pa.RecordBatch]:
+    """The chunk's rows as record batches of ``schema``, whose fields take the ``columns`` named, in order.
+
+    Columns are those of ``COLUMNS``; keys and values may be asked for as binary or string, the others as anything Arrow can cast them to.
+    Raises Invalid(INVALID_REQUEST) for no or an unknown column, Invalid(INVALID_BATCH) for bytes that are no batches.
+    """
+    unknown = [column for column in columns if column not in COLUMNS]
+    if unknown or not columns:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"unknown or no columns unknown={','.join(unknown)} known={','.join(COLUMNS)}"
+        )
+    batches = []
+    for group in _groups(_runs(chunk), rows_max):
+        rows = _Rows(chunk, group)
+        arrays = [as_type(rows.column(column), field.type) for column, field in zip(columns, schema, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return batches
+
+
+def _runs(chunk: StoredChunk) -> Iterator[_Run]:
+    data = chunk.data
+    for at in walk(data).tolist():
+        length, flags, record_count, base_offset, append_time_us, offset_span = _FACTS.unpack_from(data, at)
+        if base_offset + offset_span <= chunk.offset or base_offset >= chunk.offset_end:
+            continue
+        source, place = data, at
+        if flags & (BatchFlags.LZ4 | BatchFlags.ZSTD):
+            source, place = memoryview(expand_body(data[at : at + length], EXPANDED_BYTES_MAX)), 0
+        places = layout(source, place).tolist()
+        start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
+        if flags & BatchFlags.COMPACTED:
+            deltas = _column(source, places, Column.OFFSET_DELTAS).cast("I")
+            start = bisect_left(deltas, chunk.offset - base_offset)
+            stop = bisect_left(deltas, chunk.offset_end - base_offset)
+        if start < stop:
+            size = places[2 * Column.VALUE_BYTES + 1] + places[2 * Column.KEY_BYTES + 1]
+            share = size * (stop - start) // record_count
+            yield _Run(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
+
+
+def _column(source: memoryview, places: Sequence[int], column: Column) -> memoryview:
+    return source[places[2 * column] : places[2 * column] + places[2 * column + 1]]
+
+
+def _groups(runs: Iterator[_Run], rows_max: int) -> Iterator[list[_Run]]:
+    """Runs that become one record batch each: a large one alone, cut to ``rows_max``; small ones together."""
+    group: list[_Run] = []
+    rows = size = 0
+    for run in runs:
+        alone = run.byte_count >= WRAP_BYTES_MIN or run.row_count > rows_max
+        full = rows + run.row_count > rows_max or size + run.byte_count > BYTES_MAX
+        if group and (alone or full or run.source is not group[0].source):
+            yield group
+            group, rows, size = [], 0, 0
+        if alone:
+            yield from ([piece] for piece in _pieces(run, rows_max))
+            continue
+        group.append(run)
+        rows += run.row_count
+        size += run.byte_count
+    if group:
+        yield group
+
+
+def _pieces(run: _Run, rows_max: int) -> Iterator[_Run]:
+    start, stop = run.numbers[1], run.numbers[2]
+    for first in range(start, stop, rows_max):
+        last = min(first + rows_max, stop)
+        numbers = [run.numbers[0], first, last, *run.numbers[3:]]
+        yield _Run(run.source, numbers, last - first, run.byte_count)
+
+
+class _Rows:
+    """Rows on their way into one record batch. Guards: what Arrow is handed keeps the memory it views."""
+
+    __slots__ = ("_alone", "_chunk", "_plan", "_source", "_space", "row_count")
+
+    def __init__(self, chunk: StoredChunk, runs: list[_Run]) -> None:
+        self._chunk: Final = chunk
+        self._source: Final = runs[0].source
+        self._plan: Final = memoryview(array("q", [number for run in runs for number in run.numbers]))
+        self._alone: Final = len(runs) == 1 and runs[0].byte_count >= WRAP_BYTES_MIN
+        self._space: Final = Space()
+        self.row_count: Final = sum([run.row_count for run in runs])
+
+    def column(self, name: str) -> pa.Array[Any]:
+        """One column in its own type."""
+        match name:
+            case "value":
+                return self._binary(Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
+            case "key":
+                return self._binary(Column.KEY_OFFSETS, Column.KEY_VALIDITY)
+            case "topic":
+                return constant(self._chunk.topic, pa.string(), self.row_count)
+            case "partition":
+                return constant(self._chunk.partition, pa.int32(), self.row_count)
+            case "timestampType":
+                return constant(TIMESTAMP_TYPE_APPEND, pa.int32(), self.row_count)
+            case "offset":
+                target = self._space.cut(8 * self.row_count)
+                gather.number_rows(self._source, self._plan, Column.OFFSET_DELTAS, target)
+                return fixed(pa.int64(), self.row_count, target)
+            case "timestamp":
+                target = self._space.cut(8 * self.row_count)
+                gather.time_rows(self._plan, target)
+                return fixed(TIMESTAMP, self.row_count, target)
+            case _:
+                return headers_column(self._source, self._plan, self.row_count, self._space)
+
+    def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array[Any]:
+        if not self._alone:
+            return gathered_binary(
+                self._source, self._plan, self.row_count, offsets_column, validity_column, self._space
+            )
+        places = self._plan[gather.PLAN_FACTS :].tolist()
+        if places[2 * offsets_column] < 0:
+            return pa.nulls(self.row_count, pa.binary())
+        whole = pa.py_buffer(self._source)
+        buffers = [
+            whole.slice(places[2 * column], places[2 * column + 1]) if places[2 * column] >= 0 else None
+            for column in (validity_column, offsets_column, offsets_column + 1)
+        ]
+        nulls = 0 if buffers[0] is None else -1
+        return pa.Array.from_buffers(pa.binary(), self.row_count, buffers, nulls, self._plan[1])
+
+
+def arrow_to_batches(
+    data: pa.Table | pa.RecordBatch, *, value: str = "value", key: str | None = "key", headers: str | None = "headers"
+) -> list[bytearray]:
+    """Stored batches of a table's rows in order, ready to be produced, each of at most some 4 MiB.
+
+    ``value``, ``key`` and ``headers`` name the columns; key and headers may be missing. Keys and values are binary or string, headers a list
+    of (key, value). Raises Invalid(INVALID_REQUEST) without a value column, Invalid(RECORD_TOO_LARGE) for a record no batch can hold.
+    """
+    if value not in data.schema.names:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"no value column column={value!r} columns={','.join(data.schema.names)}"
+        )
+    chosen = [value, *(name for name in (key, headers) if name is not None and name in data.schema.names)]
+    batches = data.select(chosen).to_batches() if isinstance(data, pa.Table) else [data.select(chosen)]
+    made: list[bytearray] = []
+    for batch in batches:
+        keys = batch.column(chosen.index(key)) if key in chosen else None
+        lists = batch.column(chosen.index(headers)) if headers in chosen else None
+        for rows in _bounded(batch):
+            made.append(
+                _stored(
+                    _as_binary(batch.column(0).slice(*rows)),
+                    None if keys is None else _as_binary(keys.slice(*rows)),
+                    None if lists is None else lists.slice(*rows),
+                )
+            )
+    return made
+
+
+def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
+    """(first row, count) of pieces of at most ``STORED_BYTES_MAX``, halved until they fit; single rows up to what a batch can hold."""
+    pieces: list[tuple[int, int]] = []
+    waiting = [(0, batch.num_rows)] if batch.num_rows else []
+    while waiting:
+        first, count = waiting.pop()
+        size = batch.slice(first, count).nbytes
+        if count == 1 and size > BATCH_BYTES_MAX - FRAME_ROOM_BYTES:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"record does not fit a batch bytes={size} limit={BATCH_BYTES_MAX}"
+            )
+        if count > 1 and (size > STORED_BYTES_MAX or count > RECORD_COUNT_MAX):
+            half = count // 2
+            waiting += [(first + half, count - half), (first, half)]
+        else:
+            pieces.append((first, count))
+    return pieces
+
+
+def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return column
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
+
+
+def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.ListArray[Any] | None) -> bytearray:
+    count = len(values)
+    columns: dict[int, Buffer] = {}
+    _put_binary(columns, values, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
+    if keys is not None and keys.null_count < count:
+        _put_binary(columns, keys, Column.KEY_OFFSETS, Column.KEY_VALIDITY)
+    if headers is not None:
+        _put_headers(columns, headers)
+    return from_columns(columns, count)
+
+
+def _put_binary(
+    columns: dict[int, Buffer], column: pa.Array[Any], offsets_column: Column, validity_column: Column | None
+) -> None:
+    if column.null_count:
+        if validity_column is not None:
+            columns[validity_column] = _bits(column)
+        # A null has no length in a stored batch; in Arrow it may.
+        column = column.fill_null("" if pa.types.is_string(column.type) else b"")
+    _, offsets, data = column.buffers()
+    if offsets is None or not len(column):
+        columns[offsets_column], columns[offsets_column + 1] = bytes(4 * len(column) + 4), b""
+        return
+    start = column.offset
+    rebased = gather.rebase_offsets(memoryview(offsets), start, len(column))
+    first = memoryview(offsets).cast("B")[4 * start : 4 * start + 4].cast("i")[0]
+    size = memoryview(rebased)[-4:].cast("i")[0]
+    columns[offsets_column] = rebased
+    columns[offsets_column + 1] = memoryview(data).cast("B")[first : first + size] if data is not None else b""
+
+
+def _bits(column: pa.Array[Any]) -> Buffer:
+    """Validity bits of a column, counted from its own first row, with nothing set behind its last."""
+    marks = pc.is_valid(column).buffers()[1]
+    assert marks is not None, "a boolean column has its bits"
+    bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
+    if len(column) % 8:
+        bits[-1] &= (1 << len(column) % 8) - 1
+    return bits
+
+
+def _put_headers(columns: dict[int, Buffer], lists: pa.ListArray[Any]) -> None:
+    pairs = lists.flatten()
+    if not len(pairs):
+        return
+    keys, values = (_as_binary(part) for part in pairs.flatten())
+    lengths = pc.list_value_length(lists).fill_null(0).to_pylist()
+    columns[Column.HEADER_COUNTS] = array("i", accumulate(lengths, initial=0)).tobytes()
+    columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)
+    _put_binary(columns, keys, Column.HEADER_KEY_OFFSETS, None)
+    kinds = [HeaderKind.RAW if valid else HeaderKind.NULL for valid in values.is_valid().to_pylist()]
+    columns[Column.HEADER_VALUE_KINDS] = bytes(kinds)
+    _put_binary(columns, values, Column.HEADER_VALUE_OFFSETS, None)

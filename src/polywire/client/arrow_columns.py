@@ -1,0 +1,171 @@
+"""Columns of Arrow out of stored batches: gathered, constant, and lists of headers.
+
+Promises: buffers come from reused blocks and keep them for as long as Arrow refers to them; text that is not UTF-8 is replaced, never
+handed on. Must not know: ranges, topics, sockets.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from polywire.client import gather
+from polywire.client.arena import BLOCK_BYTES, Arena
+from polywire.records.columns import Column, Header, HeaderKind, Record
+from polywire.records.rows import to_records
+
+HEADER_LIST: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, made once and cut to size
+ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
+_FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
+_SIGNED: Final = (HeaderKind.INT8, HeaderKind.INT16, HeaderKind.INT32, HeaderKind.INT64, HeaderKind.INT128)
+
+_arena: Final = Arena()
+
+
+class Space:
+    """Memory for the buffers of one record batch, cut from few blocks. Guards: no two cuts overlap."""
+
+    __slots__ = ("_at", "_block")
+
+    def __init__(self) -> None:
+        self._block = memoryview(b"")
+        self._at = 0
+
+    def cut(self, size: int) -> memoryview:
+        """``size`` writable bytes, aligned; their contents are what was there before."""
+        if size > len(self._block) - self._at:
+            self._block = _arena.take(max(size, BLOCK_BYTES))
+            self._at = 0
+        view = self._block[self._at : self._at + size]
+        self._at += -(-size // ALIGNMENT) * ALIGNMENT
+        return view
+
+    def cut_bits(self, count: int) -> memoryview:
+        """Room for ``count`` bits, all 0."""
+        view = self.cut((count + 7) // 8)
+        view[:] = bytes(len(view))
+        return view
+
+
+def gathered_binary(
+    source: memoryview,
+    plan: memoryview,
+    row_count: int,
+    offsets_column: Column,
+    validity_column: Column | None,
+    space: Space,
+) -> pa.Array[Any]:
+    """A column of variable length of all rows of a plan; ``validity_column`` None: no row is null, but for kinds see the caller."""
+    offsets = space.cut(4 * row_count + 4)
+    gather.gather_offsets(source, plan, offsets_column, offsets)
+    data = space.cut(gather.binary_bytes(source, plan, offsets_column))
+    gather.gather_bytes(source, plan, offsets_column, data)
+    bits, nulls = None, 0
+    if validity_column is not None:
+        marks = space.cut_bits(row_count)
+        nulls = gather.gather_validity(source, plan, offsets_column, validity_column, marks)
+        bits = pa.py_buffer(marks) if nulls else None
+    return pa.Array.from_buffers(pa.binary(), row_count, [bits, pa.py_buffer(offsets), pa.py_buffer(data)], nulls)
+
+
+def fixed(kind: pa.DataType, row_count: int, data: memoryview) -> pa.Array[Any]:
+    """A column of fixed width without nulls."""
+    return pa.Array.from_buffers(kind, row_count, [None, pa.py_buffer(data)], 0)
+
+
+def constant(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array[Any]:
+    """The same value in every row."""
+    capacity = max(CONSTANT_ROWS_MIN, 1 << max(0, row_count - 1).bit_length())
+    return _constant(value, kind, capacity).slice(0, row_count)
+
+
+@lru_cache(maxsize=64)
+def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array[Any]:
+    return pa.array([value] * capacity, type=kind)
+
+
+def as_type(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """A column in the type asked for; bytes that are no UTF-8 become text with replacement marks."""
+    if column.type == kind:
+        return column
+    if pa.types.is_string(kind) and pa.types.is_binary(column.type):
+        return _as_text(column)
+    return column.cast(kind)
+
+
+def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if item is None else item.decode("utf-8", "replace") for item in column.to_pylist()]
+        return pa.array(texts, type=pa.string())
+
+
+def headers_column(source: memoryview, plan: memoryview, row_count: int, space: Space) -> pa.Array[Any]:
+    """The headers of each row as a list of (key, value); null where a row has none, as Spark's Kafka source has it."""
+    inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
+    if _is_odd(source, plan, inner):
+        return pa.array(_slow_headers(source, plan), type=HEADER_LIST)
+    offsets = space.cut(4 * row_count + 4)
+    gather.gather_offsets(source, plan, Column.HEADER_COUNTS, offsets)
+    marks = space.cut_bits(row_count)
+    nulls = gather.mark_lists(offsets, row_count, marks)
+    if nulls == row_count:
+        return pa.nulls(row_count, HEADER_LIST)
+    count = offsets[4 * row_count :].cast("i")[0]
+    keys = _as_text(gathered_binary(source, inner, count, Column.HEADER_KEY_OFFSETS, None, space))
+    values = gathered_binary(source, inner, count, Column.HEADER_VALUE_OFFSETS, None, space)
+    bits = space.cut_bits(count)
+    if empty := gather.gather_kinds(source, inner, Column.HEADER_VALUE_KINDS, bits):
+        values = pa.Array.from_buffers(pa.binary(), count, [pa.py_buffer(bits), *values.buffers()[1:]], empty)
+    pairs = pa.Array.from_buffers(HEADER_LIST.value_type, count, [None], 0, children=[keys, values])
+    buffers = [pa.py_buffer(marks) if nulls else None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(HEADER_LIST, row_count, buffers, nulls, children=[pairs])
+
+
+def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
+    """Whether some header needs more than its bytes: keys that are numbers, or event fields that other readers see as headers."""
+    kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
+    for line in range(0, len(inner), gather.PLAN_WIDTH):
+        start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
+        if max(source[place + start : place + stop], default=0) > HeaderKind.STRING:
+            return True
+    events_place = gather.PLAN_FACTS + 2 * Column.EVENT_TYPE_OFFSETS
+    return any(plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH))
+
+
+def _slow_headers(source: memoryview, plan: memoryview) -> list[list[dict[str, Any]] | None]:
+    rows: list[list[dict[str, Any]] | None] = []
+    for line in range(0, len(plan), gather.PLAN_WIDTH):
+        records = to_records(source, plan[line])[plan[line + 1] : plan[line + 2]]
+        rows += [_pairs(record) or None for record in records]
+    return rows
+
+
+def _pairs(record: Record) -> list[dict[str, Any]]:
+    pairs = [{"key": header_key_text(header), "value": header.value} for header in record.headers]
+    if record.event is not None:
+        # Readers without the notion see event fields as headers (design §2).
+        pairs.append({"key": "event.type", "value": record.event.type.encode()})
+        pairs.append({"key": "event.schema_version", "value": str(record.event.schema_version).encode()})
+        pairs.append({"key": "event.aggregate_version", "value": str(record.event.aggregate_version).encode()})
+        if record.event.metadata is not None:
+            pairs.append({"key": "event.metadata", "value": record.event.metadata})
+    return pairs
+
+
+def header_key_text(header: Header) -> str:
+    """A header's key as text; keys that are numbers in decimal."""
+    match header.key_kind:
+        case HeaderKind.NULL | HeaderKind.RAW | HeaderKind.STRING:
+            return header.key.decode("utf-8", "replace")
+        case HeaderKind.BOOL:
+            return "true" if any(header.key) else "false"
+        case HeaderKind.FLOAT32 | HeaderKind.FLOAT64:
+            return str(struct.unpack(_FLOATS[header.key_kind], header.key)[0])
+        case _:
+            return str(int.from_bytes(header.key, "little", signed=header.key_kind in _SIGNED))

@@ -1,0 +1,278 @@
+"""Many small stored batches into one set of Arrow buffers: the loops behind ``client.arrow``.
+
+A *plan* says what to take: an i64 array with ``PLAN_WIDTH`` numbers per run of rows — place of the batch, first row, row after the last,
+base offset, append time, then place and size of each column as ``records.batch.layout`` tells them.
+
+Promises: one call per column and record batch; batches come from validated bytes, targets have the sizes the caller computed from the plan.
+Must not know: Arrow, sockets.
+"""
+
+from __future__ import annotations
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        move,
+        store_i64,
+        store_u32,
+    )
+else:
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        move,
+        store_i64,
+        store_u32,
+    )
+
+PLAN_FACTS = 5
+PLAN_WIDTH = PLAN_FACTS + 2 * 27
+
+_WIDTH = cython.declare(cython.Py_ssize_t, 8 * (5 + 2 * 27))
+_START = cython.declare(cython.Py_ssize_t, 8)
+_STOP = cython.declare(cython.Py_ssize_t, 16)
+_OFFSET = cython.declare(cython.Py_ssize_t, 24)
+_TIME = cython.declare(cython.Py_ssize_t, 32)
+_COLUMNS = cython.declare(cython.Py_ssize_t, 40)
+
+
+def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
+    """Bytes of all values that the plan takes of a column of variable length."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
+    total: cython.Py_ssize_t = 0
+    run: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t
+    while run < runs.size:
+        place = load_i64(runs.p, run + column)
+        if place >= 0:
+            total += load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP))
+            total -= load_i32(source.p, place + 4 * load_i64(runs.p, run + _START))
+        run += _WIDTH
+    return total
+
+
+def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
+    """Arrow offsets (i32, one more than rows, first 0) of a column; rows of a batch without it have no length."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    at: cython.Py_ssize_t = 4
+    end: cython.Py_ssize_t = 0
+    shift: cython.Py_ssize_t
+    store_u32(made.p, 0, 0)
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        place = load_i64(runs.p, run + column)
+        if place < 0:
+            while row < stop:
+                store_u32(made.p, at, end)
+                at += 4
+                row += 1
+        else:
+            shift = end - load_i32(source.p, place + 4 * row)
+            while row < stop:
+                row += 1
+                end = shift + load_i32(source.p, place + 4 * row)
+                store_u32(made.p, at, end)
+                at += 4
+        run += _WIDTH
+
+
+def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
+    """The bytes behind ``gather_offsets``; they lie in the column after it."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
+    run: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t
+    begin: cython.Py_ssize_t
+    size: cython.Py_ssize_t
+    at: cython.Py_ssize_t = 0
+    while run < runs.size:
+        place = load_i64(runs.p, run + column)
+        if place >= 0:
+            begin = load_i32(source.p, place + 4 * load_i64(runs.p, run + _START))
+            size = load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP)) - begin
+            move(made.p, at, source.p, load_i64(runs.p, run + column + 16) + begin, size)
+            at += size
+        run += _WIDTH
+
+
+def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_column: int, target: Buffer) -> int:
+    """Validity bits of a column into zeroed bytes; returns how many rows are null. Rows of a batch without the column are null."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    present: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
+    bits: cython.Py_ssize_t = _COLUMNS + 16 * validity_column
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    at: cython.Py_ssize_t = 0
+    nulls: cython.Py_ssize_t = 0
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        place = load_i64(runs.p, run + bits)
+        if load_i64(runs.p, run + present) < 0:
+            nulls += stop - row
+            at += stop - row
+            row = stop
+        while row < stop:
+            if place < 0 or (source.p[place + (row >> 3)] >> (row & 7)) & 1:
+                made.p[at >> 3] |= 1 << (at & 7)
+            else:
+                nulls += 1
+            at += 1
+            row += 1
+        run += _WIDTH
+    return nulls
+
+
+def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer) -> int:
+    """Validity bits of rows whose kind is not 0, into zeroed bytes; returns how many are null."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * kinds_column
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    at: cython.Py_ssize_t = 0
+    nulls: cython.Py_ssize_t = 0
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        place = load_i64(runs.p, run + column)
+        while row < stop:
+            if source.p[place + row]:
+                made.p[at >> 3] |= 1 << (at & 7)
+            else:
+                nulls += 1
+            at += 1
+            row += 1
+        run += _WIDTH
+    return nulls
+
+
+def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
+    """Validity bits of lists that are not empty, into zeroed bytes; returns how many are empty."""
+    source: Lent = lend(offsets)
+    made: Lent = lend_writable(target)
+    row: cython.Py_ssize_t
+    count: cython.Py_ssize_t = row_count
+    nulls: cython.Py_ssize_t = 0
+    for row in range(count):
+        if load_i32(source.p, 4 * row + 4) > load_i32(source.p, 4 * row):
+            made.p[row >> 3] |= 1 << (row & 7)
+        else:
+            nulls += 1
+    return nulls
+
+
+def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer) -> None:
+    """The offset of each row, i64: counted up from its batch's, or by its deltas where the batch was compacted."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * deltas_column
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    place: cython.Py_ssize_t
+    base: cython.longlong
+    at: cython.Py_ssize_t = 0
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        base = load_i64(runs.p, run + _OFFSET)
+        place = load_i64(runs.p, run + column)
+        if place < 0:
+            while row < stop:
+                store_i64(made.p, at, base + row)
+                at += 8
+                row += 1
+        while row < stop:
+            store_i64(made.p, at, base + load_u32(source.p, place + 4 * row))
+            at += 8
+            row += 1
+        run += _WIDTH
+
+
+def time_rows(plan: Buffer, target: Buffer) -> None:
+    """The append time of each row, i64 microseconds."""
+    runs: Lent = lend(plan)
+    made: Lent = lend_writable(target)
+    run: cython.Py_ssize_t = 0
+    row: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    time_us: cython.longlong
+    at: cython.Py_ssize_t = 0
+    while run < runs.size:
+        row = load_i64(runs.p, run + _START)
+        stop = load_i64(runs.p, run + _STOP)
+        time_us = load_i64(runs.p, run + _TIME)
+        while row < stop:
+            store_i64(made.p, at, time_us)
+            at += 8
+            row += 1
+        run += _WIDTH
+
+
+def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
+    """The plan of the elements inside the lists of a plan's rows (headers of records); batches without lists drop out."""
+    source: Lent = lend(chunk)
+    runs: Lent = lend(plan)
+    target = bytearray(runs.size)
+    made: Lent = lend_writable(target)
+    column: cython.Py_ssize_t = _COLUMNS + 16 * counts_column
+    run: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t
+    while run < runs.size:
+        place = load_i64(runs.p, run + column)
+        if place >= 0:
+            move(made.p, at, runs.p, run, _WIDTH)
+            store_i64(made.p, at + _START, load_i32(source.p, place + 4 * load_i64(runs.p, run + _START)))
+            store_i64(made.p, at + _STOP, load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP)))
+            at += _WIDTH
+        run += _WIDTH
+    return target[:at] if at < runs.size else target
+
+
+def rebase_offsets(offsets: Buffer, start: int, row_count: int) -> bytearray:
+    """Arrow offsets (i32) of rows ``start`` to ``start + row_count``, counted from 0."""
+    source: Lent = lend(offsets)
+    size: cython.Py_ssize_t = row_count
+    place: cython.Py_ssize_t = 4 * start
+    target = bytearray(4 * size + 4)
+    made: Lent = lend_writable(target)
+    base: cython.int = load_i32(source.p, place)
+    row: cython.Py_ssize_t
+    for row in range(size + 1):
+        store_u32(made.p, 4 * row, load_i32(source.p, place + 4 * row) - base)
+    return target

@@ -1,0 +1,204 @@
+"""Places in the order of answers of one FLUX connection, and what fills them.
+
+Promises: an answer is filled once, by a callback of the broker or of a timer; a run of PRODUCE lines is one answer, written by one compiled call.
+Must not know: how lines are read, sockets.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Done
+from polywire.protocols.flux import codec
+from polywire.protocols.flux.errors import refused
+from polywire.protocols.flux.messages import Refused, err, ok
+from polywire.protocols.flux.metadata import FluxState
+from polywire.types import PARTITION_COUNT_MAX
+
+REPLY_BUFFERS_MAX: Final = 4  # large reply buffers kept for reuse
+REPLY_BYTES: Final = 256 * 1024  # such a buffer at first
+REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
+
+Parts = list[bytes | memoryview]
+
+
+class Asker(Protocol):
+    """What an answer needs of its session."""
+
+    @property
+    def state(self) -> FluxState: ...
+
+    @property
+    def scratch(self) -> Scratch: ...
+
+    def answered(self) -> None:
+        """An answer became known."""
+
+
+class Scratch:
+    """Arrays that every session of a factory uses in turn; nothing in them outlives a call of ``receive``.
+
+    Invariant: ``seats`` are zeros between calls.
+    """
+
+    __slots__ = ("bounds", "groups", "ids", "out", "records", "replies", "rows", "seats", "spans", "work")
+
+    def __init__(self) -> None:
+        most = codec.RUN_RECORDS_MAX
+        self.work = memoryview(array("q", bytes(8 * codec.WORK_WORDS)))
+        self.spans = memoryview(array("q", bytes(8 * 4 * most)))
+        self.records = memoryview(array("i", bytes(4 * most)))
+        self.groups = memoryview(array("i", bytes(4 * most)))
+        self.rows = memoryview(array("i", bytes(4 * most)))
+        self.bounds = memoryview(array("i", bytes(4 * 2 * most)))
+        self.seats = memoryview(array("i", bytes(4 * PARTITION_COUNT_MAX)))
+        self.ids = bytearray(codec.LINE_BYTES_MAX)
+        self.out = bytearray(codec.LINE_BYTES_MAX)
+        self.replies: list[bytearray] = []
+
+    def reserve_out(self, size: int) -> None:
+        """Make ``out`` at least this large."""
+        if len(self.out) < size:
+            self.out = bytearray(size)
+
+    def take_reply(self) -> bytearray:
+        """A buffer for one large reply."""
+        return self.replies.pop() if self.replies else bytearray(REPLY_BYTES)
+
+    def give_reply(self, buffer: bytearray) -> None:
+        """The reply was sent."""
+        if len(self.replies) < REPLY_BUFFERS_MAX and len(buffer) <= REPLY_BYTES_KEPT:
+            self.replies.append(buffer)
+
+
+class Answer:
+    """A place in the order of answers; ``parts`` are set when it is known.
+
+    Invariant: filled once.
+    """
+
+    __slots__ = ("blocking", "cancel", "parts", "payload", "released", "request_id", "session")
+
+    def __init__(self, session: Asker, request_id: bytes, *, blocking: bool = False) -> None:
+        self.session = session
+        self.request_id = request_id
+        self.blocking = blocking
+        self.payload = b""
+        self.parts: Parts | None = None
+        self.released: Callable[[], None] | None = None
+        self.cancel: Callable[[], None] | None = None
+
+    def fill(self, parts: Parts, released: Callable[[], None] | None = None) -> None:
+        """The answer is known."""
+        self.parts = parts
+        self.released = released
+        self.cancel = None
+        self.session.answered()
+
+    def ok(self, payload: bytes) -> None:
+        """Success."""
+        self.fill([ok(self.request_id, payload)])
+
+    def refuse(self, error: Refused) -> None:
+        """Failure."""
+        self.fill([err(self.request_id, error)])
+
+    def done(self, offset: int, error: BrokerError | None) -> None:
+        """A callback of the broker: answers with ``payload``, or with the error."""
+        del offset
+        if error is None:
+            self.ok(self.payload)
+        else:
+            self.refuse(refused(error))
+
+
+class Produced(Answer):
+    """The answer of one PRODUCE with acks 0 or 1."""
+
+    __slots__ = ("partition",)
+
+    partition: Partition
+
+    def done(self, offset: int, error: BrokerError | None) -> None:
+        """The record is written, or not."""
+        if error is not None:
+            self.refuse(refused(error))
+            return
+        hw = self.session.state.hw_after(self.partition, offset)
+        self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, self.partition.number, offset, hw)]
+        self.session.answered()
+
+
+class Run(Answer):
+    """The answers of a run of PRODUCE lines.
+
+    ids: correlation ids, each ended by LF. groups: group of each record. A group is one batch for one partition.
+    numbers: per group partition number, offset of its first record, lowest hw to tell.
+    """
+
+    __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
+
+    def __init__(self, session: Asker, ids: bytes, count: int) -> None:
+        super().__init__(session, b"")
+        self.ids = ids
+        self.groups = array("i", bytes(4 * count))
+        self.numbers = array("q")
+        self.partitions: list[Partition | None] = []
+        self.errors: dict[int, Refused] = {}
+        self.waiting = 1  # the run itself, until all its batches are handed over
+
+    def add_group(self, partition: Partition | None) -> int:
+        """One more batch; returns the group's number."""
+        self.partitions.append(partition)
+        self.numbers.extend((0 if partition is None else partition.number, -1, -1))
+        self.waiting += 1
+        return len(self.partitions) - 1
+
+    def fill_groups(self, group: int, count: int, records: memoryview | None) -> None:
+        """Put records into one group, by their numbers within the run (None: all of it)."""
+        for index in range(count):
+            self.groups[index if records is None else records[index]] = group
+
+    def stored(self, group: int, offset: int, error: BrokerError | None) -> None:
+        """A batch is written, or not."""
+        if error is None:
+            self.numbers[3 * group + 1] = offset
+        else:
+            self.errors[group] = refused(error)
+        self.finish_one()
+
+    def fail(self, group: int, error: Refused) -> None:
+        """A batch was not even tried."""
+        self.errors[group] = error
+        self.finish_one()
+
+    def finish_one(self) -> None:
+        """One thing less to wait for."""
+        self.waiting -= 1
+        if self.waiting == 0:
+            self.fill([self._replies()])
+
+    def _replies(self) -> bytes:
+        state = self.session.state
+        plain = all(partition is not None and state.is_plain(partition) for partition in self.partitions)
+        if self.errors or not plain:
+            return b"".join(self._reply(number, name) for number, name in enumerate(self.ids.split(b"\n")[:-1]))
+        scratch = self.session.scratch
+        scratch.reserve_out(len(self.ids) + codec.REPLY_BYTES * len(self.groups))
+        size = codec.put_produced(self.ids, self.groups, self.numbers, scratch.out)
+        return bytes(memoryview(scratch.out)[:size])
+
+    def _reply(self, number: int, name: bytes) -> bytes:
+        group = self.groups[number]
+        partition = self.partitions[group]
+        if group in self.errors or partition is None:
+            return err(name, self.errors[group])
+        offset = self.numbers[3 * group + 1]
+        self.numbers[3 * group + 1] = offset + 1
+        hw = self.session.state.hw_after(partition, offset)
+        return b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (name, partition.number, offset, hw)

@@ -1,0 +1,358 @@
+"""What only the FLUX wire knows: broker registry, roles and leaders, in-sync replicas and the high watermark (dossier §8, §9, §11).
+
+Promises: registry, roles and leaders survive restarts through the broker's wire state; follower reports do not, as a follower of an earlier start is
+not in sync. The high watermark told for a partition never falls while this broker leads it (Q7), and freezes nobody but FLUX readers.
+Must not know: lines, sessions, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import structlog
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition, Topic
+from polywire.log.base import Done
+from polywire.protocols.flux.messages import Role, bad
+from polywire.types import Level
+
+WIRE: Final = "flux"
+TERM: Final = 1  # there is no consensus, the number never changes (dossier §11)
+_INDEX_KEY: Final = "index"
+_BROKER_KEY: Final = "broker/"
+_PARTITION_KEY: Final = "partition/"
+_TOPIC_KEY: Final = "topic/"
+
+log = structlog.get_logger("polywire.flux")
+
+
+@dataclass(frozen=True, slots=True)
+class FluxSettings:
+    """Settings of the wire, with the reference's defaults (dossier §13).
+
+    replication_factor_max: of one topic; its replicas are listed. ack_all_timeout_ms: clients give up after 5 s, so this stays well below. strict_leaders: created topics begin without leaders, as in
+    the reference (Q3). admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17). consume_bytes_max: of one CONSUME reply (§7); one
+    record is always sent.
+    """
+
+    broker_id: int = 0
+    host: str = "127.0.0.1"
+    port: int = 9092
+    replication_factor: int = 3
+    replication_factor_max: int = 1_000
+    min_isr: int = 2
+    lag_max: int = 0
+    lag_timeout_ms: int = 10_000
+    ack_all_timeout_ms: int = 2_000
+    strict_leaders: bool = False
+    admin: bool = True
+    consume_bytes_max: int = 8 * 1024 * 1024
+
+
+class _BrokerStored(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    epoch: int
+    heartbeat_at_us: int
+    fenced: bool
+
+
+class _PartitionStored(msgspec.Struct, frozen=True):
+    leader: int
+    isr: list[int]
+    follower: bool
+
+
+@dataclass(slots=True)
+class PartitionView:
+    """A partition that is not simply led by this broker without followers.
+
+    followers: acknowledged offset and time of the last report, by replica id. floor: the highest hw told while leader.
+    """
+
+    leader: int
+    isr: list[int]
+    role: Role = Role.LEADER
+    followers: dict[int, tuple[int, float]] = field(default_factory=dict)
+    floor: int = -1
+    under_replicated: bool = True
+    waiters: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """Outcome of one recomputation (dossier §9)."""
+
+    hw: int
+    isr: list[int]
+    under_replicated: bool
+
+
+class FluxState:
+    """Registry, roles and replication of one broker.
+
+    Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
+    """
+
+    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_views", "escaped_values", "settings")
+
+    def __init__(self, broker: Broker, settings: FluxSettings) -> None:
+        self._broker = broker
+        self.settings = settings
+        self.escaped_values = 0  # values shown escaped since the start (dossier §7)
+        self._brokers: dict[int, _BrokerStored] = {}
+        self._views: dict[int, PartitionView] = {}
+        self._factors: dict[bytes, int] = {}
+        self._index = 0
+        self._load()
+        known = self._brokers.get(settings.broker_id)
+        if known is None or (known.host, known.port, known.fenced) != (settings.host, settings.port, False):
+            self.register(settings.broker_id, settings.host, settings.port, 0, done=None)
+
+    def _load(self) -> None:
+        """Take over what was stored; what belongs to deleted partitions and topics is dropped for good."""
+        topics = self._broker.topics(internal=True)
+        alive = {partition.incarnation for topic in topics for partition in topic.partitions}
+        names = {topic.id for topic in topics}
+        for key, value in list(self._broker.wire_state(WIRE).items()):
+            if key == _INDEX_KEY:
+                self._index = msgspec.msgpack.decode(value, type=int)
+            elif key.startswith(_BROKER_KEY):
+                self._brokers[int(key.removeprefix(_BROKER_KEY))] = msgspec.msgpack.decode(value, type=_BrokerStored)
+            elif key.startswith(_PARTITION_KEY) and int(key.removeprefix(_PARTITION_KEY)) in alive:
+                stored = msgspec.msgpack.decode(value, type=_PartitionStored)
+                role = Role.FOLLOWER if stored.follower else Role.LEADER
+                self._views[int(key.removeprefix(_PARTITION_KEY))] = PartitionView(stored.leader, stored.isr, role)
+            elif key.startswith(_TOPIC_KEY) and bytes.fromhex(key.removeprefix(_TOPIC_KEY)) in names:
+                self._factors[bytes.fromhex(key.removeprefix(_TOPIC_KEY))] = msgspec.msgpack.decode(value, type=int)
+            else:
+                self._broker.set_wire_state(WIRE, key, None, level=Level.WRITTEN, done=None)
+
+    @property
+    def index(self) -> int:
+        """Number of metadata changes so far."""
+        return self._index
+
+    def brokers(self) -> list[int]:
+        """Ids of the registered brokers, ascending."""
+        return sorted(self._brokers)
+
+    def fenced(self) -> list[int]:
+        """Ids of the fenced brokers, ascending."""
+        return sorted(number for number, entry in self._brokers.items() if entry.fenced)
+
+    def term_and_index(self) -> str:
+        """How admin replies end."""
+        return f"term={TERM} index={self._index}"
+
+    def register(self, number: int, host: str, port: int, epoch: int, *, done: Done | None) -> None:
+        """Register or replace a broker; clears fencing. An epoch of 0 or less becomes the time in nanoseconds."""
+        now_us = self._broker.clock.now_us()
+        entry = _BrokerStored(host, port, epoch if epoch > 0 else now_us * 1000, now_us, False)
+        self._store_broker(number, entry, done)
+
+    def heartbeat(self, number: int, *, done: Done | None) -> None:
+        """A broker is alive; clears fencing. Raises Refused ``broker not found``."""
+        now_us = self._broker.clock.now_us()
+        entry = msgspec.structs.replace(self._registered(number), heartbeat_at_us=now_us, fenced=False)
+        self._store_broker(number, entry, done)
+
+    def fence(self, number: int, fenced: bool, *, done: Done | None) -> None:
+        """Set or clear fencing. Raises Refused ``broker not found``."""
+        self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
+
+    def reconcile(self, timeout_ms: int, *, done: Done) -> int:
+        """Fence brokers whose last heartbeat is older, unfence the others; returns how many changed. ``done`` follows all of it.
+
+        This broker runs this very code, so it is alive.
+        """
+        oldest = self._broker.clock.now_us() - timeout_ms * 1000
+        changed = 0
+        for number, entry in sorted(self._brokers.items()):
+            fenced = entry.heartbeat_at_us < oldest and number != self.settings.broker_id
+            if fenced != entry.fenced:
+                self._store_broker(number, msgspec.structs.replace(entry, fenced=fenced), None)
+                changed += 1
+        self._store_index(0, done)
+        return changed
+
+    def _registered(self, number: int) -> _BrokerStored:
+        entry = self._brokers.get(number)
+        if entry is None:
+            raise bad(f"broker not found: {number}")
+        return entry
+
+    def _store_broker(self, number: int, entry: _BrokerStored, done: Done | None) -> None:
+        self._brokers[number] = entry
+        value = msgspec.msgpack.encode(entry)
+        self._broker.set_wire_state(WIRE, f"{_BROKER_KEY}{number}", value, level=Level.SYNCED, done=None)
+        self._store_index(1, done)
+
+    def _store_index(self, steps: int, done: Done | None, level: Level = Level.SYNCED) -> None:
+        self._index += steps
+        value = msgspec.msgpack.encode(self._index)
+        self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
+
+    def created(self, topic: Topic, *, automatic: bool, factor: int | None = None, done: Done | None = None) -> None:
+        """A topic was made over this wire: give its partitions leaders (dossier §8, Q3)."""
+        if factor is not None:
+            self._factors[topic.id] = factor
+            key = f"{_TOPIC_KEY}{topic.id.hex()}"
+            value = msgspec.msgpack.encode(factor)
+            self._broker.set_wire_state(WIRE, key, value, level=Level.SYNCED, done=None)
+        live = [number for number in self.brokers() if not self._brokers[number].fenced]
+        for partition in topic.partitions:
+            leader = live[partition.number % len(live)] if live else self.settings.broker_id
+            if self.settings.strict_leaders and not automatic:
+                self._set_leader(partition, -1, self._replicas(topic))
+            elif leader != self.settings.broker_id:
+                self._set_leader(partition, leader, [leader])
+        steps = 1 + len(topic.partitions) if automatic else 1
+        self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
+
+    def touched(self, *, done: Done) -> None:
+        """A metadata command changed nothing but counts as a step."""
+        self._store_index(1, done)
+
+    def set_leader(self, partition: Partition, leader: int, isr: list[int], *, done: Done) -> None:
+        """Set leader and in-sync set as given; an empty set keeps the stored one."""
+        view = self._views.get(partition.incarnation)
+        kept = view.isr if view is not None else [self.settings.broker_id]
+        self._set_leader(partition, leader, isr or kept)
+        self._store_index(1, done)
+
+    def set_role(self, partition: Partition, role: Role, *, done: Done) -> None:
+        """Set the local role; this broker becomes the metadata leader whatever the role (dossier §5)."""
+        view = self._view(partition)
+        if view.role is not role:
+            view.floor = -1
+        view.role = role
+        self._set_leader(partition, self.settings.broker_id, [self.settings.broker_id])
+        self._store_index(1, done)
+
+    def elect(self, topic: Topic, *, done: Done) -> int:
+        """Replace leaders that are unknown or fenced; returns how many partitions changed."""
+        eligible = [number for number in self._replicas(topic) if self._is_live(number)]
+        changed = 0
+        for partition in topic.partitions:
+            view = self._views.get(partition.incarnation)
+            leader = view.leader if view is not None else self.settings.broker_id
+            wanted = leader if self._is_live(leader) else next(iter(eligible), -1)
+            if wanted != leader:
+                self._set_leader(partition, wanted, eligible)
+                changed += 1
+        self._store_index(changed, done)
+        return changed
+
+    def _is_live(self, number: int) -> bool:
+        entry = self._brokers.get(number)
+        return entry is not None and not entry.fenced
+
+    def _replicas(self, topic: Topic) -> list[int]:
+        return list(range(self._factors.get(topic.id, self.settings.replication_factor)))
+
+    def _set_leader(self, partition: Partition, leader: int, isr: list[int]) -> None:
+        view = self._view(partition)
+        view.leader = leader
+        view.isr = isr
+        value = msgspec.msgpack.encode(_PartitionStored(leader, isr, view.role is Role.FOLLOWER))
+        key = f"{_PARTITION_KEY}{partition.incarnation}"
+        self._broker.set_wire_state(WIRE, key, value, level=Level.SYNCED, done=None)
+
+    def _view(self, partition: Partition) -> PartitionView:
+        view = self._views.get(partition.incarnation)
+        if view is None:
+            view = PartitionView(self.settings.broker_id, [self.settings.broker_id])
+            view.floor = partition.log.readable_offset - 1
+            self._views[partition.incarnation] = view
+        return view
+
+    def is_plain(self, partition: Partition) -> bool:
+        """Whether this broker leads the partition and nobody ever reported to hold it: then a record's hw is its own offset."""
+        return partition.incarnation not in self._views
+
+    def is_writable(self, partition: Partition) -> bool:
+        """Whether this broker takes records of this partition."""
+        view = self._views.get(partition.incarnation)
+        return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
+
+    def is_leader(self, partition: Partition) -> bool:
+        """Whether the local role is leader, whoever the metadata names."""
+        view = self._views.get(partition.incarnation)
+        return view is None or view.role is Role.LEADER
+
+    def hw(self, partition: Partition) -> int:
+        """Offset of the last record readers of this wire may see, -1 for none."""
+        if partition.incarnation not in self._views:
+            return partition.log.readable_offset - 1
+        return self.recompute(partition).hw
+
+    def hw_after(self, partition: Partition, offset: int) -> int:
+        """The hw right after the record at ``offset`` was appended."""
+        if partition.incarnation not in self._views:
+            return offset
+        return self.recompute(partition, leo=offset).hw
+
+    def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
+        """In-sync set and hw as they are now (dossier §9); with ``leo``, as they were when that was the last record."""
+        end = partition.log.readable_offset - 1 if leo is None else leo
+        view = self._views.get(partition.incarnation)
+        if view is None:
+            return Replication(end, [0], self.settings.min_isr > 1)
+        oldest = self._broker.clock.monotonic() - self.settings.lag_timeout_ms / 1000
+        in_sync = {
+            number: acked
+            for number, (acked, seen) in view.followers.items()
+            if seen >= oldest and end - acked <= self.settings.lag_max
+        }
+        hw = max(min([end, *in_sync.values()]), -1)
+        if view.role is Role.LEADER:
+            view.floor = hw = max(hw, view.floor)
+        isr = [0, *sorted(in_sync)]
+        under_replicated = len(isr) < self.settings.min_isr
+        if leo is None and under_replicated != view.under_replicated:
+            view.under_replicated = under_replicated
+            self._tell(partition, isr, under_replicated)
+        return Replication(hw, isr, under_replicated)
+
+    def _tell(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
+        """Changes only (Q18)."""
+        topic = partition.topic.name.full
+        if under_replicated:
+            log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)
+        else:
+            log.info("partition has enough replicas in sync", topic=topic, partition=partition.number, isr=isr)
+
+    def acknowledge(self, partition: Partition, follower: int, offset: int) -> Replication:
+        """A follower holds everything up to ``offset``; wakes those who wait for it."""
+        view = self._view(partition)
+        acked, _ = view.followers.get(follower, (-1, 0.0))
+        leo = partition.log.readable_offset - 1
+        view.followers[follower] = (max(acked, min(offset, leo)), self._broker.clock.monotonic())
+        now = self.recompute(partition)
+        for waiter in list(view.waiters):
+            if waiter in view.waiters and self.is_replicated(partition, waiter[0]):
+                view.waiters.remove(waiter)
+                waiter[1]()
+        return now
+
+    def is_replicated(self, partition: Partition, offset: int) -> bool:
+        """Whether ``acks=all`` of this record is reached."""
+        now = self.recompute(partition)
+        return now.hw >= offset and not now.under_replicated
+
+    def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call ``wake`` once a follower's report completes the record; returns a function that cancels."""
+        waiters = self._view(partition).waiters
+        waiter = (offset, wake)
+        waiters.append(waiter)
+
+        def cancel() -> None:
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+        return cancel

@@ -1,0 +1,411 @@
+"""One FLUX connection: requests in order, answers in order, runs of PRODUCE in bulk.
+
+Promises: answers leave in request order; a request that reads the log sees every record produced before it on this connection; a request
+that waits holds up later ones of this connection only. No task and no future per request.
+Must not know: sockets, the loop beyond its timers, other wires, what the commands do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
+from polywire.log.base import Done
+from polywire.protocols.base import Output
+from polywire.protocols.flux import codec
+from polywire.protocols.flux.answers import Answer, Parts, Produced, Run, Scratch
+from polywire.protocols.flux.errors import not_leader, refused
+from polywire.protocols.flux.messages import Refused, Request, WireCode, parse
+from polywire.protocols.flux.metadata import FluxState
+from polywire.records.batch import from_spans
+from polywire.records.partitioner import partitions_of
+from polywire.types import KeyHash, Level
+
+ANSWERS_MAX: Final = 64  # answers (a run counts once) a connection may wait for before its next request is handled
+BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
+BUSY_PAUSE_S: Final = 0.005  # between two tries
+
+_IDS_AT: Final = 4 * codec.RUN_RECORDS_MAX
+_TOPICS_AT: Final = 7 * codec.RUN_RECORDS_MAX
+_HASH: Final = KeyHash.FNV32
+
+
+class Carry(Protocol):
+    """Carries out one request: returns the payload, or None when it made an ``Answer``. Raises Refused, BrokerError."""
+
+    def __call__(self, session: FluxSession, request: Request, /) -> bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the wire; a settled one waits until everything produced before it on this connection is readable."""
+
+    carry: Carry
+    settled: bool = False
+
+
+class FluxSession:
+    """One peer.
+
+    Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
+    requests behind them.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_blocking",
+        "_busy",
+        "_busy_since",
+        "_closed",
+        "_commands",
+        "_ending",
+        "_held",
+        "_output",
+        "_receiving",
+        "_rest",
+        "_resume",
+        "_settle",
+        "_timer",
+        "broker",
+        "scratch",
+        "state",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        state: FluxState,
+        scratch: Scratch,
+        commands: Mapping[str, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        self.broker: Final = broker
+        self.state: Final = state
+        self.scratch: Final = scratch
+        self._commands = commands
+        self._output = output
+        self._resume = resume
+        self._answers: deque[Answer] = deque()
+        self._blocking = 0
+        self._busy: deque[tuple[Partition, bytearray, Level, Done]] = deque()
+        self._busy_since = 0.0
+        self._timer: Any = None
+        self._settle = False
+        self._held = False
+        self._receiving = False
+        self._ending = False
+        self._rest = b""
+        self._closed = False
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest line."""
+        return codec.LINE_BYTES_MAX
+
+    def wanted(self) -> int:
+        """A line does not tell its length."""
+        return 0
+
+    def paused(self) -> bool:
+        """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
+        self._held = self._waits()
+        return self._held
+
+    def _waits(self) -> bool:
+        return bool(
+            self._blocking
+            or self._busy
+            or (self._settle and self._answers)
+            or len(self._answers) >= ANSWERS_MAX
+            or self._output.backlog > self._output.backlog_max
+        )
+
+    def receive(self, data: memoryview) -> int:
+        """Handle complete lines."""
+        if self._ending:
+            return len(data)
+        self._receiving = True
+        try:
+            return self._receive(data)
+        finally:
+            self._receiving = False
+
+    def _receive(self, data: memoryview) -> int:
+        at, stop = 0, len(data)
+        work = self.scratch.work
+        while at < stop:
+            reason, after, end, count, topics = codec.scan(data, at, stop, work)
+            if count == 1:
+                self._produce_one(data)
+            elif count:
+                self._produce_run(data, after - at, count, topics)
+            at = after
+            if reason == codec.MORE:
+                break
+            if reason == codec.LONG:
+                self._ending = True
+                self._end_when_answered()
+                return stop
+            if self._waits():
+                break
+            if reason == codec.LINE:
+                if not self._handle(bytes(data[at : end - 1])):
+                    break
+                at = end
+                if self._waits():
+                    break
+        return at
+
+    def _handle(self, line: bytes) -> bool:
+        """Carry out one request; False when it must wait until everything before it is answered."""
+        try:
+            request = parse(line)
+        except Refused as error:
+            self.append(Answer(self, b"0")).refuse(error)
+            return True
+        command = self._commands.get(request.command, _UNKNOWN)
+        if command.settled and self._answers:
+            self.broker.commit()
+            if self._answers:
+                self._settle = True
+                return False
+        try:
+            payload = command.carry(self, request)
+        except Refused as error:
+            self.append(Answer(self, request.id)).refuse(error)
+        except BrokerError as error:
+            self.append(Answer(self, request.id)).refuse(refused(error))
+        else:
+            if payload is not None:
+                self.append(Answer(self, request.id)).ok(payload)
+        return True
+
+    def append(self, answer: Answer) -> Answer:
+        """Give an answer its place in the order."""
+        self._answers.append(answer)
+        self._blocking += answer.blocking
+        return answer
+
+    def later(self, request: Request, *, blocking: bool = False) -> Answer:
+        """The place of an answer that comes later; a blocking one holds up the requests behind it."""
+        return self.append(Answer(self, request.id, blocking=blocking))
+
+    def answered(self) -> None:
+        """An answer became known: send what is next in order, and go on with what had to wait."""
+        if self._closed:
+            self._drop()
+            return
+        answers = self._answers
+        parts: Parts = []
+        while answers and answers[0].parts is not None:
+            answer = answers.popleft()
+            self._blocking -= answer.blocking
+            known = answer.parts or []
+            if answer.released is None and len(known) == 1:
+                parts.append(known[0])
+                continue
+            self._write(parts)
+            parts = []
+            self._output.write_many(known, answer.released)
+        self._write(parts)
+        if self._held or self._ending or self._rest:
+            self._go_on()
+
+    def _write(self, parts: Parts) -> None:
+        if parts:
+            self._output.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _go_on(self) -> None:
+        """Take up what had to wait, unless it still must; never from inside ``receive``."""
+        if self._receiving or self._closed or self._waits():
+            return
+        self._settle = False
+        if self._rest:
+            self._take_rest()
+        if self._held and not self._rest:
+            self._held = False
+            self._resume()
+        self._end_when_answered()
+
+    def _take_rest(self) -> None:
+        """Handle what was left when the peer finished, as far as it goes now."""
+        rest = self._rest
+        self._rest = b""
+        self._rest = rest[self.receive(memoryview(rest)) :]
+        self._ending = self._ending or not self._rest
+
+    def _end_when_answered(self) -> None:
+        if self._ending and not self._answers and not self._rest and not self._closed:
+            self._output.close()
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self._go_on()
+
+    def finish(self, data: memoryview) -> None:
+        """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
+        self._rest = bytes(data) + b"\n" if len(data) else b""
+        if self._rest and not self._ending:
+            if self._waits():
+                return
+            self._take_rest()
+        else:
+            self._rest = b""
+            self._ending = True
+        self._end_when_answered()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._busy.clear()
+        for answer in self._answers:
+            if answer.cancel is not None:
+                answer.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Nobody will read these."""
+        for answer in self._answers:
+            released, answer.released = answer.released, None
+            if answer.parts is not None and released is not None:
+                released()
+
+    def ensure_topic(self, name: str) -> Topic:
+        """The topic, made when it is missing (dossier §8). Raises BrokerError."""
+        if name.startswith("__"):
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
+        topic = self.broker.find_topic(name)
+        if topic is None:
+            topic = self.broker.ensure_topic(name)
+            self.state.created(topic, automatic=True)
+        return topic
+
+    def produce(self, partition: Partition, batch: bytearray, level: Level, done: Done) -> None:
+        """Hand a batch to the broker. When the log has no room the batch waits here, and so does this connection.
+
+        ``done`` may be called at once with an error.
+        """
+        if self._busy:
+            self._busy.append((partition, batch, level, done))
+            return
+        try:
+            self.broker.produce(partition, batch, level=level, done=done)
+        except BrokerError as error:
+            if not isinstance(error, Busy) or error.code is not ErrorCode.BUSY:
+                done(-1, error)
+                return
+            self._busy.append((partition, batch, level, done))
+            self._busy_since = self.broker.clock.monotonic()
+            self._timer = self.broker.loop.call_later(BUSY_PAUSE_S, self._retry)
+
+    def _retry(self) -> None:
+        """Try the waiting batches again, oldest first; refuse them all when they waited too long."""
+        waiting, self._busy = self._busy, deque()
+        self._timer = None
+        since, now = self._busy_since, self.broker.clock.monotonic()
+        while waiting:
+            partition, batch, level, done = waiting.popleft()
+            self.produce(partition, batch, level, done)
+            if self._busy and now - since < BUSY_WAIT_S:
+                self._busy.extend(waiting)
+                self._busy_since = since
+                return
+            if self._busy:
+                self._refuse_busy()
+        self._go_on()
+
+    def _refuse_busy(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waited_ms = int(BUSY_WAIT_S * 1000)
+        error = Busy(ErrorCode.BUSY, f"the log has no room, nothing was stored waited_ms={waited_ms}")
+        waiting, self._busy = self._busy, deque()
+        for _, _, _, done in waiting:
+            done(-1, error)
+
+    def _produce_one(self, data: memoryview) -> None:
+        """The run has one record: no arrays are needed."""
+        work = self.scratch.work
+        id_at, topic_at = work[_IDS_AT], work[_TOPICS_AT]
+        answer = Produced(self, bytes(data[id_at : id_at + work[_IDS_AT + 1]]))
+        self._answers.append(answer)
+        try:
+            topic = self.ensure_topic(str(data[topic_at : topic_at + work[_TOPICS_AT + 1]], "ascii"))
+            partition = self.broker.partition_of_key(topic, data[work[0] : work[0] + work[1]], _HASH)
+        except BrokerError as error:
+            answer.refuse(refused(error))
+            return
+        if not self.state.is_writable(partition):
+            answer.refuse(not_leader())
+            return
+        answer.partition = partition
+        self.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
+
+    def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
+        """Several records: one batch per topic and partition."""
+        scratch = self.scratch
+        scratch.ids = _sized(scratch.ids, size)
+        run = Run(self, bytes(memoryview(scratch.ids)[: codec.pack_ids(data, scratch.work, count, scratch.ids)]), count)
+        self._answers.append(run)
+        names = [self._topic_text(data, number) for number in range(topics)]
+        if topics == 1:
+            self._produce_topic(run, names[0], data, scratch.work[: 4 * count], count, None)
+        else:
+            for number, name in enumerate(names):
+                part = codec.select(scratch.work, count, number, scratch.spans, scratch.records)
+                self._produce_topic(run, name, data, scratch.spans[: 4 * part], part, scratch.records)
+        run.finish_one()
+
+    def _topic_text(self, data: memoryview, number: int) -> str:
+        at = self.scratch.work[_TOPICS_AT + 2 * number]
+        return str(data[at : at + self.scratch.work[_TOPICS_AT + 2 * number + 1]], "ascii")
+
+    def _produce_topic(
+        self, run: Run, name: str, data: memoryview, spans: memoryview, count: int, records: memoryview | None
+    ) -> None:
+        """Split one topic's records by partition and hand them over. ``records``: their numbers within the run."""
+        scratch = self.scratch
+        base = len(run.partitions)
+        try:
+            topic = self.ensure_topic(name)
+        except BrokerError as error:
+            run.fill_groups(base, count, records)
+            run.fail(run.add_group(None), refused(error))
+            return
+        kind = topic.settings.key_hash or _HASH
+        found = partitions_of(data, spans, len(topic.partitions), kind)
+        numbers = memoryview(found).cast("B").cast("i")
+        groups, rows, bounds = run.groups, scratch.rows, scratch.bounds
+        total = codec.divide(numbers, count, records, base, scratch.seats, groups, rows, bounds)
+        start = 0
+        for group in range(total):
+            end, partition = bounds[2 * group], topic.partitions[bounds[2 * group + 1]]
+            number = run.add_group(partition)
+            if self.state.is_writable(partition):
+                batch = from_spans(data, spans, rows[start:end] if total > 1 else None)
+                self.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
+            else:
+                run.fail(number, not_leader())
+            start = end
+
+
+def _sized(buffer: bytearray, size: int) -> bytearray:
+    """The buffer, or a larger one."""
+    return buffer if len(buffer) >= size else bytearray(size)
+
+
+def _unknown(session: FluxSession, request: Request, /) -> bytes | None:
+    raise Refused(WireCode.UNKNOWN_COMMAND, b"unsupported command")
+
+
+_UNKNOWN: Final = Command(_unknown)

@@ -1,0 +1,43 @@
+"""The stored batch as everyone else uses it: build, number, check, walk, look up and reshape (decision 0001).
+
+Promises: every function of the format under one name; buffers in, values or bytes out, one compiled call per batch or chunk. The work is
+done in the compiled modules beside it. Must not know: the log, any wire.
+"""
+
+from __future__ import annotations
+
+from polywire.records.build import from_columns, from_spans
+from polywire.records.check import validate
+from polywire.records.header import (
+    check_body,
+    check_header,
+    layout,
+    read_header,
+    stamp,
+    stamp_producer,
+    totals,
+    walk,
+)
+from polywire.records.lookup import address_of, record_at_address, record_at_offset, spans_of
+from polywire.records.reshape import merge, slice_records, take
+
+__all__ = [
+    "address_of",
+    "check_body",
+    "check_header",
+    "from_columns",
+    "from_spans",
+    "layout",
+    "merge",
+    "read_header",
+    "record_at_address",
+    "record_at_offset",
+    "slice_records",
+    "spans_of",
+    "stamp",
+    "stamp_producer",
+    "take",
+    "totals",
+    "validate",
+    "walk",
+]

@@ -1,0 +1,395 @@
+"""What a batch from outside must satisfy before anything trusts it: every rule of decision 0001 in one pass.
+
+Promises: a batch that passed can be read by every function of this package without looking beyond its bytes; whatever the bytes, the
+answer is a length or ``Invalid``. Large batches are checked without the GIL. Must not know: where batches come from.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.columns import Column
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import crc32_raw, xxh64_raw
+    from cython.cimports.polywire.records.header import body_matches, fill_layout
+    from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_i64, load_u32, load_u64
+else:
+    from polywire.records.checksum import crc32_raw, xxh64_raw
+    from polywire.records.header import body_matches, fill_layout
+    from polywire.records.memory import Lent, lend, load_i32, load_i64, load_u32, load_u64
+
+_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_RECORD_COUNT_MAX = cython.declare(cython.longlong, 4_194_304)
+_PRODUCER_ID_BYTES_MAX = cython.declare(cython.longlong, 255)
+_COLUMN_COUNT = cython.declare(cython.int, 27)
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
+
+# Rules by number, as the pass reports them; numbers below 100 mean "column n has the wrong size or company".
+_CHECKSUM = cython.declare(cython.int, 100)
+_HEADER = cython.declare(cython.int, 101)
+_PADDING = cython.declare(cython.int, 102)
+_OFFSETS = cython.declare(cython.int, 103)
+_NULLS = cython.declare(cython.int, 104)
+_KINDS = cython.declare(cython.int, 105)
+_FLAGS = cython.declare(cython.int, 106)
+_SPANS = cython.declare(cython.int, 107)
+_DELTAS = cython.declare(cython.int, 108)
+_CRC = cython.declare(cython.int, 109)
+_PRODUCER = cython.declare(cython.int, 110)
+
+_RULES: Final = {
+    100: "a checksum does not match",
+    101: "a header field is outside of its range",
+    102: "bytes between columns are not zero",
+    103: "offsets fall or do not end with their bytes",
+    104: "a null is not empty",
+    105: "a header has an unknown kind",
+    106: "a record has unknown flags or an event without event columns",
+    107: "the spans do not match the records",
+    108: "deltas do not ascend",
+    109: "a value does not have its crc",
+    110: "producer fields do not fit together",
+}
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.longlong) -> cython.bint:
+    """Absent, or of exactly this size."""
+    return places[2 * column] < 0 or places[2 * column + 1] == size
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _together(places: cython.p_const_longlong, first: cython.int, last: cython.int) -> cython.bint:
+    """Columns ``first`` to ``last`` are all there or all absent."""
+    column: cython.int
+    apart: cython.bint = False
+    for column in range(first + 1, last + 1):
+        apart |= (places[2 * column] < 0) != (places[2 * first] < 0)
+    return not apart
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.longlong:
+    """Last number of a column of offsets: the size of what it points into."""
+    return load_i32(p, places[2 * column] + places[2 * column + 1] - 4)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _company(places: cython.p_const_longlong) -> cython.int:
+    """-1 when each column has the columns it needs beside it, otherwise the column that lacks some."""
+    if places[0] < 0 or places[2] < 0:
+        return 0
+    if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
+        return 3
+    if not _together(places, 11, 17):
+        return 11
+    if not _together(places, 18, 21) or (places[36] >= 0 and places[20] < 0):
+        return 18
+    if not _together(places, 22, 23) or (places[44] >= 0 and places[36] < 0):
+        return 22
+    if not _together(places, 25, 26):
+        return 25
+    return 7 if places[14] >= 0 and places[12] < 0 else -1
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
+    """-1 when every column has its size and the columns it needs, otherwise the first column that does not."""
+    column: cython.int = _company(places)
+    if column >= 0:
+        return column
+    per_record: cython.longlong
+    headers: cython.longlong = 0
+    for column in range(_COLUMN_COUNT):
+        per_record = -1
+        if column == 0 or column == 3 or column == 11 or column == 18 or column == 22:
+            per_record = 4 * count + 4
+        elif column == 2 or column == 5:
+            per_record = (count + 7) >> 3
+        elif column == 7 or column == 9 or column == 21:
+            per_record = 8 * count
+        elif column == 8:
+            per_record = 16 * count
+        elif column == 10:
+            per_record = count
+        elif column == 20 or column >= 24:
+            per_record = 4 * count
+        elif column == 12 or column == 15:
+            per_record = headers
+        elif column == 13 or column == 16:
+            per_record = 4 * headers + 4
+        elif places[2 * column] >= 0 and column != 6:
+            per_record = _last(p, places, column - 1)  # bytes follow their offsets
+        if per_record >= 0 and not _size_is(places, column, per_record):
+            return column
+        if per_record < 0 and places[2 * column] >= 0 and column != 6:
+            return column
+        if column == 11 and places[22] >= 0:
+            headers = _last(p, places, 11)
+            if headers < 0:
+                return column
+    if places[12] >= 0 and (places[13] < 1 or places[13] > _PRODUCER_ID_BYTES_MAX):
+        return 6
+    return -1
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.bint:
+    """Offsets begin at 0 and never fall; ``sizes_fit`` has compared the last with the bytes. True for an absent column."""
+    at: cython.Py_ssize_t = places[2 * column]
+    steps: cython.Py_ssize_t = (places[2 * column + 1] >> 2) - 1
+    falls: cython.int = 0
+    i: cython.Py_ssize_t
+    if at < 0:
+        return True
+    for i in range(steps):
+        falls |= load_i32(p, at + 4 * i + 4) < load_i32(p, at + 4 * i)
+    return falls == 0 and load_i32(p, at) == 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _nulls_empty(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    validity: cython.int,
+    offsets: cython.int,
+    count: cython.Py_ssize_t,
+) -> cython.bint:
+    """Records that a bitmap calls null have no bytes. True without a bitmap."""
+    bits: cython.Py_ssize_t = places[2 * validity]
+    at: cython.Py_ssize_t = places[2 * offsets]
+    broken: cython.int = 0
+    i: cython.Py_ssize_t
+    if bits < 0:
+        return True
+    for i in range(count):
+        broken |= not (p[bits + (i >> 3)] >> (i & 7)) & 1 and load_i32(p, at + 4 * i) != load_i32(p, at + 4 * i + 4)
+    return broken == 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.bint:
+    """Key kinds are 1 to 15, value kinds 0 to 15, and a null value has no bytes."""
+    i: cython.Py_ssize_t
+    if places[22] < 0:
+        return True
+    for i in range(places[25]):
+        if p[places[24] + i] < 1 or p[places[24] + i] > 15 or p[places[30] + i] > 15:
+            return False
+        if p[places[30] + i] == 0 and load_i32(p, places[32] + 4 * i) != load_i32(p, places[32] + 4 * i + 4):
+            return False
+    return True
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def flagged(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
+) -> cython.longlong:
+    """How many of ``count`` bytes at ``at`` have any of ``bit``; 0 for an absent column (``at`` < 0)."""
+    found: cython.longlong = 0
+    i: cython.Py_ssize_t
+    if at < 0:
+        return 0
+    for i in range(count):
+        found += (p[at + i] & bit) != 0
+    return found
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _deltas_fit(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
+) -> cython.bint:
+    """A compacted batch: deltas begin at 0 and ascend, addresses by at least each record's size, and end within the spans."""
+    offsets: cython.Py_ssize_t = places[50]
+    addresses: cython.Py_ssize_t = places[52]
+    size: cython.longlong
+    i: cython.Py_ssize_t
+    if load_u32(p, offsets) != 0 or load_u32(p, addresses) != 0:
+        return False
+    for i in range(count):
+        size = 10 + load_i32(p, places[0] + 4 * i + 4) - load_i32(p, places[0] + 4 * i)
+        if places[20] >= 0:
+            size -= p[places[20] + i] & 1
+        size += load_u32(p, addresses + 4 * i)
+        if i + 1 == count:
+            return size <= load_u32(p, at + 80) and load_u32(p, offsets + 4 * i) < load_u32(p, at + 84)
+        if load_u32(p, addresses + 4 * i + 4) < size:
+            return False
+        if load_u32(p, offsets + 4 * i + 4) <= load_u32(p, offsets + 4 * i):
+            return False
+    return False
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _crcs_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.bint:
+    start: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    if places[48] < 0:
+        return True
+    for i in range(count):
+        start = load_i32(p, places[0] + 4 * i)
+        stop = load_i32(p, places[0] + 4 * i + 4)
+        if crc32_raw(p, places[2] + start, stop - start) != load_u32(p, places[48] + 4 * i):
+            return False
+    return True
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _gaps_zero(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, length: cython.Py_ssize_t
+) -> cython.bint:
+    """All bytes that belong to no column are zero."""
+    end: cython.Py_ssize_t = at + _HEADER_BYTES
+    seen: cython.int = 0
+    i: cython.int
+    for i in range(_COLUMN_COUNT):
+        if places[2 * i] >= 0:
+            end += 4
+    for i in range(_COLUMN_COUNT):
+        if places[2 * i] < 0:
+            continue
+        while end < places[2 * i]:
+            seen |= p[end]
+            end += 1
+        end = places[2 * i] + places[2 * i + 1]
+    while end < at + length:
+        seen |= p[end]
+        end += 1
+    return seen == 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong) -> cython.int:
+    """First rule of the fixed header that is broken, -1 when none is."""
+    count: cython.longlong = load_u32(p, at + 28)
+    flags: cython.uint = load_u32(p, at + 8)
+    if load_u64(p, at + 96) != xxh64_raw(p, at, 96) or not body_matches(p, at):
+        return _CHECKSUM
+    if count < 1 or count > _RECORD_COUNT_MAX or flags & ~9 or load_u32(p, at + 72) != load_u32(p, at + 76):
+        return _HEADER
+    if ((flags >> 3) & 1) != (places[50] >= 0):
+        return _HEADER
+    if places[12] < 0 and (load_i64(p, at + 56) != -1 or load_u64(p, at + 64) != 0):
+        return _PRODUCER
+    return _PRODUCER if load_i64(p, at + 56) < -1 else -1
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _broken_rule(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong, length: cython.Py_ssize_t
+) -> cython.int:
+    """First rule of decision 0001 that the batch breaks, -1 when it keeps them all."""
+    rule: cython.int = _header_rule(p, at, places)
+    count: cython.Py_ssize_t = load_u32(p, at + 28)
+    if rule < 0:
+        rule = sizes_fit(p, places, count)
+    if rule >= 0:
+        return rule
+    if not _gaps_zero(p, at, places, length):
+        return _PADDING
+    if not (_offsets_fit(p, places, 0) and _offsets_fit(p, places, 3) and _offsets_fit(p, places, 11)):
+        return _OFFSETS
+    if not (_offsets_fit(p, places, 13) and _offsets_fit(p, places, 16)):
+        return _OFFSETS
+    if not (_offsets_fit(p, places, 18) and _offsets_fit(p, places, 22)):
+        return _OFFSETS
+    if not (_nulls_empty(p, places, 2, 0, count) and _nulls_empty(p, places, 5, 3, count)):
+        return _NULLS
+    if not _kinds_fit(p, places):
+        return _KINDS
+    if flagged(p, places[20], count, 0xFC) or (places[36] < 0 and flagged(p, places[20], count, 2)):
+        return _FLAGS
+    if places[50] >= 0:
+        if not _deltas_fit(p, at, places, count):
+            return _DELTAS
+    elif load_u32(p, at + 84) != count or load_u32(p, at + 80) != 10 * count + places[3] - flagged(
+        p, places[20], count, 1
+    ):
+        return _SPANS
+    return -1 if _crcs_fit(p, places, count) else _CRC
+
+
+@cython.cfunc
+def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.void:
+    """Event types are UTF-8, each for itself: the column is, and none begins within a character."""
+    i: cython.Py_ssize_t
+    place: cython.longlong
+    try:
+        str(memoryview(batch).cast("B")[places[38] : places[38] + places[39]], "utf-8")
+    except UnicodeDecodeError as error:
+        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: an event type is not utf-8") from error
+    for i in range(places[37] >> 2):
+        place = load_i32(p, places[36] + 4 * i)
+        if place < places[39] and (p[places[38] + place] & 0xC0) == 0x80:
+            raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: an event type is not utf-8")
+
+
+def validate(batch: Buffer, at: int = 0) -> int:
+    """Check every rule of decision 0001 for the batch at ``at`` and return its length in bytes.
+
+    What the broker sets when it numbers a batch (partition, epoch, offset, address, time) may hold anything. A compressed body must be
+    expanded first. Raises Invalid(INVALID_BATCH) naming the rule that is broken.
+    """
+    lent: Lent = lend(batch)
+    place: cython.Py_ssize_t = at
+    length: cython.Py_ssize_t = -1
+    rule: cython.int
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    if place >= 0:
+        length = fill_layout(lent.p, place, lent.size, places)
+    if length < 0:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: not whole, not plain, or not a batch position={place}")
+    if length < _NOGIL_BYTES_MIN:
+        rule = _broken_rule(lent.p, place, places, length)
+    else:
+        with cython.nogil:
+            rule = _broken_rule(lent.p, place, places, length)
+    if rule >= 100:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: {_RULES[rule]} position={place}")
+    if rule >= 0:
+        raise Invalid(
+            ErrorCode.INVALID_BATCH, f"invalid batch: wrong size or company column={Column(rule).name.lower()}"
+        )
+    if places[36] >= 0:
+        _check_event_types(batch, lent.p, places)
+    return length

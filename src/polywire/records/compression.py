@@ -1,0 +1,96 @@
+"""Compressing the body of a stored batch as a whole, with lz4 or zstd (decision 0001).
+
+Promises: a batch that is not compressed passes through untouched; an expanded body never takes more memory than its limit, whatever the
+bytes claim. Must not know: which topics compress.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from struct import pack_into
+
+import cramjam
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.checksum import xxh64_at
+from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, BatchFlags
+from polywire.records.header import check_body, check_header, read_header
+from polywire.types import Buffer
+
+_KINDS = BatchFlags.LZ4 | BatchFlags.ZSTD
+
+
+class Compression(Enum):
+    """How a body is compressed; both are one block (lz4) or frame (zstd) without a size in front."""
+
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def compress_body(batch: Buffer, kind: Compression) -> Buffer:
+    """The batch with its body compressed, or as it is when it already is compressed or would not shrink.
+
+    Raises Invalid(INVALID_BATCH) when the batch is not whole.
+    """
+    header = read_header(batch)
+    if header.flags & _KINDS:
+        return batch
+    body = memoryview(batch).cast("B")[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+    if len(body) != header.body_bytes:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole batch size={len(batch)}")
+    match kind:
+        case Compression.LZ4:
+            packed, flag = bytes(cramjam.lz4.compress_block(body, store_size=False)), BatchFlags.LZ4
+        case Compression.ZSTD:
+            packed, flag = bytes(cramjam.zstd.compress(body)), BatchFlags.ZSTD
+    if len(packed) >= header.body_bytes:
+        return batch
+    return _with_body(batch, packed, header.flags | flag)
+
+
+def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
+    """The batch with its body plain; a plain batch as it is, unchecked.
+
+    limit: bytes the whole expanded batch may have.
+    Raises Invalid(INVALID_BATCH) when a checksum does not match or the body does not expand to what the header says,
+    Invalid(RECORD_TOO_LARGE) above ``limit``.
+    """
+    header = read_header(batch)
+    if not header.flags & _KINDS:
+        return batch
+    if not check_header(batch, 0) or not check_body(batch, 0):
+        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: a checksum does not match")
+    if _length(header.body_bytes_raw) > min(limit, BATCH_BYTES_MAX):
+        raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"expanded batch too large bytes={header.body_bytes_raw} max={limit}")
+    body = memoryview(batch).cast("B")[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
+    room = bytearray(header.body_bytes_raw)
+    try:
+        match header.flags & _KINDS:
+            case BatchFlags.LZ4:
+                size = cramjam.lz4.decompress_block_into(body, room, output_len=len(room))
+            case BatchFlags.ZSTD:
+                size = cramjam.zstd.decompress_into(body, room)
+            case _:
+                raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: unknown compression")
+    except cramjam.DecompressionError as error:
+        raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: body does not expand as its header says") from error
+    if size != len(room):
+        raise Invalid(ErrorCode.INVALID_BATCH, f"invalid batch: body expands to too little bytes={size}")
+    return _with_body(batch, room, header.flags & ~_KINDS)
+
+
+def _length(body_bytes: int) -> int:
+    """Bytes of a whole batch with a body of this size."""
+    return (HEADER_BYTES + body_bytes + 7) & ~7
+
+
+def _with_body(batch: Buffer, body: Buffer, flags: int) -> bytearray:
+    """A batch with the same numbers and another body; ``body_bytes_raw`` stays."""
+    result = bytearray(_length(len(body)))
+    result[:HEADER_BYTES] = memoryview(batch).cast("B")[:HEADER_BYTES]
+    result[HEADER_BYTES : HEADER_BYTES + len(body)] = body
+    pack_into("<II", result, 4, len(result), flags)
+    pack_into("<I", result, 72, len(body))
+    pack_into("<Q", result, 88, xxh64_at(result, HEADER_BYTES, HEADER_BYTES + len(body)))
+    pack_into("<Q", result, 96, xxh64_at(result, 0, 96))
+    return result

@@ -1,0 +1,232 @@
+"""The fixed header of a stored batch, where its columns lie, and how batches follow each other (decision 0001).
+
+Promises: numbering touches the header only and renews its checksum; nothing here reads beyond the buffer, whatever its bytes say.
+Bytes from outside must pass ``check.validate`` once before their columns are trusted. Must not know: what the columns mean.
+"""
+
+from __future__ import annotations
+
+from array import array
+from struct import Struct
+from typing import Final
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.columns import BatchHeader
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import xxh64_raw
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_u32,
+        load_u64,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+else:
+    from polywire.records.checksum import xxh64_raw
+    from polywire.records.memory import Lent, lend, lend_writable, load_u32, load_u64, store_i64, store_u32, store_u64
+
+_MAGIC = cython.declare(cython.uint, 0x31425750)
+_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_SEALED_BYTES = cython.declare(cython.Py_ssize_t, 96)  # what the header checksum covers
+_BATCH_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 * 1024 * 1024 - 4096)
+_COLUMN_COUNT = cython.declare(cython.int, 27)
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
+
+_FIELDS: Final = Struct("<IIIIQIIQQqqQIIIIQQ")
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def seal_header(p: cython.p_uchar, at: cython.Py_ssize_t) -> cython.void:
+    """Renew the checksum of the header at ``at``."""
+    store_u64(p, at + 96, xxh64_raw(p, at, _SEALED_BYTES))
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
+    """Whether the body has its checksum; the caller knows that the body is there."""
+    return load_u64(p, at + 88) == xxh64_raw(p, at + _HEADER_BYTES, load_u32(p, at + 72))
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Length of the batch at ``at``; 0 when it goes on beyond ``limit``, -1 when these bytes begin no batch."""
+    if limit - at < _HEADER_BYTES:
+        return 0 if limit - at < 4 or load_u32(p, at) == _MAGIC else -1
+    length: cython.Py_ssize_t = load_u32(p, at + 4)
+    body_bytes: cython.Py_ssize_t = load_u32(p, at + 72)
+    if load_u32(p, at) != _MAGIC or length > _BATCH_BYTES_MAX or length != ((_HEADER_BYTES + body_bytes + 7) & ~7):
+        return -1
+    return length if length <= limit - at else 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def fill_layout(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t, places: cython.p_longlong
+) -> cython.Py_ssize_t:
+    """Put position (from the buffer's start, -1 when absent) and size of every column into ``places[0:54]``.
+
+    Returns the batch's length, or -1 when the columns do not fit their batch exactly, the batch does not end before ``limit``, or the
+    body is compressed.
+    """
+    length: cython.Py_ssize_t = _whole_length(p, at, limit)
+    if length <= 0 or load_u32(p, at + 8) & 6:
+        return -1
+    columns: cython.uint = load_u32(p, at + 12)
+    mask: cython.Py_ssize_t = 63 if load_u32(p, at + 8) & 1 else 7
+    end: cython.Py_ssize_t = _HEADER_BYTES + load_u32(p, at + 72)
+    sizes: cython.Py_ssize_t = _HEADER_BYTES
+    place: cython.Py_ssize_t = _HEADER_BYTES
+    i: cython.int
+    for i in range(_COLUMN_COUNT):
+        if columns >> i & 1:
+            place += 4
+    if columns >> _COLUMN_COUNT or place > end:
+        return -1
+    for i in range(_COLUMN_COUNT):
+        if columns >> i & 1:
+            place = (place + mask) & ~mask
+            places[2 * i] = at + place
+            places[2 * i + 1] = load_u32(p, at + sizes)
+            place += load_u32(p, at + sizes)
+            sizes += 4
+        else:
+            places[2 * i] = -1
+            places[2 * i + 1] = 0
+    return length if place == end else -1
+
+
+@cython.cfunc
+def _require_header(lent: Lent, at: cython.Py_ssize_t) -> cython.void:
+    if at < 0 or lent.size - at < _HEADER_BYTES:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole batch header at={at} size={lent.size}")
+
+
+def stamp(
+    batch: Buffer, at: int, partition: int, epoch: int, base_offset: int, base_address: int, append_time_us: int
+) -> None:
+    """Number the batch at ``at`` in place and renew its header checksum. Raises Invalid when no header fits there."""
+    lent: Lent = lend_writable(batch)
+    place: cython.Py_ssize_t = at
+    _require_header(lent, place)
+    store_u64(lent.p, place + 16, partition)
+    store_u32(lent.p, place + 24, epoch)
+    store_u64(lent.p, place + 32, base_offset)
+    store_u64(lent.p, place + 40, base_address)
+    store_i64(lent.p, place + 48, append_time_us)
+    seal_header(lent.p, place)
+
+
+def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:
+    """Set the producer's epoch and first sequence in place. Raises Invalid when no header fits there."""
+    lent: Lent = lend_writable(batch)
+    place: cython.Py_ssize_t = at
+    _require_header(lent, place)
+    store_i64(lent.p, place + 56, producer_epoch)
+    store_u64(lent.p, place + 64, base_sequence)
+    seal_header(lent.p, place)
+
+
+def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header at ``at``, field by field, unchecked but for its magic.
+
+    Raises Invalid(INVALID_BATCH) when no header fits there or its magic is not ours.
+    """
+    lent: Lent = lend(buf)
+    _require_header(lent, at)
+    fields = _FIELDS.unpack_from(buf, at)
+    if fields[0] != _MAGIC:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"not a batch magic={fields[0]:#x}")
+    return BatchHeader(*fields[1:])
+
+
+def check_header(buf: Buffer, at: int) -> bool:
+    """Whether a header with valid magic, length and checksum lies at ``at``; its body may be elsewhere or incomplete."""
+    lent: Lent = lend(buf)
+    place: cython.Py_ssize_t = at
+    if place < 0 or lent.size - place < _HEADER_BYTES or _whole_length(lent.p, place, lent.size) < 0:
+        return False
+    return load_u64(lent.p, place + 96) == xxh64_raw(lent.p, place, _SEALED_BYTES)
+
+
+def check_body(buf: Buffer, at: int) -> bool:
+    """Whether the batch at ``at`` is whole and its body has the checksum the header tells. Large bodies are read without the GIL."""
+    lent: Lent = lend(buf)
+    place: cython.Py_ssize_t = at
+    matches: cython.bint
+    if place < 0 or _whole_length(lent.p, place, lent.size) <= 0:
+        return False
+    if load_u32(lent.p, place + 72) < _NOGIL_BYTES_MIN:
+        return body_matches(lent.p, place)
+    with cython.nogil:
+        matches = body_matches(lent.p, place)
+    return matches
+
+
+def walk(chunk: Buffer) -> array[int]:
+    """Positions (i64) of the whole batches that lie back to back in ``chunk``, stopping before an incomplete last one.
+
+    Looks at magic and length only. Raises Invalid(INVALID_BATCH) where bytes follow that begin no batch.
+    """
+    lent: Lent = lend(chunk)
+    at: cython.Py_ssize_t = 0
+    length: cython.Py_ssize_t = _whole_length(lent.p, 0, lent.size)
+    positions = array("q")
+    while length > 0:
+        positions.append(at)
+        at += length
+        length = _whole_length(lent.p, at, lent.size)
+    if length < 0:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"bytes that begin no batch position={at}")
+    return positions
+
+
+def layout(batch: Buffer, at: int = 0) -> array[int]:
+    """Position and size of each column: 2 × COLUMN_COUNT i64, position counted from the buffer's start and -1 when absent.
+
+    Raises Invalid(INVALID_BATCH) when the columns do not fit their batch, it is not whole, or its body is compressed.
+    """
+    lent: Lent = lend(batch)
+    numbers = array("q", bytes(16 * _COLUMN_COUNT))
+    if at < 0 or _fill_numbers(lent, at, numbers) < 0:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch position={at} size={lent.size}")
+    return numbers
+
+
+@cython.cfunc
+def _fill_numbers(lent: Lent, at: cython.Py_ssize_t, numbers: object) -> cython.Py_ssize_t:
+    if not cython.compiled:
+        return fill_layout(lent.p, at, lent.size, numbers)
+    target: Lent = lend_writable(numbers)
+    return fill_layout(lent.p, at, lent.size, cython.cast(cython.p_longlong, target.p))
+
+
+def totals(batch: Buffer, at: int = 0) -> tuple[int, int, int, int, int]:
+    """What numbering needs of the header at ``at``: length, record count, offset span, address span, columns (bits).
+
+    Much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) when no header fits there.
+    """
+    lent: Lent = lend(batch)
+    place: cython.Py_ssize_t = at
+    _require_header(lent, place)
+    return (
+        load_u32(lent.p, place + 4),
+        load_u32(lent.p, place + 28),
+        load_u32(lent.p, place + 84),
+        load_u32(lent.p, place + 80),
+        load_u32(lent.p, place + 12),
+    )

@@ -1,0 +1,167 @@
+"""Finding one record inside a stored batch, and all payloads of one at once (decision 0001).
+
+Promises: answers from the columns alone, without a value per record. Batches must have been validated. Must not know: indexes across
+batches, any wire.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.check import flagged
+    from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_u32,
+        load_u64,
+        store_i64,
+    )
+else:
+    from polywire.records.check import flagged
+    from polywire.records.header import fill_layout
+    from polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, store_i64
+
+
+@cython.cfunc
+def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong) -> cython.Py_ssize_t:
+    """Fill ``places`` and return the number of records. Raises Invalid when the batch is not whole and plain."""
+    if at < 0 or fill_layout(lent.p, at, lent.size, places) < 0:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch position={at} size={lent.size}")
+    count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
+    if places[1] != 4 * count + 4:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"offsets do not match records position={at} records={count}")
+    return count
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
+    """Bytes of Kafka 0.7 address from the batch's first record to the record ``index`` (the batch's end for its record count)."""
+    if places[52] >= 0:
+        return load_u32(p, places[52] + 4 * index)
+    return 10 * index + load_i32(p, places[0] + 4 * index) - flagged(p, places[20], index, 1)
+
+
+def address_of(batch: Buffer, index: int) -> int:
+    """Kafka 0.7 address of the record ``index``. Raises IndexError for a record that is not there."""
+    lent: Lent = lend(batch)
+    i: cython.Py_ssize_t = index
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    if i < 0 or i >= count:
+        raise IndexError(f"no such record index={index} records={count}")
+    return load_u64(lent.p, 40) + _delta(lent.p, places, i)
+
+
+def record_at_address(batch: Buffer, address: int) -> int:
+    """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere)."""
+    lent: Lent = lend(batch)
+    low: cython.Py_ssize_t = 0
+    middle: cython.Py_ssize_t
+    delta: cython.longlong
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    high: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    distance = address - load_u64(lent.p, 40)
+    if distance < 0 or distance >= load_u32(lent.p, 80):
+        return -1
+    wanted: cython.longlong = distance
+    while low < high:
+        middle = (low + high) >> 1
+        delta = _delta(lent.p, places, middle)
+        if delta == wanted:
+            return middle
+        if delta < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return -1
+
+
+def record_at_offset(batch: Buffer, offset: int) -> int:
+    """Index of the first record at or after ``offset``; the record count when there is none."""
+    lent: Lent = lend(batch)
+    low: cython.Py_ssize_t = 0
+    middle: cython.Py_ssize_t
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    high: cython.Py_ssize_t = count
+    distance = offset - load_u64(lent.p, 32)
+    if distance <= 0:
+        return 0
+    if distance >= load_u32(lent.p, 84):
+        return count
+    wanted: cython.longlong = distance
+    if places[50] < 0:
+        return wanted
+    while low < high:
+        middle = (low + high) >> 1
+        if load_u32(lent.p, places[50] + 4 * middle) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_spans(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    count: cython.Py_ssize_t,
+    offsets: cython.int,
+    validity: cython.int,
+    spans: cython.p_uchar,
+    spans_at: cython.Py_ssize_t,
+) -> cython.void:
+    """Position and length of one payload of every record; ``spans_at`` is 0 for keys and 16 for values."""
+    offsets_at: cython.Py_ssize_t = places[2 * offsets]
+    bytes_at: cython.Py_ssize_t = places[2 * offsets + 2]
+    bits: cython.Py_ssize_t = places[2 * validity]
+    start: cython.longlong
+    i: cython.Py_ssize_t
+    for i in range(count):
+        if offsets_at < 0 or (bits >= 0 and not (p[bits + (i >> 3)] >> (i & 7)) & 1):
+            store_i64(spans, 32 * i + spans_at, 0)
+            store_i64(spans, 32 * i + spans_at + 8, -1)
+            continue
+        start = load_i32(p, offsets_at + 4 * i)
+        store_i64(spans, 32 * i + spans_at, bytes_at + start)
+        store_i64(spans, 32 * i + spans_at + 8, load_i32(p, offsets_at + 4 * i + 4) - start)
+
+
+def spans_of(batch: Buffer, at: int = 0) -> array[int]:
+    """Where the payloads of the batch at ``at`` lie in its buffer, as ``from_spans`` takes them.
+
+    Returns i64, four a record: key position, key length or -1, value position, value length or -1.
+    """
+    lent: Lent = lend(batch)
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, at, places)
+    spans = array("q", bytes(32 * count))
+    target: Lent = lend_writable(spans)
+    _fill_spans(lent.p, places, count, 3, 5, target.p, 0)
+    _fill_spans(lent.p, places, count, 0, 2, target.p, 16)
+    return spans

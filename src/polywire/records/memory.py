@@ -1,0 +1,112 @@
+"""Borrowed memory: the address of a buffer's bytes, for as long as the object that borrowed them lives.
+
+Promises: one cheap way for every compiled module here to reach the bytes behind bytes, bytearray, memoryview or array, whatever their
+item format; while a ``Lent`` lives its buffer can be neither resized nor freed. Compiled, ``p`` is an address; uncompiled, it is a
+memoryview of single bytes: both are indexed alike, and loads and stores have the same names (compiled, they are inlined from
+``memory.pxd``). Ranges are checked by the caller, once per buffer. Must not know: what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.cpython.buffer import PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+
+
+@cython.final
+@cython.freelist(16)
+@cython.cclass
+class Lent:
+    """Invariant: ``p`` points at ``size`` bytes that stay where they are until this object goes."""
+
+    if not cython.compiled:  # compiled, memory.pxd declares them
+        p: memoryview
+        size: int
+        view: Any
+
+    def __dealloc__(self) -> None:
+        if cython.compiled:
+            PyBuffer_Release(cython.address(self.view))
+
+
+@cython.cfunc
+def lend(data: Buffer) -> Lent:
+    """Borrow a contiguous buffer for reading. Raises BufferError or TypeError for anything else."""
+    lent: Lent = Lent.__new__(Lent)
+    if cython.compiled:
+        PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_SIMPLE)
+        lent.p = cython.cast(cython.p_uchar, lent.view.buf)
+        lent.size = lent.view.len
+    else:
+        lent.p = memoryview(data).cast("B")
+        lent.size = len(lent.p)
+    return lent
+
+
+@cython.cfunc
+def lend_writable(data: Buffer) -> Lent:
+    """Borrow a contiguous buffer for writing. Raises BufferError when it is read-only."""
+    lent: Lent = Lent.__new__(Lent)
+    if cython.compiled:
+        PyObject_GetBuffer(data, cython.address(lent.view), PyBUF_WRITABLE)
+        lent.p = cython.cast(cython.p_uchar, lent.view.buf)
+        lent.size = lent.view.len
+    else:
+        lent.p = memoryview(data).cast("B")
+        lent.size = len(lent.p)
+        if lent.p.readonly:
+            raise BufferError("buffer is read-only")
+    return lent
+
+
+if not cython.compiled:
+    _U32 = Struct("<I")
+    _I32 = Struct("<i")
+    _U64 = Struct("<Q")
+    _I64 = Struct("<q")
+
+    def load_u32(p: memoryview, at: int) -> int:
+        """The u32 at ``at``."""
+        x: int = _U32.unpack_from(p, at)[0]
+        return x
+
+    def load_i32(p: memoryview, at: int) -> int:
+        """The i32 at ``at``."""
+        x: int = _I32.unpack_from(p, at)[0]
+        return x
+
+    def load_u64(p: memoryview, at: int) -> int:
+        """The u64 at ``at``."""
+        x: int = _U64.unpack_from(p, at)[0]
+        return x
+
+    def load_i64(p: memoryview, at: int) -> int:
+        """The i64 at ``at``."""
+        x: int = _I64.unpack_from(p, at)[0]
+        return x
+
+    def store_u32(p: memoryview, at: int, x: int) -> None:
+        """Put a u32 at ``at``."""
+        _U32.pack_into(p, at, x)
+
+    def store_u64(p: memoryview, at: int, x: int) -> None:
+        """Put a u64 at ``at``."""
+        _U64.pack_into(p, at, x)
+
+    def store_i64(p: memoryview, at: int, x: int) -> None:
+        """Put an i64 at ``at``."""
+        _I64.pack_into(p, at, x)
+
+    def move(target: memoryview, target_at: int, source: memoryview, source_at: int, size: int) -> None:
+        """Copy ``size`` bytes between buffers that do not overlap."""
+        target[target_at : target_at + size] = source[source_at : source_at + size]
+
+    def clear(p: memoryview, at: int, size: int) -> None:
+        """Put ``size`` zero bytes."""
+        p[at : at + size] = bytes(size)

@@ -1,0 +1,146 @@
+"""New batches from the records of old ones: merge, slice, take (decision 0001).
+
+Promises: every column survives with its record, and so do offsets, addresses and sequences where the docstrings say so. Sources must have
+been validated. Must not know: when the log merges, any wire.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.header import seal_header
+    from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
+    from cython.cimports.polywire.records.runs import (
+        Runs,
+        address_delta,
+        concatenate,
+        offset_delta,
+        open_sources,
+        set_runs,
+    )
+else:
+    from polywire.records.header import seal_header
+    from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
+    from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs
+
+_LAYOUT = cython.declare(cython.int, 54)
+
+
+@cython.cfunc
+def _check_neighbours(runs: Runs) -> cython.void:
+    """Only plain neighbours can become one. Raises ValueError for producers, other partitions or epochs, holes, and too long spans."""
+    one: Lent
+    other: Lent
+    offsets: cython.longlong = 0
+    addresses: cython.longlong = 0
+    i: cython.Py_ssize_t
+    for i in range(len(runs.sources)):
+        other = runs.sources[i]
+        offsets += load_u32(other.p, 84)
+        addresses += load_u32(other.p, 80)
+        if runs.layouts[_LAYOUT * i + 12] >= 0:
+            raise ValueError(f"a batch of a producer cannot be merged number={i}")
+        if i == 0:
+            continue
+        one = runs.sources[i - 1]
+        if load_u64(one.p, 16) != load_u64(other.p, 16) or load_u32(one.p, 24) != load_u32(other.p, 24):
+            raise ValueError(f"batches of several partitions or epochs cannot be merged number={i}")
+        if load_u64(one.p, 16) == 0:
+            continue
+        if load_u64(one.p, 32) + load_u32(one.p, 84) != load_u64(other.p, 32):
+            raise ValueError(f"offsets of numbered batches are not consecutive number={i}")
+        if load_u64(one.p, 40) + load_u32(one.p, 80) != load_u64(other.p, 40):
+            raise ValueError(f"addresses of numbered batches are not consecutive number={i}")
+    if offsets > 0xFFFFFFFF or addresses > 0xFFFFFFFF:
+        raise ValueError(f"spans too long for one batch offsets={offsets} addresses={addresses}")
+
+
+def merge(batches: Sequence[Buffer]) -> bytearray:
+    """One batch with the records of all, each batch beginning at its buffer's start; numbers are the first one's.
+
+    Batches are unnumbered, or numbered and consecutive in one partition and epoch; each record keeps its offset and address. Append times
+    may differ: the first one's is kept, so merge across times only where that is wanted. A single batch is copied as it is.
+    Raises ValueError for batches of producers, of several partitions, or with a hole between them; Invalid(RECORD_TOO_LARGE) when the
+    result would be too large.
+    """
+    runs: Runs = open_sources(batches)
+    first: Lent
+    lent: Lent
+    i: cython.Py_ssize_t
+    if not runs.sources:
+        raise ValueError("nothing to merge")
+    first = runs.sources[0]
+    if len(runs.sources) == 1:
+        return bytearray(memoryview(batches[0]).cast("B")[: load_u32(first.p, 4)])
+    _check_neighbours(runs)
+    triples = array("q")
+    for i in range(len(runs.sources)):
+        lent = runs.sources[i]
+        triples.extend((i, 0, load_u32(lent.p, 28)))
+        runs.deltas = runs.deltas or runs.layouts[_LAYOUT * i + 50] >= 0
+    set_runs(runs, triples)
+    batch = concatenate(runs)
+    lent = runs.target
+    move(lent.p, 16, first.p, 16, 12)  # partition, epoch
+    move(lent.p, 32, first.p, 32, 24)  # offset, address, time
+    seal_header(lent.p, 0)
+    return batch
+
+
+def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
+    """Records ``start`` to ``stop`` of a batch, with their offsets, addresses and sequences; partition, epoch and time stay.
+
+    Raises IndexError for an empty range or one outside of the batch.
+    """
+    runs: Runs = open_sources((batch,))
+    source: Lent = runs.sources[0]
+    count: cython.longlong = load_u32(source.p, 28)
+    first: cython.longlong = start
+    last: cython.longlong = stop
+    if first < 0 or first >= last or last > count:
+        raise IndexError(f"no such records start={start} stop={stop} records={count}")
+    runs.sequences = runs.layouts[14] >= 0
+    runs.deltas = runs.layouts[50] >= 0
+    set_runs(runs, array("q", (0, start, stop)))
+    result = concatenate(runs)
+    target: Lent = runs.target
+    move(target.p, 16, source.p, 16, 12)  # partition, epoch
+    store_u64(target.p, 32, load_u64(source.p, 32) + offset_delta(source.p, runs.layouts[50], first))
+    store_u64(target.p, 40, load_u64(source.p, 40) + address_delta(source.p, runs.layouts, 0, first))
+    move(target.p, 48, source.p, 48, 8)  # time
+    seal_header(target.p, 0)
+    return result
+
+
+def take(batch: Buffer, rows: Buffer) -> bytearray:
+    """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
+
+    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.
+    """
+    runs: Runs = open_sources((batch,))
+    source: Lent = runs.sources[0]
+    lent: Lent = lend(rows)
+    count: cython.longlong = load_u32(source.p, 28)
+    row_count: cython.Py_ssize_t = lent.size // 4
+    i: cython.Py_ssize_t = 0
+    start: cython.longlong
+    stop: cython.longlong
+    triples = array("q")
+    while i < row_count:
+        start = load_i32(lent.p, 4 * i)
+        if start < 0 or start >= count:
+            raise IndexError(f"no such record index={start} records={count}")
+        stop = start
+        while i < row_count and stop < count and load_i32(lent.p, 4 * i) == stop:
+            stop += 1
+            i += 1
+        triples.extend((0, start, stop))
+    runs.sequences = runs.layouts[12] >= 0 and (runs.layouts[14] >= 0 or len(triples) > 3)
+    set_runs(runs, triples)
+    return concatenate(runs)

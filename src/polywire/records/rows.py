@@ -1,0 +1,257 @@
+"""Records as values to and from a stored batch: for clients, slow paths and tests, never on a hot path (decision 0001).
+
+Promises: ``to_records(from_records(records))`` gives the records back, with what a batch cannot tell apart told once: an id of zeros is no
+id, empty event metadata are no metadata. Must not know: any wire.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.build import from_columns
+from polywire.records.columns import NO_TIME, Column, Event, Header, HeaderKind, Record, RecordFlags
+from polywire.records.header import layout, read_header
+from polywire.types import Buffer
+
+_ID_BYTES = 16
+_NO_ID = bytes(_ID_BYTES)
+_UNSIGNED_MAX = 2**64 - 1
+
+
+def from_records(
+    records: Sequence[Record], *, producer_id: bytes | None = None, producer_epoch: int = -1, base_sequence: int = 0
+) -> bytearray:
+    """Build an unnumbered batch; offsets and append times of the records are ignored.
+
+    With a producer, a record without a sequence gets the one after the record before it, the first one ``base_sequence``.
+    Raises Invalid(INVALID_BATCH) for no records or a value a batch cannot hold, Invalid(RECORD_TOO_LARGE) above the largest batch.
+    """
+    columns: dict[int, Buffer] = {}
+    try:
+        _put_payloads(columns, records)
+        first_sequence = _put_producer(columns, records, producer_id, base_sequence)
+        _put_fixed(columns, records)
+        _put_headers(columns, records)
+        _put_events(columns, records)
+        return from_columns(
+            columns,
+            len(records),
+            producer_epoch=producer_epoch if producer_id is not None else -1,
+            base_sequence=first_sequence,
+        )
+    except OverflowError as error:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"a number of a record is out of range: {error}") from error
+
+
+def to_records(batch: Buffer, at: int = 0) -> list[Record]:
+    """The records of the valid, plain batch at ``at``. Raises Invalid(INVALID_BATCH) when there is none."""
+    header = read_header(batch, at)
+    columns = _columns(batch, at)
+    count = header.record_count
+    values = _payloads(columns, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY, count)
+    keys = _payloads(columns, Column.KEY_OFFSETS, Column.KEY_VALIDITY, count)
+    flags = columns.get(Column.RECORD_FLAGS, bytes(count))
+    deltas = _numbers(columns, Column.OFFSET_DELTAS, "I", range(count))
+    times = _numbers(columns, Column.ORIGIN_TIMES_US, "q", [NO_TIME] * count)
+    ids = columns.get(Column.IDS)
+    sequences: Sequence[int | None] = [None] * count
+    if Column.PRODUCER_ID in columns:
+        sequences = _numbers(columns, Column.SEQUENCES, "Q", range(header.base_sequence, header.base_sequence + count))
+    headers = _headers(columns, count)
+    events = _events(columns, flags, count)
+    return [
+        Record(
+            value=values[i],
+            key=keys[i],
+            headers=headers[i],
+            offset=header.base_offset + deltas[i] if header.partition else -1,
+            append_time_us=header.append_time_us,
+            origin_time_us=None if times[i] == NO_TIME else times[i],
+            id=None if ids is None else _id(ids, i),
+            sequence=sequences[i],
+            flags=flags[i],
+            event=events[i],
+        )
+        for i in range(count)
+    ]
+
+
+def producer_of(batch: Buffer, at: int = 0) -> bytes | None:
+    """The producer id of the batch at ``at``, None when it has none. Raises Invalid when it is not whole and plain."""
+    return _columns(batch, at).get(Column.PRODUCER_ID)
+
+
+def _offsets(sizes: Iterable[int]) -> bytes:
+    return array("i", accumulate(sizes, initial=0)).tobytes()
+
+
+def _bitmap(present: Sequence[bool]) -> bytes:
+    bits = bytearray((len(present) + 7) // 8)
+    for i, bit in enumerate(present):
+        bits[i >> 3] |= bit << (i & 7)
+    return bytes(bits)
+
+
+def _put_payloads(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
+    values = [record.value for record in records]
+    columns[Column.VALUE_OFFSETS] = _offsets(len(value or b"") for value in values)
+    columns[Column.VALUE_BYTES] = b"".join(value or b"" for value in values)
+    if None in values:
+        columns[Column.VALUE_VALIDITY] = _bitmap([value is not None for value in values])
+    keys = [record.key for record in records]
+    if all(key is None for key in keys):
+        return
+    columns[Column.KEY_OFFSETS] = _offsets(len(key or b"") for key in keys)
+    columns[Column.KEY_BYTES] = b"".join(key or b"" for key in keys)
+    if None in keys:
+        columns[Column.KEY_VALIDITY] = _bitmap([key is not None for key in keys])
+
+
+def _put_producer(
+    columns: dict[int, Buffer], records: Sequence[Record], producer_id: bytes | None, base_sequence: int
+) -> int:
+    """Add producer id and, where they have gaps, sequences; returns the first sequence."""
+    if producer_id is None:
+        if any(record.sequence is not None for record in records):
+            raise Invalid(ErrorCode.INVALID_BATCH, "a record has a sequence but the batch has no producer")
+        return 0
+    columns[Column.PRODUCER_ID] = producer_id
+    sequences: list[int] = []
+    for record in records:
+        following = sequences[-1] + 1 if sequences else base_sequence
+        sequences.append(following if record.sequence is None else record.sequence)
+    first = sequences[0] if sequences else base_sequence
+    if not 0 <= first <= _UNSIGNED_MAX:
+        raise Invalid(ErrorCode.INVALID_BATCH, f"sequence out of range sequence={first}")
+    if any(sequence != first + i for i, sequence in enumerate(sequences)):
+        columns[Column.SEQUENCES] = array("Q", sequences).tobytes()
+    return first
+
+
+def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
+    ids = [record.id or _NO_ID for record in records]
+    if any(len(id_) != _ID_BYTES for id_ in ids):
+        raise Invalid(ErrorCode.INVALID_BATCH, f"an id does not have {_ID_BYTES} bytes")
+    if any(id_ != _NO_ID for id_ in ids):
+        columns[Column.IDS] = b"".join(ids)
+    if any(record.origin_time_us is not None for record in records):
+        times = [NO_TIME if record.origin_time_us is None else record.origin_time_us for record in records]
+        columns[Column.ORIGIN_TIMES_US] = array("q", times).tobytes()
+    flags = array("B", (_flags(record) for record in records))
+    if any(flags):
+        columns[Column.RECORD_FLAGS] = flags.tobytes()
+
+
+def _flags(record: Record) -> int:
+    """The record's flags; whether it is event-sourced follows from its event."""
+    if record.flags & ~(RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED):
+        raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
+    plain = record.flags & RecordFlags.KAFKA_MAGIC_0
+    return plain | RecordFlags.EVENT_SOURCED if record.event is not None else plain
+
+
+def _put_headers(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
+    headers = [header for record in records for header in record.headers]
+    if not headers:
+        return
+    for header in headers:
+        if header.key_kind is HeaderKind.NULL or (header.value_kind is HeaderKind.NULL and header.value):
+            raise Invalid(ErrorCode.INVALID_BATCH, f"a header's kind does not fit its content key={header.key!r}")
+    values = [header.value or b"" for header in headers]
+    value_kinds = [HeaderKind.NULL if header.value is None else header.value_kind for header in headers]
+    columns[Column.HEADER_COUNTS] = _offsets(len(record.headers) for record in records)
+    columns[Column.HEADER_KEY_KINDS] = bytes(header.key_kind for header in headers)
+    columns[Column.HEADER_KEY_OFFSETS] = _offsets(len(header.key) for header in headers)
+    columns[Column.HEADER_KEY_BYTES] = b"".join(header.key for header in headers)
+    columns[Column.HEADER_VALUE_KINDS] = bytes(value_kinds)
+    columns[Column.HEADER_VALUE_OFFSETS] = _offsets(len(value) for value in values)
+    columns[Column.HEADER_VALUE_BYTES] = b"".join(values)
+
+
+def _put_events(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
+    events = [record.event for record in records]
+    if all(event is None for event in events):
+        return
+    types = [event.type.encode() if event is not None else b"" for event in events]
+    columns[Column.EVENT_TYPE_OFFSETS] = _offsets(len(type_) for type_ in types)
+    columns[Column.EVENT_TYPE_BYTES] = b"".join(types)
+    versions = (event.schema_version if event is not None else 0 for event in events)
+    columns[Column.EVENT_SCHEMA_VERSIONS] = array("I", versions).tobytes()
+    versions = (event.aggregate_version if event is not None else 0 for event in events)
+    columns[Column.AGGREGATE_VERSIONS] = array("Q", versions).tobytes()
+    metadata = [event.metadata or b"" if event is not None else b"" for event in events]
+    if any(metadata):
+        columns[Column.EVENT_METADATA_OFFSETS] = _offsets(len(part) for part in metadata)
+        columns[Column.EVENT_METADATA_BYTES] = b"".join(metadata)
+
+
+def _columns(batch: Buffer, at: int) -> dict[int, bytes]:
+    """Bytes of every column that is there."""
+    numbers = layout(batch, at)
+    view = memoryview(batch).cast("B")
+    places = zip(numbers[::2], numbers[1::2], strict=True)
+    return {i: bytes(view[place : place + size]) for i, (place, size) in enumerate(places) if place >= 0}
+
+
+def _numbers(columns: dict[int, bytes], column: Column, code: str, default: Sequence[int]) -> Sequence[int]:
+    if column not in columns:
+        return default
+    numbers: array[int] = array(code)
+    numbers.frombytes(columns[column])
+    return numbers
+
+
+def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
+    """What a column of offsets cuts the column after it into."""
+    ends = _numbers(columns, offsets, "i", ())
+    parts = columns[offsets + 1]
+    return [parts[start:stop] for start, stop in pairwise(ends)]
+
+
+def _payloads(columns: dict[int, bytes], offsets: Column, validity: Column, count: int) -> Sequence[bytes | None]:
+    if offsets not in columns:
+        return [None] * count
+    parts = _parts(columns, offsets)
+    bits = columns.get(validity)
+    if bits is None:
+        return parts
+    return [part if bits[i >> 3] >> (i & 7) & 1 else None for i, part in enumerate(parts)]
+
+
+def _id(ids: bytes, index: int) -> bytes | None:
+    id_ = ids[_ID_BYTES * index : _ID_BYTES * (index + 1)]
+    return None if id_ == _NO_ID else id_
+
+
+def _headers(columns: dict[int, bytes], count: int) -> list[tuple[Header, ...]]:
+    if Column.HEADER_COUNTS not in columns:
+        return [()] * count
+    keys = _parts(columns, Column.HEADER_KEY_OFFSETS)
+    values = _parts(columns, Column.HEADER_VALUE_OFFSETS)
+    kinds = zip(columns[Column.HEADER_KEY_KINDS], columns[Column.HEADER_VALUE_KINDS], strict=True)
+    headers = [
+        Header(key, value if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
+        for key, value, (key_kind, value_kind) in zip(keys, values, kinds, strict=True)
+    ]
+    ends = _numbers(columns, Column.HEADER_COUNTS, "i", ())
+    return [tuple(headers[start:stop]) for start, stop in pairwise(ends)]
+
+
+def _events(columns: dict[int, bytes], flags: Sequence[int], count: int) -> list[Event | None]:
+    if Column.EVENT_TYPE_OFFSETS not in columns:
+        return [None] * count
+    types = _parts(columns, Column.EVENT_TYPE_OFFSETS)
+    schemas = _numbers(columns, Column.EVENT_SCHEMA_VERSIONS, "I", ())
+    aggregates = _numbers(columns, Column.AGGREGATE_VERSIONS, "Q", ())
+    metadata = [b""] * count
+    if Column.EVENT_METADATA_OFFSETS in columns:
+        metadata = _parts(columns, Column.EVENT_METADATA_OFFSETS)
+    return [
+        Event(types[i].decode(), schemas[i], aggregates[i], metadata[i] or None)
+        if flags[i] & RecordFlags.EVENT_SOURCED
+        else None
+        for i in range(count)
+    ]

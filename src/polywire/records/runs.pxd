@@ -1,0 +1,25 @@
+# C-level face of runs.py for the other compiled modules; it holds declarations only.
+
+from polywire.records.memory cimport Lent
+
+
+cdef class Runs:
+    cdef list sources  # of Lent
+    cdef list kept  # owners of the memory behind the pointers
+    cdef long long *triples  # source, start, stop
+    cdef long long *layouts  # 54 numbers a source
+    cdef long long *places  # the layout of the batch being built
+    cdef Py_ssize_t run_count
+    cdef Py_ssize_t count  # records of all runs
+    cdef bint deltas  # offsets and addresses go on from run to run, with the holes of compaction
+    cdef bint sequences  # the producer's sequences do not stay consecutive
+    cdef long long offset_span
+    cdef long long address_span
+    cdef Lent target
+
+
+cdef Runs open_sources(object batches)
+cdef void set_runs(Runs runs, object triples) except *
+cdef bytearray concatenate(Runs runs)
+cdef long long offset_delta(const unsigned char *p, long long deltas, long long index) noexcept nogil
+cdef long long address_delta(const unsigned char *p, const long long *layouts, long long base, long long index) noexcept nogil

@@ -1,0 +1,508 @@
+"""Concatenating runs of records from stored batches, column by column (decision 0001).
+
+Promises: every column survives with its record; an optional column that only some sources have is filled with its default. A *run* is
+(source, start, stop): consecutive records of one source. Sources must have been validated. Must not know: why records are put together.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.build import allocate, finish
+    from cython.cimports.polywire.records.check import flagged
+    from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.header import fill_layout, seal_header
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_u32,
+        load_u64,
+        move,
+        store_u32,
+        store_u64,
+    )
+else:
+    from polywire.records.build import allocate, finish
+    from polywire.records.check import flagged
+    from polywire.records.checksum import crc32_raw
+    from polywire.records.header import fill_layout, seal_header
+    from polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_u32,
+        load_u64,
+        move,
+        store_u32,
+        store_u64,
+    )
+
+_COLUMN_COUNT = cython.declare(cython.int, 27)
+_LAYOUT = cython.declare(cython.int, 54)
+_NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
+
+
+@cython.final
+@cython.cclass
+class Runs:
+    """Sources and the runs to take of them. Invariant: every run lies within the records of its source."""
+
+    if not cython.compiled:  # compiled, runs.pxd declares them
+        sources: list[Lent]
+        kept: list[object]
+        triples: array[int]
+        layouts: array[int]
+        places: array[int]
+        run_count: int
+        count: int
+        deltas: bool
+        sequences: bool
+        offset_span: int
+        address_span: int
+        target: Lent
+
+
+@cython.cfunc
+def _numbers(runs: Runs, numbers: array[int]) -> cython.p_longlong:
+    """The address of an i64 array, which lives as long as ``runs``."""
+    if not cython.compiled:
+        return numbers
+    lent: Lent = lend_writable(numbers)
+    runs.kept.append(lent)
+    return cython.cast(cython.p_longlong, lent.p)
+
+
+@cython.cfunc
+def open_sources(batches: Sequence[Buffer]) -> Runs:
+    """Borrow the sources and find their columns; runs come later. Raises Invalid when one is not whole and plain."""
+    runs: Runs = Runs.__new__(Runs)
+    lent: Lent
+    i: cython.Py_ssize_t
+    j: cython.int
+    runs.kept = []
+    runs.sources = [lend(batch) for batch in batches]
+    runs.layouts = _numbers(runs, array("q", bytes(8 * _LAYOUT * len(runs.sources))))
+    runs.places = _numbers(runs, array("q", bytes(8 * _LAYOUT)))
+    runs.deltas = False
+    runs.sequences = False
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    for i in range(len(runs.sources)):
+        lent = runs.sources[i]
+        if (
+            fill_layout(lent.p, 0, lent.size, places) < 0
+            or places[1] != 4 * cython.cast(cython.longlong, load_u32(lent.p, 28)) + 4
+        ):
+            raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch number={i} size={lent.size}")
+        for j in range(_LAYOUT):
+            runs.layouts[_LAYOUT * i + j] = places[j]
+    return runs
+
+
+@cython.cfunc
+def set_runs(runs: Runs, triples: array[int]) -> cython.void:
+    """Say which records to take: i64 triples of source, start, stop; the caller has checked them."""
+    i: cython.Py_ssize_t
+    runs.run_count = len(triples) // 3
+    runs.triples = _numbers(runs, triples)
+    runs.count = 0
+    for i in range(runs.run_count):
+        runs.count += runs.triples[3 * i + 2] - runs.triples[3 * i + 1]
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _between(
+    p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
+) -> cython.longlong:
+    """Bytes between two numbers of a column of offsets at ``at``; 0 when it is absent."""
+    if at < 0:
+        return 0
+    return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _nulls(
+    p: cython.p_const_uchar,
+    offsets: cython.longlong,
+    bits: cython.longlong,
+    start: cython.longlong,
+    stop: cython.longlong,
+) -> cython.longlong:
+    """Nulls among records ``start`` to ``stop``: all without offsets, none without a bitmap."""
+    found: cython.longlong = 0
+    i: cython.longlong
+    if offsets < 0:
+        return stop - start
+    if bits >= 0:
+        for i in range(start, stop):
+            found += 1 - ((p[bits + (i >> 3)] >> (i & 7)) & 1)
+    return found
+
+
+@cython.cfunc
+def _measure(runs: Runs) -> cython.void:
+    """Put the size of every column of the result into ``places``."""
+    lent: Lent
+    start: cython.longlong
+    stop: cython.longlong
+    base: cython.longlong
+    count: cython.longlong = runs.count
+    value_nulls: cython.longlong = 0
+    key_nulls: cython.longlong = 0
+    columns: cython.uint = 0
+    places: cython.p_longlong = runs.places
+    layouts: cython.p_longlong = runs.layouts
+    i: cython.Py_ssize_t
+    for i in range(_COLUMN_COUNT):
+        places[2 * i + 1] = 0
+    for i in range(runs.run_count):
+        lent = runs.sources[runs.triples[3 * i]]
+        base = _LAYOUT * runs.triples[3 * i]
+        start = runs.triples[3 * i + 1]
+        stop = runs.triples[3 * i + 2]
+        columns |= load_u32(lent.p, 12)
+        value_nulls += _nulls(lent.p, layouts[base], layouts[base + 4], start, stop)
+        key_nulls += _nulls(lent.p, layouts[base + 6], layouts[base + 10], start, stop)
+        places[3] += _between(lent.p, layouts[base], start, stop)
+        places[9] += _between(lent.p, layouts[base + 6], start, stop)
+        places[39] += _between(lent.p, layouts[base + 36], start, stop)
+        places[47] += _between(lent.p, layouts[base + 44], start, stop)
+        places[13] = layouts[base + 13]
+        if layouts[base + 22] >= 0:
+            start = load_i32(lent.p, layouts[base + 22] + 4 * start)
+            stop = load_i32(lent.p, layouts[base + 22] + 4 * stop)
+            places[25] += stop - start
+            places[29] += _between(lent.p, layouts[base + 26], start, stop)
+            places[35] += _between(lent.p, layouts[base + 32], start, stop)
+    if key_nulls == count:
+        columns &= ~cython.cast(cython.uint, 1 << 3)
+    if places[25] == 0:
+        columns &= ~cython.cast(cython.uint, 1 << 11)
+    if places[47] == 0:
+        columns &= ~cython.cast(cython.uint, 1 << 22)
+    _size_columns(runs, columns, key_nulls, value_nulls)
+
+
+@cython.cfunc
+def _size_columns(
+    runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
+) -> cython.void:
+    """From the sizes of bytes, counted before, to those of all columns; what the result does not have gets -1."""
+    count: cython.longlong = runs.count
+    places: cython.p_longlong = runs.places
+    offsets: cython.longlong = 4 * count + 4
+    bits: cython.longlong = (count + 7) >> 3
+    keys: cython.bint = columns >> 3 & 1
+    headers: cython.bint = columns >> 11 & 1
+    events: cython.bint = columns >> 18 & 1
+    metadata: cython.bint = columns >> 22 & 1
+    places[1] = offsets
+    places[5] = bits if value_nulls > 0 else -1
+    places[7] = offsets if keys else -1
+    places[9] = places[9] if keys else -1
+    places[11] = bits if keys and key_nulls > 0 else -1
+    places[13] = places[13] if columns >> 6 & 1 else -1
+    places[15] = 8 * count if runs.sequences else -1
+    places[17] = 16 * count if columns >> 8 & 1 else -1
+    places[19] = 8 * count if columns >> 9 & 1 else -1
+    places[21] = count if columns >> 10 & 1 else -1
+    places[23] = offsets if headers else -1
+    places[27] = 4 * places[25] + 4 if headers else -1
+    places[31] = places[25] if headers else -1
+    places[33] = places[27]
+    places[25] = places[31]
+    places[29] = places[29] if headers else -1
+    places[35] = places[35] if headers else -1
+    places[37] = offsets if events else -1
+    places[39] = places[39] if events else -1
+    places[41] = 4 * count if events else -1
+    places[43] = 8 * count if events else -1
+    places[45] = offsets if metadata else -1
+    places[47] = places[47] if metadata else -1
+    places[49] = 4 * count if columns >> 24 & 1 else -1
+    places[51] = 4 * count if runs.deltas else -1
+    places[53] = places[51]
+
+
+@cython.cfunc
+def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
+    """Concatenate a column of offsets, and the bytes it points into unless ``payload`` is -1; ``nested``: one a header, not a record."""
+    lent: Lent
+    target: Lent = runs.target
+    place: cython.longlong = runs.places[2 * offsets]
+    start: cython.longlong
+    stop: cython.longlong
+    base: cython.longlong
+    at: cython.longlong
+    end: cython.longlong = 0
+    shift: cython.longlong
+    i: cython.Py_ssize_t
+    j: cython.longlong
+    if place < 0:
+        return
+    store_u32(target.p, place, 0)
+    for i in range(runs.run_count):
+        lent = runs.sources[runs.triples[3 * i]]
+        base = _LAYOUT * runs.triples[3 * i]
+        start = runs.triples[3 * i + 1]
+        stop = runs.triples[3 * i + 2]
+        if nested:
+            if runs.layouts[base + 22] < 0:
+                continue
+            start = load_i32(lent.p, runs.layouts[base + 22] + 4 * start)
+            stop = load_i32(lent.p, runs.layouts[base + 22] + 4 * stop)
+        at = runs.layouts[base + 2 * offsets]
+        if at < 0:
+            for _j in range(start, stop):
+                place += 4
+                store_u32(target.p, place, end)
+            continue
+        shift = end - load_i32(lent.p, at + 4 * start)
+        for j in range(start, stop):
+            place += 4
+            store_u32(target.p, place, load_i32(lent.p, at + 4 * j + 4) + shift)
+        if payload >= 0:
+            move(
+                target.p,
+                runs.places[2 * payload] + end,
+                lent.p,
+                runs.layouts[base + 2 * payload] + end - shift,
+                _between(lent.p, at, start, stop),
+            )
+        end += _between(lent.p, at, start, stop)
+
+
+@cython.cfunc
+def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
+    """Concatenate a column of elements of ``width`` bytes; where a source lacks it: zeros, or ``NO_TIME`` for origin times."""
+    lent: Lent
+    target: Lent = runs.target
+    place: cython.longlong = runs.places[2 * column]
+    start: cython.longlong
+    stop: cython.longlong
+    base: cython.longlong
+    at: cython.longlong
+    i: cython.Py_ssize_t
+    j: cython.longlong
+    if place < 0:
+        return
+    for i in range(runs.run_count):
+        lent = runs.sources[runs.triples[3 * i]]
+        base = _LAYOUT * runs.triples[3 * i]
+        start = runs.triples[3 * i + 1]
+        stop = runs.triples[3 * i + 2]
+        if nested:
+            if runs.layouts[base + 22] < 0:
+                continue
+            start = load_i32(lent.p, runs.layouts[base + 22] + 4 * start)
+            stop = load_i32(lent.p, runs.layouts[base + 22] + 4 * stop)
+        at = runs.layouts[base + 2 * column]
+        if at >= 0:
+            move(target.p, place, lent.p, at + width * start, width * (stop - start))
+        elif column == 9:
+            for j in range(stop - start):
+                store_u64(target.p, place + 8 * j, _NO_TIME)
+        elif column == 24:
+            _fill_crcs(runs, runs.triples[3 * i], start, stop, place)
+        else:
+            clear(target.p, place, width * (stop - start))
+        place += width * (stop - start)
+
+
+@cython.cfunc
+def _fill_crcs(
+    runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
+) -> cython.void:
+    """CRCs of values whose source has none."""
+    lent: Lent = runs.sources[source]
+    target: Lent = runs.target
+    at: cython.longlong = runs.layouts[_LAYOUT * source]
+    values: cython.longlong = runs.layouts[_LAYOUT * source + 2]
+    first: cython.longlong
+    j: cython.longlong
+    for j in range(start, stop):
+        first = load_i32(lent.p, at + 4 * j)
+        store_u32(target.p, place, crc32_raw(lent.p, values + first, load_i32(lent.p, at + 4 * j + 4) - first))
+        place += 4
+
+
+@cython.cfunc
+def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.void:
+    """Concatenate a bitmap of validity."""
+    lent: Lent
+    target: Lent = runs.target
+    place: cython.longlong = runs.places[2 * validity]
+    base: cython.longlong
+    bits: cython.longlong
+    row: cython.longlong = 0
+    i: cython.Py_ssize_t
+    j: cython.longlong
+    if place < 0:
+        return
+    clear(target.p, place, runs.places[2 * validity + 1])
+    for i in range(runs.run_count):
+        lent = runs.sources[runs.triples[3 * i]]
+        base = _LAYOUT * runs.triples[3 * i]
+        bits = runs.layouts[base + 2 * validity]
+        for j in range(runs.triples[3 * i + 1], runs.triples[3 * i + 2]):
+            if runs.layouts[base + 2 * offsets] >= 0 and (bits < 0 or (lent.p[bits + (j >> 3)] >> (j & 7)) & 1):
+                target.p[place + (row >> 3)] |= cython.cast(cython.uchar, 1 << (row & 7))
+            row += 1
+
+
+@cython.cfunc
+def _sequence(runs: Runs, source: cython.longlong, index: cython.longlong) -> cython.ulonglong:
+    """Producer sequence of one record of a source."""
+    lent: Lent = runs.sources[source]
+    at: cython.longlong = runs.layouts[_LAYOUT * source + 14]
+    if at >= 0:
+        return load_u64(lent.p, at + 8 * index)
+    return load_u64(lent.p, 64) + cython.cast(cython.ulonglong, index)
+
+
+@cython.cfunc
+def _fill_sequences(runs: Runs) -> cython.void:
+    target: Lent = runs.target
+    place: cython.longlong = runs.places[14]
+    i: cython.Py_ssize_t
+    j: cython.longlong
+    if place < 0:
+        return
+    for i in range(runs.run_count):
+        for j in range(runs.triples[3 * i + 1], runs.triples[3 * i + 2]):
+            store_u64(target.p, place, _sequence(runs, runs.triples[3 * i], j))
+            place += 8
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython.longlong) -> cython.longlong:
+    """Offsets between a source's first record and its record ``index``; its whole span at its record count."""
+    if index == load_u32(p, 28):
+        return load_u32(p, 84)
+    return load_u32(p, deltas + 4 * index) if deltas >= 0 else index
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def address_delta(
+    p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
+) -> cython.longlong:
+    """Kafka 0.7 bytes between a source's first record and its record ``index``; its whole span at its record count."""
+    if index == load_u32(p, 28):
+        return load_u32(p, 80)
+    if layout[base + 52] >= 0:
+        return load_u32(p, layout[base + 52] + 4 * index)
+    return 10 * index + load_i32(p, layout[base] + 4 * index) - flagged(p, layout[base + 20], index, 1)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _record_size(
+    p: cython.p_const_uchar, layouts: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
+) -> cython.longlong:
+    """Kafka 0.7 size of one record."""
+    size: cython.longlong = 10 + _between(p, layouts[base], index, index + 1)
+    if layouts[base + 20] >= 0:
+        size -= p[layouts[base + 20] + index] & 1
+    return size
+
+
+@cython.cfunc
+def _fill_deltas(runs: Runs) -> cython.void:
+    """Offsets and addresses that go on from run to run, holes of compaction included, and the spans they add up to."""
+    lent: Lent
+    target: Lent = runs.target
+    layouts: cython.p_longlong = runs.layouts
+    base: cython.longlong
+    start: cython.longlong
+    stop: cython.longlong
+    place: cython.longlong = 0
+    offset: cython.longlong = 0  # of the record 0 of the source, as the result counts
+    address: cython.longlong = 0
+    step: cython.longlong
+    i: cython.Py_ssize_t
+    j: cython.longlong
+    for i in range(runs.run_count):
+        lent = runs.sources[runs.triples[3 * i]]
+        base = _LAYOUT * runs.triples[3 * i]
+        start = runs.triples[3 * i + 1]
+        stop = runs.triples[3 * i + 2]
+        step = address_delta(lent.p, layouts, base, start)
+        offset -= offset_delta(lent.p, layouts[base + 50], start)
+        address -= step
+        for j in range(start, stop):
+            if layouts[base + 52] >= 0:
+                step = load_u32(lent.p, layouts[base + 52] + 4 * j)
+            store_u32(target.p, runs.places[50] + place, offset + offset_delta(lent.p, layouts[base + 50], j))
+            store_u32(target.p, runs.places[52] + place, address + step)
+            step += _record_size(lent.p, layouts, base, j)
+            place += 4
+        offset += offset_delta(lent.p, layouts[base + 50], stop)
+        address += address_delta(lent.p, layouts, base, stop)
+    runs.offset_span = offset
+    runs.address_span = address
+
+
+@cython.cfunc
+def concatenate(runs: Runs) -> bytearray:
+    """The batch of all runs, not numbered. Raises Invalid when it would be too large or have no records."""
+    source: Lent
+    _measure(runs)
+    batch = allocate(runs.places, runs.count)
+    runs.target = lend_writable(batch)
+    target: Lent = runs.target
+    _fill_offsets(runs, 0, 1, False)
+    _fill_bits(runs, 2, 0)
+    _fill_offsets(runs, 3, 4, False)
+    _fill_bits(runs, 5, 3)
+    _fill_sequences(runs)
+    _fill_fixed(runs, 8, 16, False)
+    _fill_fixed(runs, 9, 8, False)
+    _fill_fixed(runs, 10, 1, False)
+    _fill_offsets(runs, 11, -1, False)
+    _fill_fixed(runs, 12, 1, True)
+    _fill_offsets(runs, 13, 14, True)
+    _fill_fixed(runs, 15, 1, True)
+    _fill_offsets(runs, 16, 17, True)
+    _fill_offsets(runs, 18, 19, False)
+    _fill_fixed(runs, 20, 4, False)
+    _fill_fixed(runs, 21, 8, False)
+    _fill_offsets(runs, 22, 23, False)
+    _fill_fixed(runs, 24, 4, False)
+    if runs.places[12] >= 0:
+        source = runs.sources[0]
+        move(target.p, runs.places[12], source.p, runs.layouts[12], runs.layouts[13])
+        store_u64(target.p, 56, load_u64(source.p, 56))
+        store_u64(target.p, 64, _sequence(runs, 0, runs.triples[1]))
+    if runs.deltas:
+        _fill_deltas(runs)
+    finish(target.p, runs.places, runs.count)
+    if runs.deltas:  # a compacted batch covers the holes behind its last record, too
+        store_u32(target.p, 80, runs.address_span)
+        store_u32(target.p, 84, runs.offset_span)
+        seal_header(target.p, 0)
+    return batch

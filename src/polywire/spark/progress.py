@@ -1,0 +1,110 @@
+"""How a streaming query is getting on: records, rate and lag, for programs and for people.
+
+Promises: every finished micro-batch is told once, in order. Must not know: what the query does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from polywire.errors import Invalid
+from polywire.spark.offsets import decode_offset, total_next
+
+POLL_INTERVAL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None if not told."""
+
+    batch_id: int
+    records: int
+    rate: float
+    lag: int | None
+
+
+Told = Callable[[BatchProgress], None]
+
+
+def batch_progress(told: Mapping[str, Any]) -> BatchProgress:
+    """Read Spark's progress report."""
+    return BatchProgress(
+        batch_id=int(told["batchId"]),
+        records=int(told["numInputRows"]),
+        rate=float(told.get("processedRowsPerSecond") or 0.0),
+        lag=_lag(told.get("sources", ())),
+    )
+
+
+def follow(query: StreamingQuery, told: Told) -> int:
+    """Wait until the query ends and tell every micro-batch as it ends; returns the records read.
+
+    Raises what the query failed with. A query that is left early (an interrupt, an error in ``told``) is stopped.
+    """
+    last_batch, records = -1, 0
+    ended = False
+    try:
+        while not ended:
+            # Asked before the reports are read, so that the last ones are not missed.
+            ended = bool(query.awaitTermination(POLL_INTERVAL_S))  # type: ignore[arg-type]
+            for batch in _newer(query, last_batch):
+                last_batch = batch.batch_id
+                records += batch.records
+                told(batch)
+        return records
+    finally:
+        if not ended:
+            query.stop()
+
+
+def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
+    batches = [batch_progress(report) for report in query.recentProgress]
+    return [batch for batch in batches if batch.batch_id > last_batch]
+
+
+@contextmanager
+def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[Told]:
+    """A bar on the terminal that shows records, rate and lag; hand what it yields to ``follow`` or ``land``."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=total, facts="starting")
+
+        def told(batch: BatchProgress) -> None:
+            lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
+            facts = f"batch {batch.batch_id}  {batch.rate:,.0f} records/s{lag}"
+            progress.update(task, advance=batch.records, facts=facts)
+
+        yield told
+
+
+def _lag(sources: Any) -> int | None:
+    """Records between where the batch ended and the end of what the broker had, over all sources of this kind."""
+    lag = None
+    for source in sources:
+        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+        if end is not None and latest is not None:
+            lag = (lag or 0) + max(0, latest - end)
+    return lag
+
+
+def _offset(text: Any) -> int | None:
+    try:
+        document = json.loads(text) if isinstance(text, str) else text
+        return total_next(decode_offset(document)) if isinstance(document, Mapping) else None
+    except (ValueError, Invalid):
+        return None  # another source's offset

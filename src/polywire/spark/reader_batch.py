@@ -1,0 +1,70 @@
+"""Batch read: everything between two places, planned once.
+
+Promises: the range is fixed when the read is planned; it holds no socket (Spark pickles it). Must not know: streaming queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from polywire.spark import planning, snapshot
+from polywire.spark.options import SourceOptions
+from polywire.spark.planning import ReadRange
+from polywire.spark.rows import record_batches
+from polywire.spark.schema import arrow_schema
+
+
+@dataclass
+class RangesPartition(InputPartition):
+    """The ranges one task reads."""
+
+    ranges: tuple[ReadRange, ...]
+
+    def __init__(self, ranges: tuple[ReadRange, ...]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+class BatchReader(DataSourceReader):
+    """Plans in the driver's planner process, reads in tasks."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task per group of ranges. Spark wants a list and replaces an empty one by a single None."""
+        options = self._options
+        times_us = planning.times_asked(options.starting, options.ending)
+        found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
+        start = planning.start_offset(found, options.starting, options.missing_time)
+        ranges = planning.batch_ranges(start, planning.end_offset(found, options.ending))
+        if options.fail_on_data_loss:
+            planning.refuse_losses(planning.losses(ranges, found))
+        else:
+            ranges = planning.clip(ranges, found)
+        return list(input_partitions(options, ranges))
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, self._schema, partition)
+
+
+def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> list[RangesPartition]:
+    """Ranges as Spark's tasks."""
+    pieces = planning.tasks(
+        ranges, partitions_min=options.partitions_min, partition_records_max=options.partition_records_max
+    )
+    return [RangesPartition(piece) for piece in pieces]
+
+
+def read_partition(
+    options: SourceOptions, schema: StructType, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    """What a task reads; nothing for the placeholder Spark makes of an empty plan."""
+    if isinstance(partition, RangesPartition):
+        yield from record_batches(options, partition.ranges, arrow_schema(schema))

@@ -1,0 +1,139 @@
+"""Streaming read: micro-batches between offsets that Spark keeps in its checkpoint.
+
+Promises: a batch that is run again covers the same records; limits of the query and of its trigger are kept; nothing is read that was
+appended after an ``availableNow`` run began. Holds no socket. Must not know: sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from polywire.clock import Clock, SystemClock
+from polywire.errors import Conflict, ErrorCode, Missing
+from polywire.spark import planning, snapshot
+from polywire.spark.offsets import PartitionKey, Position, SourceOffset, decode_offset, encode_offset
+from polywire.spark.options import SourceOptions
+from polywire.spark.planning import Extents, Loss
+from polywire.spark.reader_batch import input_partitions, read_partition
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One long-lived process on the driver asks it for offsets and plans; tasks get a pickled copy for ``read``.
+
+    Guards: once ``availableNow`` has named its target, no offset goes beyond it.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType, clock: Clock | None = None) -> None:
+        self._options = options
+        self._schema = schema
+        self._clock = clock or SystemClock()
+        self._ceiling: SourceOffset | None = None
+        self._latest: SourceOffset | None = None
+        self._triggered_at: float | None = None
+        self._reached: dict[PartitionKey, Position] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        options = self._options
+        times_us = planning.times_asked(options.starting)
+        found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
+        return encode_offset(planning.start_offset(found, options.starting, options.missing_time))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.trigger_records_max is not None:
+            return ReadMaxRows(options.trigger_records_max)
+        if options.trigger_bytes_max is not None:
+            return ReadMaxBytes(options.trigger_bytes_max)
+        if options.trigger_records_min is not None:
+            return ReadMinRows(options.trigger_records_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        found = snapshot.extents(snapshot.connect(self._options), self._options.subscription)
+        self._ceiling = planning.latest_offset(found)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        known = decode_offset(start)
+        connection = snapshot.connect(self._options)
+        found = snapshot.extents(connection, self._options.subscription)
+        self._latest = planning.latest_offset(found)
+        if self._options.fail_on_data_loss:
+            self._refuse_losses(known, found)
+        everything = planning.advance(known, found, records_max=None, ceiling=self._ceiling)
+        if everything is known or self._too_early(known, everything, limit):
+            return start
+        records_max = self._records_max(known, everything, limit)
+        self._triggered_at = self._clock.monotonic()
+        if records_max is None:
+            return encode_offset(everything)
+        return encode_offset(planning.advance(known, found, records_max=records_max, ceiling=self._ceiling))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else encode_offset(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        options = self._options
+        ranges = planning.batch_ranges(decode_offset(start), decode_offset(end))
+        if ranges and not options.fail_on_data_loss:
+            ranges = planning.clip(ranges, snapshot.extents(snapshot.connect(options), options.subscription))
+        return input_partitions(options, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, self._schema, partition)
+
+    def _refuse_losses(self, known: SourceOffset, found: Extents) -> None:
+        planning.refuse_losses(planning.position_losses(known, found))
+        connection = snapshot.connect(self._options)
+        for key, position in planning.doubtful(known, found):
+            if self._reached.get(key) == position:
+                continue
+            try:
+                snapshot.epoch_reached(connection, key, position)
+            except (Conflict, Missing) as error:
+                if error.code not in (ErrorCode.EPOCH_ENDED, ErrorCode.OFFSET_OUT_OF_RANGE):
+                    raise
+                planning.refuse_losses([Loss(key, error.message)])
+            self._reached[key] = position
+
+    def _too_early(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> bool:
+        """Whether fewer than ``minOffsetsPerTrigger`` wait and ``maxTriggerDelay`` has not passed. An availableNow run never waits."""
+        records_min = self._options.trigger_records_min
+        if records_min is None or isinstance(limit, ReadAllAvailable) or self._ceiling is not None:
+            return False
+        if self._triggered_at is None:
+            return False  # like Kafka's source: the first batch of a run does not wait
+        waiting = sum(wanted.record_count for wanted in planning.batch_ranges(known, everything))
+        return waiting < records_min and self._clock.monotonic() - self._triggered_at < self._options.trigger_delay_s
+
+    def _records_max(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> int | None:
+        """The engine names one limit; where the options have two, the stricter one counts."""
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        records_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.trigger_records_max
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.trigger_bytes_max
+        if bytes_max is None:
+            return records_max
+        by_bytes = self._records_within(bytes_max, known, everything)
+        return by_bytes if records_max is None else min(by_bytes, records_max)
+
+    def _records_within(self, bytes_max: int, known: SourceOffset, everything: SourceOffset) -> int:
+        connection = snapshot.connect(self._options)
+        lags = {}
+        for wanted in planning.batch_ranges(known, everything):
+            key = PartitionKey(wanted.topic, wanted.partition)
+            size = snapshot.record_bytes(connection, key, wanted.incarnation, wanted.offset)
+            lags[key] = (wanted.record_count, size)
+        return planning.records_within(bytes_max, lags)

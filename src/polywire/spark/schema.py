@@ -1,0 +1,75 @@
+"""The columns of the source: exactly those of Spark's Kafka source.
+
+Promises: a schema the user gives is a choice of these columns, in any order; anything else is an error that names the column meant.
+Must not know: the broker.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from polywire.errors import ErrorCode, Invalid
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+COLUMNS: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
+
+
+def source_schema(*, include_headers: bool) -> StructType:
+    """The schema when the user gives none."""
+    names = [name for name in COLUMNS if include_headers or name != "headers"]
+    return StructType([StructField(name, COLUMNS[name]) for name in names])
+
+
+def check_schema(schema: StructType) -> None:
+    """Refuse columns this source does not have. Raises Invalid(INVALID_REQUEST)."""
+    if not schema.fields:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the schema names no column columns={','.join(COLUMNS)}")
+    for field in schema.fields:
+        expected = COLUMNS.get(field.name)
+        if expected is None:
+            near = difflib.get_close_matches(field.name, COLUMNS, n=1, cutoff=0.5)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"the source has no such column{meant} column={field.name!r} columns={','.join(COLUMNS)}",
+            )
+        if _type_name(field.dataType) != _type_name(expected):
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a column has another type; cast it after loading column={field.name!r} "
+                f"given={_type_name(field.dataType)} expected={_type_name(expected)}",
+            )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The very Arrow schema Spark checks the first record batch against (types, names and order)."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _type_name(data_type: DataType) -> str:
+    return data_type.simpleString()

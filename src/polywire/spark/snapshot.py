@@ -1,0 +1,108 @@
+"""What the broker has of a subscription: its partitions and their bounds, asked over one bulk connection.
+
+Promises: bounds are synced before they are told, so what is planned on them cannot vanish. Must not know: Spark, plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from polywire.client import bulk
+from polywire.client.bulk import BulkConnection, PartitionRange
+from polywire.errors import ErrorCode, Missing, Unavailable
+from polywire.spark.offsets import PartitionKey, Position
+from polywire.spark.options import SourceOptions, Subscription
+from polywire.spark.planning import Extent, Extents
+
+TIMES_MAX: Final = 16  # times of one BOUNDS request (docs/protocols/polywire.md §3)
+LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
+
+
+def connect(options: SourceOptions) -> BulkConnection:
+    """This process's connection to the first address that answers. Raises Unavailable when none does."""
+    reasons = []
+    for address in options.addresses:
+        connection = bulk.connect(address)
+        if len(options.addresses) == 1:
+            return connection
+        try:
+            connection.ping()
+        except Unavailable as error:
+            reasons.append(error.message)
+            continue
+        return connection
+    raise Unavailable(ErrorCode.STOPPING, f"no address answers reasons={'; '.join(reasons)}")
+
+
+def extents(
+    connection: BulkConnection, subscription: Subscription, *, times_us: Sequence[int] = (), must_exist: bool = False
+) -> Extents:
+    """All partitions of a subscription with their bounds and the offsets of ``times_us``.
+
+    Topics that do not exist are left out, or refused with Missing(TOPIC_MISSING) where ``must_exist``.
+    """
+    for attempt in range(LISTINGS_MAX):
+        try:
+            return _extents(connection, subscription, times_us, must_exist=must_exist)
+        except Missing as error:
+            if must_exist or error.code is not ErrorCode.TOPIC_MISSING or attempt == LISTINGS_MAX - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:
+    """Make sure that the broker start a position was learnt in reached so far.
+
+    Raises Conflict(EPOCH_ENDED) when its last records were lost in a power failure.
+    """
+    offset = position.next_offset
+    for _ in connection.fetch_range(
+        key.topic, key.partition, position.incarnation, offset, offset, epoch=position.epoch
+    ):
+        pass
+
+
+def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:
+    """Bytes of one stored record around an offset, by the batch that holds it."""
+    for chunk in connection.fetch_range(key.topic, key.partition, incarnation, offset, bytes_max=1):
+        return len(chunk.data) / max(1, chunk.next_offset - chunk.offset)
+    return 1.0
+
+
+def _extents(
+    connection: BulkConnection, subscription: Subscription, times_us: Sequence[int], *, must_exist: bool
+) -> Extents:
+    names = _names(connection, subscription, must_exist=must_exist)
+    found: dict[PartitionKey, Extent] = {}
+    asked = [times_us[at : at + TIMES_MAX] for at in range(0, len(times_us), TIMES_MAX)] or [()]
+    for times in asked if names else ():
+        for told in connection.bounds(names, times_us=times):
+            key = PartitionKey(told.topic, told.partition)
+            found[key] = _extent(told, times, found.get(key))
+    if not subscription.partitions:
+        return found
+    absent = [key for key in subscription.partitions if key not in found]
+    if absent and must_exist:
+        raise Missing(
+            ErrorCode.PARTITION_MISSING,
+            f"assigned partition does not exist topic={absent[0].topic} partition={absent[0].partition}",
+        )
+    return {key: found[key] for key in subscription.partitions if key in found}
+
+
+def _names(connection: BulkConnection, subscription: Subscription, *, must_exist: bool) -> list[str]:
+    if subscription.pattern is not None:
+        return [topic.name for topic in connection.topics(subscription.pattern)]
+    wanted = subscription.topics or tuple(sorted({key.topic for key in subscription.partitions}))
+    if must_exist:
+        return list(wanted)
+    existing = {topic.name for topic in connection.topics()}
+    return [name for name in wanted if name in existing]
+
+
+def _extent(told: PartitionRange, times_us: Sequence[int], before: Extent | None) -> Extent:
+    offsets = dict(zip(times_us, told.time_offsets, strict=True))
+    if before is not None:
+        offsets = {**before.time_offsets, **offsets}
+    return Extent(told.topic_id.hex(), told.incarnation, told.epoch, told.first_offset, told.next_offset, offsets)

@@ -1,0 +1,36 @@
+"""The data source ``polywire``: what Spark is handed for ``format("polywire")``.
+
+Promises: options and schema are checked before a broker is asked; it is pickled by reference, so workers must be able to import this
+package. Must not know: how records are read.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from polywire.spark.options import read_options
+from polywire.spark.reader_batch import BatchReader
+from polywire.spark.reader_stream import StreamReader
+from polywire.spark.schema import check_schema, source_schema
+
+
+class PolywireDataSource(DataSource):
+    """Batch and streaming reads with the columns and option names of Spark's Kafka source (docs/spark/source.md)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "polywire"
+
+    def schema(self) -> StructType:
+        """Spark asks before it says whether the read is a stream, so only the one option that matters is looked at."""
+        asked = self.options.get("includeHeaders", "false")
+        return source_schema(include_headers=asked.strip().lower() == "true")
+
+    def reader(self, schema: StructType) -> BatchReader:
+        check_schema(schema)
+        return BatchReader(read_options(dict(self.options), streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        check_schema(schema)
+        return StreamReader(read_options(dict(self.options), streaming=True), schema)

@@ -1,0 +1,92 @@
+"""An event loop driven by hand: callbacks run when a test says so.
+
+Promises: callbacks run in the order an asyncio loop would run them, timers by their time and then by their making.
+Errors in callbacks are raised to the test. Must not know: asyncio.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+from polywire.testing.clock import SimulatedClock
+
+PASSES_MAX: Final = 10_000  # a test whose callbacks schedule each other for ever must end
+
+
+class Handle:
+    """A scheduled call that can be cancelled."""
+
+    __slots__ = ("args", "callback", "cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.callback = callback
+        self.args = args
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.cancelled = True
+
+
+class ManualLoop:
+    """Implements ``polywire.log.base.Loop`` over a simulated clock.
+
+    Invariant: nothing runs but inside ``run_pass``, ``run_due`` and ``advance``.
+    """
+
+    __slots__ = ("_order", "_ready", "_timers", "clock")
+
+    def __init__(self, clock: SimulatedClock | None = None) -> None:
+        self.clock = clock or SimulatedClock()
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._order = count()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
+        """Call in the next pass."""
+        handle = Handle(callback, args)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
+        """Call in the next pass; may be used from another thread."""
+        return self.call_soon(callback, *args)
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
+        """Call in the first pass after so many seconds of the simulated clock."""
+        handle = Handle(callback, args)
+        heapq.heappush(self._timers, (self.clock.monotonic() + delay, next(self._order), handle))
+        return handle
+
+    def run_pass(self) -> int:
+        """One pass: what was ready when it began, and timers that are due; returns how many callbacks ran."""
+        while self._timers and self._timers[0][0] <= self.clock.monotonic():
+            self._ready.append(heapq.heappop(self._timers)[2])
+        ran = 0
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            if not handle.cancelled:
+                handle.callback(*handle.args)
+                ran += 1
+        return ran
+
+    def run_due(self) -> None:
+        """Pass after pass until nothing is ready and no timer is due."""
+        for _ in range(PASSES_MAX):
+            self.run_pass()
+            if not self._ready and not (self._timers and self._timers[0][0] <= self.clock.monotonic()):
+                return
+        raise AssertionError(f"callbacks schedule each other for ever passes={PASSES_MAX}")
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and run what becomes due, each timer at its own time."""
+        end = self.clock.monotonic() + seconds
+        self.run_due()
+        while self._timers and self._timers[0][0] <= end:
+            self.clock.advance(max(0.0, self._timers[0][0] - self.clock.monotonic()))
+            self.run_due()
+        self.clock.advance(max(0.0, end - self.clock.monotonic()))

@@ -1,0 +1,372 @@
+"""The log in memory: what the broker runs on in tests and in ``memory://``.
+
+Promises: behaves as ``log.base.Log`` says, turns, levels, staging, recovery and all; a sync happens one pass of the
+loop after the commit that asked for it, so that ``written`` and ``synced`` can be told apart. ``reopen`` gives the
+log a restarted broker would find. It never merges small batches and never frees memory of its history: it is for
+tests. Must not know: topics, groups, wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Final, assert_never
+
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
+from polywire.log.base import Done, Loop, PartitionLog, Replay
+from polywire.records import batch as batches
+from polywire.records.columns import BatchHeader, Column
+from polywire.testing.memory_partition import MemoryPartition
+from polywire.types import Buffer, Level
+
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0002
+
+PublishDone = Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None]
+
+
+class _Kind(Enum):
+    BATCH = auto()
+    PUBLISH = auto()
+    CHANGE = auto()
+    OPEN = auto()
+    DROP = auto()
+    TRIM = auto()
+    BARRIER = auto()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One addition. ``parts`` are (incarnation, batch): numbered once they were committed."""
+
+    kind: _Kind
+    incarnation: int = 0
+    argument: int = 0
+    change: bytes = b""
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
+    level: Level = Level.MEMORY
+    done: Callable[[BrokerError | None], None] | None = None
+    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.change) + sum(len(batch) for _, batch in self.parts)
+
+
+@dataclass(slots=True)
+class _Staged:
+    parts: list[tuple[int, bytes]]
+    expires_at_us: int
+
+
+class MemoryLog:
+    """Implements ``Log``.
+
+    Invariant: ``_history`` holds every committed group in order; the first ``_synced`` of them would survive a power loss.
+    """
+
+    def __init__(
+        self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
+    ) -> None:
+        """``floor`` is the least level of any acknowledgement."""
+        self.epoch: Final = epoch
+        self.disk_full = False
+        """Set by a test: additions raise Busy(DISK_FULL)."""
+        self._loop = loop
+        self._clock = clock
+        self._replay = replay
+        self._floor = floor
+        self._partitions: dict[int, MemoryPartition] = {}
+        self._staged: dict[bytes, _Staged] = {}
+        self._turn: list[_Entry] = []
+        self._scheduled = False
+        self._history: list[list[_Entry]] = []
+        self._synced = 0
+        self._waiting_sync: list[Callable[[BrokerError | None], None]] = []
+        self._sync_scheduled = False
+        self._snapshot: tuple[bytes, int] | None = None
+        self._failure: BrokerError | None = None
+        self._closed = False
+        self._killed = False
+
+    @property
+    def group_count(self) -> int:
+        """Groups committed so far."""
+        return len(self._history)
+
+    # Partitions
+
+    def partition(self, incarnation: int) -> MemoryPartition:
+        found = self._partitions.get(incarnation)
+        if found is None or found.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
+        return found
+
+    def open_partition(self, incarnation: int) -> MemoryPartition:
+        opened = self._open(incarnation)
+        self._add(_Entry(_Kind.OPEN, incarnation))
+        return opened
+
+    def _open(self, incarnation: int) -> MemoryPartition:
+        assert incarnation not in self._partitions, "incarnations are never used again"
+        opened = MemoryPartition(incarnation, epoch=self.epoch, hides_unsynced=self._floor is Level.SYNCED)
+        self._partitions[incarnation] = opened
+        return opened
+
+    def drop_partition(self, incarnation: int) -> None:
+        self.partition(incarnation)
+        self._add(_Entry(_Kind.DROP, incarnation))
+
+    def trim(self, incarnation: int, first_offset: int) -> None:
+        self.partition(incarnation)
+        self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
+
+    # Additions
+
+    def reserve(self, size: int) -> None:
+        self._check_open()
+        if size > GROUP_BYTES_MAX:
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={GROUP_BYTES_MAX}")
+        if size + sum(entry.size for entry in self._turn) > GROUP_BYTES_MAX:
+            self.commit()
+
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        entry = _Entry(_Kind.BATCH, parts=[(partition.incarnation, bytes(batch))], level=level)
+        if done is not None:
+            entry.done = partial(_tell_offset, entry, done)
+        self._add(entry)
+
+    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+        self._add(_Entry(_Kind.CHANGE, change=change, level=level, done=_without_offset(done)))
+
+    def barrier(self, level: Level, done: Done) -> None:
+        self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
+
+    def stage(
+        self,
+        token: bytes,
+        partition: PartitionLog,
+        batch: Buffer,
+        *,
+        expires_at_us: int,
+        level: Level,
+        done: Done | None,
+    ) -> None:
+        self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
+        staged = self._staged.setdefault(token, _Staged([], expires_at_us))
+        staged.parts.append((partition.incarnation, bytes(batch)))
+
+    def staged_partitions(self, token: bytes) -> Sequence[int]:
+        return sorted({incarnation for incarnation, _ in self._find_staged(token).parts})
+
+    def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
+        parts = [part for token in tokens for part in self._find_staged(token).parts]
+        entry = _Entry(_Kind.PUBLISH, change=change, parts=parts, level=level)
+        entry.done = lambda error: done([] if error else entry.ranges, error)
+        self._add(entry)
+        self.abandon(tokens)
+
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        for token in tokens:
+            self._staged.pop(token, None)
+
+    def _find_staged(self, token: bytes) -> _Staged:
+        staged = self._staged.get(token)
+        if staged is None or staged.expires_at_us < self._clock.now_us():
+            raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
+        return staged
+
+    def _add(self, entry: _Entry) -> None:
+        if self._killed:
+            return
+        self._check_open()
+        if self.disk_full:
+            raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
+        self._turn.append(entry)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._commit_scheduled)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise Unavailable(ErrorCode.STOPPING, "log is closed")
+
+    # The turn
+
+    def _commit_scheduled(self) -> None:
+        self._scheduled = False
+        self.commit()
+
+    def commit(self) -> None:
+        """Write the turn as one group."""
+        turn, self._turn = self._turn, []
+        if not turn or self._failure is not None:
+            return
+        for entry in turn:
+            self._number(entry)
+            self._make_true(entry)
+        self._history.append(turn)
+        for entry in turn:
+            if entry.done is not None and max(entry.level, self._floor) is Level.SYNCED:
+                self._waiting_sync.append(entry.done)
+                self._schedule_sync()
+            elif entry.done is not None:
+                entry.done(None)
+        if self._floor is Level.SYNCED:
+            self._schedule_sync()
+        self._wake()
+
+    def _schedule_sync(self) -> None:
+        if not self._sync_scheduled:
+            self._sync_scheduled = True
+            self._loop.call_soon(self._sync)
+
+    def _sync(self) -> None:
+        self._sync_scheduled = False
+        if self._failure is not None:
+            return
+        self._synced = len(self._history)
+        for partition in self._partitions.values():
+            partition.synced_offset = partition.next_offset
+        waiting, self._waiting_sync = self._waiting_sync, []
+        for done in waiting:
+            done(None)
+        self._wake()
+
+    def _number(self, entry: _Entry) -> None:
+        """Number the entry's batches, each after what is before it in the partition."""
+        after: dict[int, tuple[int, int]] = {}
+        first: dict[int, int] = {}
+        numbered = []
+        for incarnation, batch in entry.parts:
+            partition = self._partitions[incarnation]
+            if partition.ended:
+                continue
+            offset, address = after.get(incarnation, (partition.next_offset, partition.next_address))
+            first.setdefault(incarnation, offset)
+            copy = bytearray(batch)
+            time_us = max(self._clock.now_us(), partition.last_append_time_us)
+            batches.stamp(copy, 0, incarnation, self.epoch, offset, address, time_us)
+            header = batches.read_header(copy)
+            after[incarnation] = (header.next_offset, address + header.address_span)
+            numbered.append((incarnation, bytes(copy)))
+        entry.parts = numbered
+        entry.ranges = [(incarnation, first[incarnation], after[incarnation][0]) for incarnation in first]
+
+    def _make_true(self, entry: _Entry) -> None:
+        match entry.kind:
+            case _Kind.BATCH | _Kind.PUBLISH:
+                for incarnation, batch in entry.parts:
+                    self._partitions[incarnation].add(batch)
+            case _Kind.DROP:
+                self._partitions[entry.incarnation].ended = True
+            case _Kind.TRIM:
+                self._partitions[entry.incarnation].trim(entry.argument)
+            case _Kind.CHANGE | _Kind.OPEN | _Kind.BARRIER:
+                pass
+            case _:
+                assert_never(entry.kind)
+
+    # Waiting
+
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+        waited = self.partition(partition.incarnation)
+        key = object()
+        waited.wakes[key] = (offset, wake)
+        self._loop.call_soon(self._wake_partition, waited)
+
+        def cancel() -> None:
+            waited.wakes.pop(key, None)
+
+        return cancel
+
+    def _wake(self) -> None:
+        for partition in self._partitions.values():
+            if partition.wakes:
+                self._loop.call_soon(self._wake_partition, partition)
+
+    def _wake_partition(self, partition: MemoryPartition) -> None:
+        for key, (offset, wake) in list(partition.wakes.items()):
+            if (partition.ended or partition.readable_offset > offset) and partition.wakes.pop(key, None) is not None:
+                wake()
+
+    # Life
+
+    def close(self) -> None:
+        """Commit, sync, call what is pending."""
+        if not self._closed:
+            self.commit()
+            self._sync()
+            self._closed = True
+
+    def fail(self) -> None:
+        """What a test calls to see a disk fail: nothing is acknowledged any more."""
+        self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
+        waiting = [*self._waiting_sync, *(entry.done for entry in self._turn if entry.done is not None)]
+        self._waiting_sync, self._turn = [], []
+        for done in waiting:
+            done(self._failure)
+
+    def take_snapshot(self) -> None:
+        """Let recovery begin from the state as it is now."""
+        self.commit()
+        self._snapshot = (self._replay.snapshot(), len(self._history))
+
+    def state(self) -> bytes:
+        """The broker's state after this turn, as a snapshot would hold it."""
+        self.commit()
+        return self._replay.snapshot()
+
+    def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
+        """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss).
+
+        This one is dead then: it answers nothing more, and what the old broker still adds goes nowhere.
+        """
+        self._killed = True
+        self._turn, self._waiting_sync = [], []
+        again = MemoryLog(self._loop, self._clock, replay, floor=self._floor, epoch=self.epoch + 1)
+        groups = self._history[: self._synced] if synced_only else list(self._history)
+        skipped = 0
+        if self._snapshot is not None and self._snapshot[1] <= len(groups):
+            replay.restore(self._snapshot[0])
+            skipped = self._snapshot[1]
+            again._snapshot = self._snapshot
+        for number, group in enumerate(groups):
+            for entry in group:
+                again._recover(entry, told=number < skipped)
+        again._history = groups
+        again._synced = len(groups)
+        for token, staged in () if synced_only else self._staged.items():
+            again._staged[token] = staged
+        return again
+
+    def _recover(self, entry: _Entry, *, told: bool) -> None:
+        if entry.kind is _Kind.OPEN:
+            self._open(entry.incarnation)
+        self._make_true(entry)
+        for incarnation, batch in entry.parts:
+            self._partitions[incarnation].synced_offset = self._partitions[incarnation].next_offset
+            header = batches.read_header(batch)
+            if not told and header.columns >> Column.PRODUCER_ID & 1:
+                self._replay.replayed(header, _producer_of(batch, header))
+        if entry.change and not told:
+            self._replay.apply(entry.change)
+
+
+def _producer_of(batch: bytes, header: BatchHeader) -> bytes:
+    places = batches.layout(batch)
+    at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+    assert header.columns >> Column.PRODUCER_ID & 1
+    return batch[at : at + size]
+
+
+def _tell_offset(entry: _Entry, done: Done, error: BrokerError | None) -> None:
+    done(entry.ranges[0][1] if error is None and entry.ranges else -1, error)
+
+
+def _without_offset(done: Done | None) -> Callable[[BrokerError | None], None] | None:
+    return None if done is None else lambda error: done(-1, error)

@@ -1,0 +1,173 @@
+"""One partition's history in memory: the reading half of the in-memory log.
+
+Promises: answers like ``log.base.PartitionLog`` says, from lists. Must not know: turns, staging, recovery.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Read
+from polywire.records import batch as batches
+from polywire.records.columns import BatchHeader
+
+
+class NoPin:
+    """Bytes in memory stay where they are."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+class MemoryPartition:
+    """Implements ``PartitionLog``.
+
+    Invariant: ``headers`` and ``bodies`` hold the same batches, ascending and without gaps, from the one that holds ``first_offset`` on.
+    """
+
+    __slots__ = (
+        "_current_epoch",
+        "_hides_unsynced",
+        "bodies",
+        "ended",
+        "first_offset",
+        "headers",
+        "incarnation",
+        "last_append_time_us",
+        "next_address",
+        "next_offset",
+        "synced_offset",
+        "wakes",
+    )
+
+    def __init__(self, incarnation: int, *, epoch: int, hides_unsynced: bool) -> None:
+        self.incarnation = incarnation
+        self.first_offset = 0
+        self.next_offset = 0
+        self.synced_offset = 0
+        self.next_address = 0
+        self.last_append_time_us = 0
+        self.headers: list[BatchHeader] = []
+        self.bodies: list[bytes] = []
+        self.wakes: dict[object, tuple[int, Callable[[], None]]] = {}
+        self.ended = False
+        self._current_epoch = epoch
+        self._hides_unsynced = hides_unsynced
+
+    @property
+    def readable_offset(self) -> int:
+        """Exclusive end of what readers may see."""
+        return self.synced_offset if self._hides_unsynced else self.next_offset
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of readable batches."""
+        return sum(header.length for header in self.headers)
+
+    def add(self, batch: bytes) -> None:
+        """Take a numbered batch."""
+        header = batches.read_header(batch)
+        assert header.base_offset == self.next_offset, "batches follow each other without gaps"
+        self.headers.append(header)
+        self.bodies.append(batch)
+        self.next_offset = header.next_offset
+        self.next_address = header.base_address + header.address_span
+        self.last_append_time_us = header.append_time_us
+
+    def trim(self, first_offset: int) -> None:
+        """Forget batches that end at or below ``first_offset``."""
+        self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
+        count = bisect_right(self.headers, self.first_offset, key=lambda header: header.next_offset)
+        del self.headers[:count]
+        del self.bodies[:count]
+
+    def read(
+        self,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Callable[[Read | BrokerError], None],
+        offset_end: int | None = None,
+    ) -> Read | None:
+        """Batches from the one holding ``offset`` on; always at hand, so ``then`` is never called."""
+        if not self.first_offset <= offset <= self.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset is out of range offset={offset} first={self.first_offset} next={self.next_offset}",
+            )
+        chunks: list[memoryview] = []
+        size = 0
+        next_offset = offset
+        readable = self.readable_offset
+        for index in range(self._index(offset), len(self.headers)):
+            header = self.headers[index]
+            past_end = offset_end is not None and header.base_offset >= offset_end
+            if past_end or header.next_offset > readable or (chunks and size + header.length > bytes_max):
+                break
+            chunks.append(memoryview(self.bodies[index]))
+            size += header.length
+            next_offset = header.next_offset
+        return Read(chunks, next_offset, readable, NoPin())
+
+    def _index(self, offset: int) -> int:
+        return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
+
+    def offset_at(self, time_us: int) -> int:
+        """First offset appended at or after ``time_us``."""
+        index = bisect_left(self.headers, time_us, key=lambda header: header.append_time_us)
+        return (
+            max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
+        )
+
+    def offset_of_address(self, address: int) -> int | None:
+        """Offset of the record that starts at this address."""
+        if address == self.next_address:
+            return self.next_offset
+        index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
+        if index < 0 or address > self.next_address:
+            return None
+        record = batches.record_at_address(self.bodies[index], address)
+        return None if record < 0 else self.headers[index].base_offset + record
+
+    def address_of_offset(self, offset: int) -> int:
+        """Address of a record, next_address at the end."""
+        if offset == self.next_offset:
+            return self.next_address
+        if not self.first_offset <= offset < self.next_offset:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset is out of range offset={offset}")
+        index = self._index(offset)
+        return batches.address_of(self.bodies[index], offset - self.headers[index].base_offset)
+
+    def epoch_end(self, epoch: int) -> int:
+        """Offset where this epoch's records end."""
+        if not 1 <= epoch <= self._current_epoch:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._current_epoch}"
+            )
+        if epoch == self._current_epoch:
+            return self.readable_offset
+        index = bisect_right(self.headers, epoch, key=lambda header: header.epoch)
+        return self.headers[index].base_offset if index < len(self.headers) else self.next_offset
+
+    def epoch_at(self, offset: int) -> int:
+        """Epoch of the record at this offset; the current one at next_offset."""
+        if not self.first_offset <= offset <= self.next_offset:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset is out of range offset={offset}")
+        return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
+
+    def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
+        """First offset to keep under these limits."""
+        index = 0
+        if age_us_max is not None:
+            index = bisect_left(self.headers, now_us - age_us_max, key=lambda header: header.append_time_us)
+        if bytes_max is not None:
+            size = sum(header.length for header in self.headers[index:])
+            while index < len(self.headers) and size > bytes_max:
+                size -= self.headers[index].length
+                index += 1
+        kept = self.headers[index].base_offset if index < len(self.headers) else self.next_offset
+        return max(self.first_offset, kept)

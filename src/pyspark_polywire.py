@@ -1,0 +1,10 @@
+"""Spark finds data sources in top-level modules named ``pyspark_*``.
+
+Promises: ``format("polywire")`` works in any session that can import this module, without registration. Must not know: anything else.
+"""
+
+from __future__ import annotations
+
+from polywire.spark.source import PolywireDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

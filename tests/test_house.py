@@ -1,0 +1,227 @@
+"""The house keeps its rules: sizes, names, words, errors, imports of ``cython``, decision records.
+
+Promises: a broken rule is named with its file and line. A rule may be broken by a decision record only, which then says so here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from polywire import errors
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGE: Final = ROOT / "src" / "polywire"
+MODULE_LINES_MAX: Final = 600
+FUNCTION_LINES_MAX: Final = 60
+NESTING_MAX: Final = 3
+NAMES_REFUSED: Final = {"utils", "util", "helpers", "helper", "manager", "handler", "handlers", "common", "misc"}
+WORDS_REFUSED: Final = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+BROAD_EXCEPT: Final = {"server/connection.py", "server/lifecycle.py", "cli/main.py"}
+WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0003
+KINDS: Final = {"Invalid", "Denied", "Missing", "Conflict", "NotOwner", "Busy", "Unavailable", "Corrupt"}
+# Spelled in pieces, so that this file does not break its own rule.
+MACHINE: Final = re.compile(
+    "|".join(["/" + "work/", "/" + "root/", "/" + "home/", "--index" + "-url", "pypi" + r"\.org/simple"])
+)
+
+Branch = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+SOURCES: Final = python_files("src")
+EVERYTHING: Final = python_files("src", "tests", "examples", "benchmarks")
+TREES: Final = {path: ast.parse(path.read_text(encoding="utf-8")) for path in EVERYTHING}
+
+
+def place(path: Path, line: int = 0) -> str:
+    return f"{path.relative_to(ROOT)}:{line}" if line else str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def tracked_files() -> list[Path]:
+    """What is committed; without git, everything that is text."""
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout: cannot tell which files are part of the project")
+    return [ROOT / name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def depth(node: ast.AST, level: int = 0) -> Iterator[tuple[int, int]]:
+    """(nesting, line) of every branching statement; ``elif`` and the functions inside a function begin no deeper level."""
+    for name, value in ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        for child in children:
+            if not isinstance(child, ast.AST) or isinstance(child, Function | ast.Lambda):
+                continue
+            is_elif = isinstance(node, ast.If) and name == "orelse" and len(children) == 1 and isinstance(child, ast.If)
+            deeper = level + (isinstance(child, Branch) and not is_elif)
+            if deeper > level:
+                yield deeper, child.lineno  # type: ignore[attr-defined]
+            yield from depth(child, deeper)
+
+
+def test_modules_are_short() -> None:
+    sizes = {place(path): len(path.read_text(encoding="utf-8").splitlines()) for path in EVERYTHING}
+    assert not {name: lines for name, lines in sizes.items() if lines > MODULE_LINES_MAX}
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{place(path, function.lineno)} {function.name}": lines
+        for path, tree in TREES.items()
+        for function in functions(tree)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert not long
+
+
+def test_functions_are_flat() -> None:
+    deep = {
+        place(path, line): level
+        for path, tree in TREES.items()
+        for function in functions(tree)
+        for level, line in depth(function)
+        if level > NESTING_MAX
+    }
+    assert not deep
+
+
+def test_names_of_files_are_nouns_that_say_something() -> None:
+    assert not [place(path) for path in EVERYTHING if {path.stem, path.parent.name} & NAMES_REFUSED]
+
+
+def test_no_work_is_left_for_later() -> None:
+    found = [
+        place(path, number)
+        for path in SOURCES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if WORDS_REFUSED.search(line)
+    ]
+    assert not found
+
+
+def test_modules_say_what_they_promise() -> None:
+    silent = []
+    for path in SOURCES:
+        text = ast.get_docstring(TREES[path]) or ""
+        is_package = path.name in {"__init__.py", "__main__.py"}
+        if not text or (not is_package and not ("Promises" in text and "ust not know" in text)):
+            silent.append(place(path))
+    assert not silent
+
+
+def test_test_modules_say_what_they_test() -> None:
+    tests = [path for path in python_files("tests", "examples", "benchmarks") if path.name != "__init__.py"]
+    assert not [place(path) for path in tests if not ast.get_docstring(TREES[path])]
+
+
+def test_broad_except_lives_at_the_edge_only() -> None:
+    broad = {"Exception", "BaseException"}
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(TREES[path]):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} if node.type else broad
+            if caught & broad and path.relative_to(PACKAGE).as_posix() not in BROAD_EXCEPT:
+                found.append(place(path, node.lineno))
+    assert not found
+
+
+def test_only_the_command_line_prints() -> None:
+    found = [
+        place(path, node.lineno)
+        for path in SOURCES
+        if "cli" not in path.parts
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not found
+
+
+def test_verbs_are_no_coroutines() -> None:
+    found = [
+        place(path, function.lineno)
+        for folder in WITHOUT_COROUTINES
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for function in functions(TREES[path])
+        if isinstance(function, ast.AsyncFunctionDef)
+    ]
+    assert not found
+
+
+def test_kinds_of_errors_are_the_eight_of_the_house() -> None:
+    kinds = {
+        name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.BrokerError)
+    }
+    assert kinds == KINDS | {"BrokerError"}
+    derived = [
+        place(path, node.lineno)
+        for path in SOURCES
+        if path.name != "errors.py" or path.parent != PACKAGE
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ClassDef) and {ast.unparse(base).rpartition(".")[2] for base in node.bases} & KINDS
+    ]
+    assert not derived
+
+
+def test_every_error_code_belongs_to_one_kind() -> None:
+    kinds_of = defaultdict(set)
+    for node in (node for path in SOURCES for node in ast.walk(TREES[path])):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS and node.args:
+            code = re.fullmatch(r"ErrorCode\.([A-Z_]+)", ast.unparse(node.args[0]))
+            if code is not None:
+                kinds_of[code[1]].add(node.func.id)
+    assert not {code: kinds for code, kinds in kinds_of.items() if len(kinds) > 1}
+    assert set(kinds_of) <= set(errors.ErrorCode.__members__)
+
+
+def test_tests_are_packages() -> None:
+    folders = {path.parent for path in python_files("tests", "benchmarks")}
+    assert not [place(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
+
+
+def test_nothing_names_a_machine() -> None:
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture
+        found += [place(path, number) for number, line in enumerate(text.splitlines(), 1) if MACHINE.search(line)]
+    assert not found
+
+
+def test_nothing_built_is_committed() -> None:
+    assert not [place(path) for path in tracked_files() if path.suffix in {".so", ".c", ".pyc", ".pyd", ".whl"}]
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [path.name[:4] for path in records] == [f"{number:04}" for number in range(len(records))]
+    for path in records:
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith(f"# {path.name[:4]} — "), place(path)
+        assert "**Decision" in text, place(path)
+
+
+def test_readme_names_both_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make demo" in text
+    assert "make test" in text

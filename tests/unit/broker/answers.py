@@ -1,0 +1,43 @@
+"""Batches to produce and callbacks that remember what they were told."""
+
+from __future__ import annotations
+
+from array import array
+
+from polywire.errors import BrokerError
+from polywire.records import batch as batches
+from polywire.records.columns import Column
+from polywire.types import Buffer
+
+
+class Answers:
+    """A ``Done`` that keeps its answers."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.errors: list[BrokerError] = []
+
+    def __call__(self, offset: int, error: BrokerError | None) -> None:
+        self.offsets.append(offset)
+        if error is not None:
+            self.errors.append(error)
+
+
+def batch_of(*values: bytes) -> bytearray:
+    """An unnumbered batch of records without keys."""
+    spans = array("q")
+    at = 0
+    for value in values:
+        spans.extend((0, -1, at, len(value)))
+        at += len(value)
+    return batches.from_spans(b"".join(values), memoryview(spans))
+
+
+def batch_by(producer: bytes, epoch: int, base: int, count: int = 1) -> bytearray:
+    """A batch of ``count`` one-byte records of an idempotent producer."""
+    columns: dict[int, Buffer] = {
+        Column.VALUE_OFFSETS: array("i", range(count + 1)).tobytes(),
+        Column.VALUE_BYTES: b"v" * count,
+        Column.PRODUCER_ID: producer,
+    }
+    return batches.from_columns(columns, count, producer_epoch=epoch, base_sequence=base)

@@ -1,0 +1,182 @@
+"""The catalogue's verbs, live and after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.testing.broker import MemoryBroker
+from polywire.types import KeyHash, Level, TopicName
+from tests.unit.broker.answers import Answers, batch_of
+
+ORDERS = TopicName("default", "orders")
+
+
+def test_topic_made_with_settings_survives_a_restart(memory: MemoryBroker) -> None:
+    settings = TopicSettings(
+        replication_factor=2, key_hash=KeyHash.XXH32, retention_age_us=5, wire_options={"iggy": b"\x01"}
+    )
+    made = memory.broker.create_topic(TopicName("shop", "orders"), 5, settings)
+    memory.run()
+    found = memory.restart().topic("shop.orders")
+    assert (found.id, found.name, found.settings) == (made.id, made.name, settings)
+    assert [partition.incarnation for partition in found.partitions] == [1, 2, 3, 4, 5]
+    assert found.created_at_us == made.created_at_us
+
+
+def test_creating_answers_at_its_level(memory: MemoryBroker) -> None:
+    written, synced = Answers(), Answers()
+    memory.broker.create_topic(ORDERS, level=Level.WRITTEN, done=written)
+    memory.broker.create_topic(TopicName("default", "b"), level=Level.SYNCED, done=synced)
+    assert not written.offsets
+    memory.broker.commit()
+    assert written.offsets
+    assert not synced.offsets
+    memory.run()
+    assert synced.offsets
+
+
+def test_full_names_are_unique_over_streams(memory: MemoryBroker) -> None:
+    memory.broker.create_topic(TopicName("a.b", "c"))
+    with pytest.raises(Conflict) as caught:
+        memory.broker.create_topic(TopicName("a", "b.c"))
+    assert caught.value.code is ErrorCode.TOPIC_EXISTS
+
+
+@pytest.mark.parametrize("name", ["", "a b", "..", "x" * 250, "__own"])
+def test_names_that_are_refused(memory: MemoryBroker, name: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        memory.broker.create_topic(TopicName("default", name))
+    assert caught.value.code is ErrorCode.INVALID_TOPIC
+
+
+def test_own_topics_are_listed_only_when_asked_for(memory: MemoryBroker) -> None:
+    memory.broker.create_topic(TopicName("default", "__own"), internal=True)
+    memory.broker.create_topic(ORDERS)
+    assert [topic.name.full for topic in memory.broker.topics()] == ["orders"]
+    assert [topic.name.full for topic in memory.broker.topics(internal=True)] == ["__own", "orders"]
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001])
+def test_partition_counts_that_are_refused(memory: MemoryBroker, count: int) -> None:
+    with pytest.raises(Invalid) as caught:
+        memory.broker.create_topic(ORDERS, count)
+    assert caught.value.code is ErrorCode.INVALID_PARTITION_COUNT
+
+
+def test_missing_topics_are_made_with_the_default_count_or_refused(memory: MemoryBroker) -> None:
+    assert len(memory.broker.ensure_topic("orders").partitions) == 3
+    assert memory.broker.ensure_topic("orders") is memory.broker.topic("orders")
+    strict = MemoryBroker(BrokerSettings(auto_create=False))
+    with pytest.raises(Missing) as caught:
+        strict.broker.ensure_topic("orders")
+    assert caught.value.code is ErrorCode.TOPIC_MISSING
+
+
+def test_automatic_creation_is_one_group_with_the_first_record(memory: MemoryBroker) -> None:
+    answers = Answers()
+    topic = memory.broker.ensure_topic("orders")
+    memory.broker.produce(topic.partitions[2], batch_of(b"v"), level=Level.WRITTEN, done=answers)
+    assert memory.log.group_count == 0
+    memory.run()
+    assert memory.log.group_count == 1
+    assert answers.offsets == [0]
+
+
+def test_growing_adds_and_never_removes(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS, 2)
+    memory.broker.grow_topic(topic, 4)
+    assert [partition.number for partition in topic.partitions] == [0, 1, 2, 3]
+    assert topic.partitions[3].log.next_offset == 0
+    with pytest.raises(Invalid) as caught:
+        memory.broker.grow_topic(topic, 3)
+    assert caught.value.code is ErrorCode.INVALID_PARTITION_COUNT
+    memory.run()
+    assert len(memory.restart().topic("orders").partitions) == 4
+
+
+def test_topics_of_events_refuse_to_grow(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS, 2, TopicSettings(event_sourcing=True))
+    with pytest.raises(Invalid):
+        memory.broker.grow_topic(topic, 3)
+
+
+def test_a_topic_made_again_is_another_one(memory: MemoryBroker) -> None:
+    old = memory.broker.create_topic(ORDERS, 2)
+    memory.broker.produce(old.partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None)
+    memory.run()
+    memory.broker.delete_topic(old)
+    assert memory.broker.find_topic("orders") is None
+    new = memory.broker.create_topic(ORDERS, 2)
+    memory.run()
+    assert new.id != old.id
+    assert [partition.incarnation for partition in new.partitions] == [3, 4]
+    assert new.partitions[0].log.next_offset == 0
+    for refused in (
+        lambda: memory.broker.produce(old.partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None),
+        lambda: memory.broker.fetch(old.partitions[0], 0, bytes_max=10, then=lambda _: None),
+        lambda: memory.broker.wait(old.partitions[0], 0, lambda: None),
+    ):
+        with pytest.raises(Missing) as caught:
+            refused()
+        assert caught.value.code is ErrorCode.PARTITION_MISSING
+    with pytest.raises(Missing) as gone:
+        memory.broker.delete_topic(old)
+    assert gone.value.code is ErrorCode.TOPIC_MISSING
+
+
+def test_incarnations_are_not_used_again_after_a_restart(memory: MemoryBroker) -> None:
+    memory.broker.delete_topic(memory.broker.create_topic(ORDERS, 3))
+    memory.run()
+    memory.log.take_snapshot()
+    topic = memory.restart().create_topic(ORDERS, 1)
+    assert topic.partitions[0].incarnation == 4
+
+
+def test_purging_empties_and_offsets_go_on(memory: MemoryBroker) -> None:
+    answers = Answers()
+    topic = memory.broker.create_topic(ORDERS, 1)
+    partition = topic.partitions[0]
+    memory.broker.produce(partition, batch_of(b"a", b"b"), level=Level.WRITTEN, done=None)
+    memory.run()
+    memory.broker.purge_topic(topic, done=answers)
+    memory.run()
+    assert answers.errors == []
+    assert (partition.log.first_offset, partition.log.next_offset) == (2, 2)
+    partition = memory.restart().topic("orders").partitions[0]
+    memory.broker.produce(partition, batch_of(b"c"), level=Level.WRITTEN, done=answers)
+    memory.run()
+    assert answers.offsets[-1] == 2
+
+
+def test_settings_are_replaced_and_checked(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS)
+    memory.broker.configure_topic(topic, TopicSettings(retention_bytes=10))
+    with pytest.raises(Invalid):
+        memory.broker.configure_topic(topic, TopicSettings(retention_bytes=-1))
+    memory.run()
+    assert memory.restart().topic("orders").settings.retention_bytes == 10
+
+
+def test_readers_of_a_deleted_topic_wake(memory: MemoryBroker) -> None:
+    woken: list[int] = []
+    topic = memory.broker.create_topic(ORDERS, 1)
+    memory.run()
+    memory.broker.wait(topic.partitions[0], 0, lambda: woken.append(1))
+    cancel = memory.broker.wait(topic.partitions[0], 0, lambda: woken.append(2))
+    cancel()
+    memory.run()
+    assert woken == []
+    memory.broker.delete_topic(topic)
+    memory.run()
+    assert woken == [1]
+
+
+def test_a_topics_own_hash_wins(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS, 3)
+    assert memory.broker.partition_of_key(topic, b"user1", KeyHash.FNV32).number == 2  # FLUX dossier §6
+    by_wire = [memory.broker.partition_of_key(topic, b"user-1", kind).number for kind in (KeyHash.FNV32, KeyHash.XXH32)]
+    assert by_wire[1] == 0  # Iggy dossier §3.5
+    memory.broker.configure_topic(topic, TopicSettings(key_hash=KeyHash.XXH32))
+    assert memory.broker.partition_of_key(topic, b"user-1", KeyHash.FNV64).number == 0

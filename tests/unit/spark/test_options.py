@@ -1,0 +1,120 @@
+"""Options under Kafka's names, and the errors that name the option meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.errors import Invalid
+from polywire.spark.offsets import PartitionKey
+from polywire.spark.options import ByOffset, ByTime, Edge, MissingTime, SourceOptions, read_options
+
+BASE = {"address": "localhost:7660", "subscribe": "orders"}
+
+
+def read(*, streaming: bool = False, **given: str) -> SourceOptions:
+    return read_options({**BASE, **given}, streaming=streaming)
+
+
+def test_defaults_are_those_of_kafkas_source() -> None:
+    batch, stream = read(), read(streaming=True)
+    assert (batch.starting, batch.ending) == (Edge.EARLIEST, Edge.LATEST)
+    assert stream.starting is Edge.LATEST
+    assert batch.fail_on_data_loss
+    assert not batch.include_headers
+    assert batch.trigger_records_max is None
+    assert stream.trigger_delay_s == 900.0
+
+
+@pytest.mark.parametrize("name", ["address", "bootstrap.servers", "kafka.bootstrap.servers", "KAFKA.Bootstrap.Servers"])
+def test_every_name_of_the_address(name: str) -> None:
+    options = read_options({name: "a:1, polywire://b:2", "subscribe": "t"}, streaming=False)
+    assert options.addresses == ("a:1", "polywire://b:2")
+
+
+def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
+    given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "kafka.group.id": "g"}
+    assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
+
+
+def test_subscriptions() -> None:
+    assert read(subscribe="b, a,b").subscription.topics == ("a", "b")
+    pattern = read_options({"address": "a:1", "subscribePattern": "or.*"}, streaming=False)
+    assert pattern.subscription.pattern == "or.*"
+    assigned = read_options({"address": "a:1", "assign": '{"b":[1,0],"a":[2]}'}, streaming=False)
+    assert assigned.subscription.partitions == (("a", 2), ("b", 0), ("b", 1))
+
+
+def test_places() -> None:
+    assert read(startingOffsets="Earliest").starting is Edge.EARLIEST
+    assert read(startingOffsets='{"orders":{"0":23,"1":-2}}').starting == ByOffset(
+        {PartitionKey("orders", 0): 23, PartitionKey("orders", 1): -2}
+    )
+    assert read(endingOffsets='{"orders":{"0":-1}}').ending == ByOffset({PartitionKey("orders", 0): -1})
+    by_time = read(startingOffsetsByTimestamp='{"orders":{"0":5}}', startingOffsets="earliest").starting
+    assert by_time == ByTime(None, {PartitionKey("orders", 0): 5000})
+    first = read(startingTimestamp="7", startingOffsetsByTimestamp='{"orders":{"0":5}}')
+    assert first.starting == ByTime(7000, {})
+    assert first.missing_time is MissingTime.ERROR
+    assert read(startingOffsetsByTimestampStrategy="latest").missing_time is MissingTime.LATEST
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30.0), ("15m", 900.0), ("2h", 7200.0), ("250", 0.25)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert read(maxTriggerDelay=text).trigger_delay_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"startingOfsets": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"max.offsets.per.trigger": "3"}, "did you mean 'maxOffsetsPerTrigger'"),
+        ({"colour": "red"}, "unknown option option='colour'"),
+        ({"kafka.security.protocol": "SSL"}, "has no meaning here"),
+        ({"path": "/x"}, "subscribe"),
+        ({"assign": '{"a":[0]}'}, "exactly one of the options subscribe, subscribePattern, assign"),
+        ({"bootstrap.servers": "a:1"}, "needed once"),
+        ({"address": "localhost"}, "must be host:port"),
+        ({"address": "localhost:0"}, "must be host:port"),
+        ({"address": " , "}, "is empty"),
+        ({"subscribe": " ,"}, "names no topic"),
+        ({"startingOffsets": "latest"}, "cannot be latest"),
+        ({"startingOffsets": '{"orders":{"0":-1}}'}, "cannot be latest"),
+        ({"startingOffsets": "oldest"}, "earliest, latest, or JSON"),
+        ({"startingOffsets": '{"orders":{"0":"3"}}'}, "wrong at 'orders' partition '0'"),
+        ({"startingOffsets": '{"orders":{"0":-3}}'}, "wrong at 'orders'"),
+        ({"startingOffsets": '{"orders":{"x":3}}'}, "wrong at 'orders' partition 'x'"),
+        ({"startingOffsets": '{"orders":{"0":true}}'}, "wrong at 'orders'"),
+        ({"startingOffsets": "{}"}, "must be"),
+        ({"startingOffsets": "[1]"}, "must be"),
+        ({"endingOffsets": "earliest"}, "cannot be earliest"),
+        ({"endingOffsets": '{"orders":{"0":-2}}'}, "cannot be earliest"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a whole number"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),
+        ({"failOnDataLoss": "no"}, "must be true or false"),
+        ({"minPartitions": "0"}, "above 0"),
+        ({"maxOffsetsPerTrigger": "1.5"}, "above 0"),
+        ({"maxTriggerDelay": "soon"}, "such as 500ms"),
+    ],
+)
+def test_wrong_options_name_what_was_meant(given: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        read_options({**BASE, **given}, streaming=False)
+
+
+def test_a_broken_pattern_is_refused() -> None:
+    with pytest.raises(Invalid, match="not a regular expression"):
+        read_options({"address": "a:1", "subscribePattern": "("}, streaming=False)
+
+
+def test_an_assignment_needs_partitions() -> None:
+    for text in ('{"a":[]}', '{"a":0}', '{"a":[-1]}', "a"):
+        with pytest.raises(Invalid, match="assign"):
+            read_options({"address": "a:1", "assign": text}, streaming=False)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(Invalid, match="a stream has no end"):
+        read(streaming=True, **{name: "1"})

@@ -1,0 +1,41 @@
+"""Reading Spark's progress reports."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from rich.console import Console
+
+from polywire.spark.offsets import PartitionKey, Position, SourceOffset, encode_offset
+from polywire.spark.progress import BatchProgress, batch_progress, progress_bar
+
+
+def offset(after: int) -> str:
+    return json.dumps(encode_offset(SourceOffset({PartitionKey("t", 0): Position("00" * 16, 1, 1, after)})))
+
+
+def report(**source: Any) -> dict[str, Any]:
+    return {"batchId": 3, "numInputRows": 40, "processedRowsPerSecond": 12.5, "sources": [source]}
+
+
+def test_lag_is_what_was_left() -> None:
+    told = batch_progress(report(endOffset=offset(70), latestOffset=offset(100)))
+    assert told == BatchProgress(batch_id=3, records=40, rate=12.5, lag=30)
+
+
+def test_other_sources_have_no_lag() -> None:
+    assert batch_progress(report(endOffset='"17"', latestOffset=None)).lag is None
+    assert batch_progress(report(endOffset="not json", latestOffset='{"version": 9}')).lag is None
+    assert batch_progress({"batchId": 0, "numInputRows": 0}) == BatchProgress(0, 0, 0.0, None)
+
+
+def test_the_bar_shows_records_rate_and_lag() -> None:
+    written = io.StringIO()
+    with progress_bar("landing", total=100, console=Console(file=written, width=120, force_terminal=True)) as told:
+        told(BatchProgress(batch_id=2, records=40, rate=1234.0, lag=60))
+    text = written.getvalue()
+    assert "40/100" in text
+    assert "1,234 records/s" in text
+    assert "lag 60" in text

@@ -1,0 +1,32 @@
+"""Which settings a session gets (no Spark is started here)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polywire.spark import sessions as module
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_local_sessions_get_the_fast_checkpoint_files() -> None:
+    local = module.settings(local=True, conf={})
+    assert local["spark.python.unix.domain.socket.enabled"] == "true"
+    assert "FileSystemBasedCheckpointFileManager" in local["spark.sql.streaming.checkpointFileManagerClass"]
+    assert local["spark.sql.session.timeZone"] == "UTC"
+    elsewhere = module.settings(local=False, conf={})
+    assert "spark.sql.streaming.checkpointFileManagerClass" not in elsewhere
+    assert "spark.driver.bindAddress" not in elsewhere
+
+
+def test_given_settings_win() -> None:
+    given = {"spark.sql.session.timeZone": "Europe/Vienna", module.JAVA_OPTIONS: "-Xss4m"}
+    chosen = module.settings(local=True, conf=given)
+    assert chosen["spark.sql.session.timeZone"] == "Europe/Vienna"
+    assert chosen[module.JAVA_OPTIONS].endswith(" -Xss4m")
+    assert "-Dlog4j2.configurationFile=file:" in chosen[module.JAVA_OPTIONS]
