@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from polywire.client import connect
+from polywire.client.connect import connect
 from polywire.client.base import Client
 from tests.behaviour.compatibility import Table, abilities_needed
 from tests.behaviour.wires import WIRES, Wire

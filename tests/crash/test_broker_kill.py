@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.client import connect
+from polywire.client.connect import connect
 from polywire.client.base import Client
 from polywire.errors import BrokerError
 from polywire.records.columns import Record

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
-from polywire.client import connect
+from polywire.client.connect import connect
 from polywire.client.base import Client
 
 Result = TypeVar("Result")

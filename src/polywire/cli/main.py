@@ -30,7 +30,7 @@ app = App(
     help_epilogue="Example: polywire serve & echo hello | polywire record produce greetings --format raw",
     version=_version,
 )
-app.command(serve.serve)
+app.command(serve.app)
 app.command(topic.app)
 app.command(record.app)
 

@@ -22,7 +22,7 @@ from polywire.client.base import Client
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import Record
 
-app = App(name="record", help="Produce, consume and tail records.")
+app = App(name="record", help="Produce, consume and tail records.", help_epilogue="")
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024  # a line longer than any record is a wrong file
 READ_BYTES_MAX: Final = 1024 * 1024  # of standard input at once; its whole lines make one request

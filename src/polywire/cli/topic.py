@@ -15,7 +15,7 @@ from polywire.cli.output import ListFormat, notes, print_list
 from polywire.client.base import Client, PartitionBounds
 from polywire.types import DEFAULT_PARTITION_COUNT
 
-app = App(name="topic", help="List, create, describe and delete topics.")
+app = App(name="topic", help="List, create, describe and delete topics.", help_epilogue="")
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
 
