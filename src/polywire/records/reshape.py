@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -118,7 +119,7 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
     return result
 
 
-def take(batch: Buffer, rows: Buffer) -> bytearray:
+def take(batch: Buffer, rows: Lendable) -> bytearray:
     """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
 
     Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.
