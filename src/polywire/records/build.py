@@ -355,7 +355,7 @@ def from_columns(
     target: Lent = lend_writable(batch)
     for i in range(_COLUMN_COUNT):
         if places[2 * i] >= 0:
-            lent = cython.cast(Lent, lents[i]) if cython.compiled else lents[i]
+            lent = cython.cast(Lent, lents[i]) if cython.compiled else lents[i]  # type: ignore[assignment, redundant-expr]
             move(target.p, places[2 * i], lent.p, 0, lent.size)
     rule = sizes_fit(target.p, places, count)
     if rule >= 0:

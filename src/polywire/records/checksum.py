@@ -35,7 +35,7 @@ _P3 = cython.declare(cython.ulonglong, 0x165667B19E3779F9)
 _P4 = cython.declare(cython.ulonglong, 0x85EBCA77C2B2AE63)
 _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
-_CRC_TABLES = cython.declare(cython.uint[4096])
+_CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 

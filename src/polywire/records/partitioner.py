@@ -8,7 +8,7 @@ Must not know: topics, or which wire uses which function.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Any, Final
 
 import cython
 
@@ -233,7 +233,7 @@ def _partition(
 
 
 @cython.cfunc
-def _stop(lent: Lent, start: cython.Py_ssize_t, stop: object) -> cython.Py_ssize_t:
+def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
     """The end of a slice of ``lent``. Raises ValueError when the slice is not within it."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:

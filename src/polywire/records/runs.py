@@ -230,10 +230,10 @@ def _size_columns(
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
     bits: cython.longlong = (count + 7) >> 3
-    keys: cython.bint = columns >> 3 & 1
-    headers: cython.bint = columns >> 11 & 1
-    events: cython.bint = columns >> 18 & 1
-    metadata: cython.bint = columns >> 22 & 1
+    keys: cython.bint = (columns >> 3 & 1) != 0
+    headers: cython.bint = (columns >> 11 & 1) != 0
+    events: cython.bint = (columns >> 18 & 1) != 0
+    metadata: cython.bint = (columns >> 22 & 1) != 0
     places[1] = offsets
     places[5] = bits if value_nulls > 0 else -1
     places[7] = offsets if keys else -1
