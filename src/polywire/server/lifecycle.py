@@ -28,6 +28,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.base import SessionFactory
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
@@ -176,7 +177,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
     )
-    return [FluxFactory(broker, flux)]
+    return [FluxFactory(broker, flux), PolywireSessions(broker)]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
