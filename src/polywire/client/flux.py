@@ -1,7 +1,7 @@
 """The asynchronous client of the FLUX wire.
 
-Promises: requests are pipelined on one connection and answered in order; what a line cannot carry is refused before anything is sent; values are read back
-exactly, also where the wire's text is ambiguous. Must not know: the broker's insides, other wires.
+Promises: requests are pipelined on one connection and answered in order; what a line cannot carry is refused before anything is sent;
+values are read back exactly, also where the wire's text is ambiguous. Must not know: the broker's insides, other wires.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ class FluxClient:
         requests = [b"PRODUCE|%b %b" % (name, _message(record)) + tail for record in records]
         longest = max(map(len, requests), default=0) + len(b"V1||\n") + len(str(OFFSET_MAX))
         if longest > LINE_BYTES_MAX:
-            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"a record does not fit a line bytes={longest} limit={LINE_BYTES_MAX}")
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"a record does not fit a line bytes={longest} limit={LINE_BYTES_MAX}"
+            )
         produced: list[Produced] = []
         for start in range(0, len(requests), PIPELINE_RECORDS):
             for reply in await self._connection.ask_all(requests[start : start + PIPELINE_RECORDS]):
@@ -256,7 +258,8 @@ class FluxClient:
             text = following
         if not records and text:
             raise Unavailable(
-                ErrorCode.STORAGE_FAILED, f"a record cannot be told from its neighbours partition={partition} offset={offset}"
+                ErrorCode.STORAGE_FAILED,
+                f"a record cannot be told from its neighbours partition={partition} offset={offset}",
             )
         return records[:records_max]
 

@@ -77,7 +77,8 @@ def items(payload: bytes, name: bytes) -> list[bytes]:
 class Batch:
     """What a CONSUME reply certainly says.
 
-    values: of the offsets from ``first`` on. rest: the text from the first record on that can be read in more than one way, empty when all was clear.
+    values: of the offsets from ``first`` on. rest: the text from the first record on that can be read in more than one way, empty when all
+    was clear.
     """
 
     first: int
@@ -123,7 +124,11 @@ def read_records(text: bytes, hw: int) -> Batch:
         places = borders.get(offset + 1, [])
         start = at + len(str(offset)) + 1
         last = not places
-        if len(places) > 1 or (places and places[0] < start) or (last and not whole and offset < hw and _BORDER.search(text, at)):
+        if (
+            len(places) > 1
+            or (places and places[0] < start)
+            or (last and not whole and offset < hw and _BORDER.search(text, at))
+        ):
             return Batch(first, values, text[at:], hw)
         values.append(text[start:] if last else text[start : places[0]])
         if last:

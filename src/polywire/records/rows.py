@@ -19,8 +19,8 @@ from polywire.types import Buffer
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
-_FLAGS: Final = RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED | RecordFlags.LINE_VALUE
-    RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED
+_FLAGS = int(
+    RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED | RecordFlags.LINE_VALUE
 )  # a plain int: ~ of a flag drops what it does not know
 
 
