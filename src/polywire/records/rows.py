@@ -152,7 +152,7 @@ def _flags(record: Record) -> int:
     """The record's flags; whether it is event-sourced follows from its event."""
     if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
-    plain = record.flags & RecordFlags.KAFKA_MAGIC_0
+    plain = record.flags & (RecordFlags.KAFKA_MAGIC_0 | RecordFlags.LINE_VALUE)
     return plain | RecordFlags.EVENT_SOURCED if record.event is not None else plain
 
 
