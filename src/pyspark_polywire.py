@@ -1,4 +1,7 @@
-"""Spark finds data sources in top-level modules named ``pyspark_*``; this one makes ``format("polywire")`` known without registration."""
+"""Spark finds data sources in top-level modules named ``pyspark_*``.
+
+Promises: ``format("polywire")`` works in any session that can import this module, without registration. Must not know: anything else.
+"""
 
 from __future__ import annotations
 

@@ -103,9 +103,6 @@ class SourceOptions:
     trigger_bytes_max: int | None
     trigger_records_min: int | None
     trigger_delay_s: float
-    timeout_s: float
-    retries_max: int
-    retry_interval_s: float
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -129,9 +126,6 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         trigger_bytes_max=_count(options, "maxBytesPerTrigger"),
         trigger_records_min=_count(options, "minOffsetsPerTrigger"),
         trigger_delay_s=_duration_s(options, "maxTriggerDelay", default_s=15 * 60.0),
-        timeout_s=(_count(options, "kafkaConsumer.pollTimeoutMs") or 120_000) / 1000,
-        retries_max=_count(options, "fetchOffset.numRetries", zero=True, default=3) or 0,
-        retry_interval_s=(_count(options, "fetchOffset.retryIntervalMs", zero=True, default=10) or 0) / 1000,
     )
 
 
@@ -295,10 +289,10 @@ def _switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text == "true"
 
 
-def _count(options: Mapping[str, str], name: str, *, zero: bool = False, default: int | None = None) -> int | None:
+def _count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
     text = options.get(name)
     if text is None:
-        return default
+        return None
     if not text.strip().isdecimal() or (int(text) == 0 and not zero):
         _refuse(name, f"must be a whole number {'of 0 or more' if zero else 'above 0'}, not {text!r}")
     return int(text)

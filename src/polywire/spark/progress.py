@@ -52,20 +52,22 @@ def follow(query: StreamingQuery, told: Told) -> int:
     last_batch, records = -1, 0
     ended = False
     try:
-        while True:
+        while not ended:
             # Asked before the reports are read, so that the last ones are not missed.
             ended = bool(query.awaitTermination(POLL_INTERVAL_S))  # type: ignore[arg-type]
-            for report in query.recentProgress:
-                batch = batch_progress(report)
-                if batch.batch_id > last_batch:
-                    last_batch = batch.batch_id
-                    records += batch.records
-                    told(batch)
-            if ended:
-                return records
+            for batch in _newer(query, last_batch):
+                last_batch = batch.batch_id
+                records += batch.records
+                told(batch)
+        return records
     finally:
         if not ended:
             query.stop()
+
+
+def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
+    batches = [batch_progress(report) for report in query.recentProgress]
+    return [batch for batch in batches if batch.batch_id > last_batch]
 
 
 @contextmanager

@@ -22,7 +22,6 @@ def test_defaults_are_those_of_kafkas_source() -> None:
     assert batch.fail_on_data_loss
     assert not batch.include_headers
     assert batch.trigger_records_max is None
-    assert (batch.timeout_s, batch.retries_max, batch.retry_interval_s) == (120.0, 3, 0.01)
     assert stream.trigger_delay_s == 900.0
 
 
@@ -30,6 +29,11 @@ def test_defaults_are_those_of_kafkas_source() -> None:
 def test_every_name_of_the_address(name: str) -> None:
     options = read_options({name: "a:1, polywire://b:2", "subscribe": "t"}, streaming=False)
     assert options.addresses == ("a:1", "polywire://b:2")
+
+
+def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
+    given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "kafka.group.id": "g"}
+    assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
 
 
 def test_subscriptions() -> None:

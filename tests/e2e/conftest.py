@@ -1,0 +1,127 @@
+"""A real broker in a process of its own, and one Spark session for all tests that need it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from polywire.client import bulk
+from polywire.client.arrow import arrow_to_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 15.0
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A broker under test. ``address`` is that of the polywire wire."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def connection(self) -> bulk.BulkConnection:
+        return bulk.connect(self.address)
+
+
+Serve = Callable[[Path], Served]
+
+
+def environment() -> dict[str, str]:
+    """What a child process needs to import this checkout."""
+    paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start_broker(directory: Path) -> Served:
+    directory.mkdir(parents=True, exist_ok=True)
+    ready = directory / "ready.json"
+    ready.unlink(missing_ok=True)
+    listen = ["--polywire", "127.0.0.1:0", "--flux", "off", "--any", "off", "--http", "off"]
+    command = [sys.executable, "-c", "from polywire.cli.main import main; main()", "serve", *listen]
+    with (directory / "broker.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--data-dir", str(directory / "data"), "--ready-file", str(ready)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"the broker did not start: {(directory / 'broker.log').read_text()[-2000:]}")
+        time.sleep(0.02)
+    wire = json.loads(ready.read_text())["polywire"]
+    return Served(f"{wire['host']}:{wire['port']}", process)
+
+
+def stop_broker(served: Served) -> None:
+    if served.process.poll() is None:
+        served.process.send_signal(signal.SIGTERM)
+    try:
+        served.process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        served.process.kill()
+        served.process.wait()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One broker for all tests; each makes topics of its own."""
+    broker = start_broker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    stop_broker(broker)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session on two cores."""
+    from polywire.spark import session
+
+    made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    yield made
+    made.stop()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic nobody else uses."""
+    return f"topic-{next(_numbers)}"
+
+
+def fill(connection: bulk.BulkConnection, topic: str, counts: list[int], *, headers: bool = False) -> None:
+    """Append ``counts[n]`` records to partition n: key ``k<n>``, value ``<partition>-<offset>``; makes the topic where it is missing."""
+    if topic not in {known.name for known in connection.topics()}:
+        connection.create_topic(topic, len(counts))
+    bounds = {told.partition: told.next_offset for told in connection.bounds([topic])}
+    for partition, count in enumerate(counts):
+        offsets = range(bounds[partition], bounds[partition] + count)
+        columns: dict[str, pa.Array[Any]] = {
+            "key": pa.array([f"k{partition}".encode()] * count, pa.binary()),
+            "value": pa.array([f"{partition}-{offset}".encode() for offset in offsets], pa.binary()),
+        }
+        if headers:
+            kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+            columns["headers"] = pa.array([[{"key": "n", "value": str(offset).encode()}] for offset in offsets], kind)
+        for batch in arrow_to_batches(pa.record_batch(columns)) if count else ():
+            connection.produce(topic, partition, [batch])

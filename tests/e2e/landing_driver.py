@@ -1,0 +1,22 @@
+"""A Spark driver in a process of its own, made to be killed: lands a topic in small micro-batches."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from polywire.spark import session
+from polywire.spark.pipelines.land import land
+
+BATCH_RECORDS_MAX = 1_000
+
+
+def main(address: str, topic: str, directory: str) -> None:
+    spark = session("driver", master="local[2]")
+    table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
+    land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,53 @@
+"""Stopping the Spark driver with ``kill -9`` in mid-run loses nothing and doubles nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.e2e.conftest import SOURCE, Served, environment, fill
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+
+COUNTS = [9_000, 7_000, 4_000]
+KILLED_AT = (0, 7)  # micro-batches whose offsets are written down and whose end is not
+RUN_TIMEOUT_S = 90.0
+
+
+def start_driver(served: Served, topic: str, directory: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.e2e.landing_driver", served.address, topic, str(directory)]
+    with (directory / "driver.log").open("ab") as log:
+        # A group of its own, so that its JVM and Python workers die with it.
+        return subprocess.Popen(
+            command, cwd=SOURCE.parent, env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def kill_in_batch(driver: subprocess.Popen[bytes], checkpoint: Path, number: int) -> None:
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while not (checkpoint / "offsets" / str(number)).exists():
+        assert driver.poll() is None, "the driver ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    assert not (checkpoint / "commits" / str(number)).exists(), "the micro-batch ended before the driver did"
+
+
+def test_a_killed_driver_goes_on_where_it_was(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    fill(served.connection, topic, COUNTS)
+    for number in KILLED_AT:
+        kill_in_batch(start_driver(served, topic, tmp_path), tmp_path / "checkpoint", number)
+    last = start_driver(served, topic, tmp_path)
+    assert last.wait(RUN_TIMEOUT_S) == 0, (tmp_path / "driver.log").read_text()[-2000:]
+    table = spark.read.parquet(str(tmp_path / "table"))
+    rows = table.selectExpr("partition", "offset", "cast(value as string) as value").collect()
+    found = sorted((row["partition"], row["offset"], row["value"]) for row in rows)
+    assert found == [(n, at, f"{n}-{at}") for n, count in enumerate(COUNTS) for at in range(count)]

@@ -1,0 +1,142 @@
+"""The data source on real Spark against a real broker."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from polywire.spark.pipelines.land import Landed, land
+from polywire.spark.progress import BatchProgress
+from tests.e2e.conftest import Served, fill
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def read(spark: SparkSession, served: Served, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("polywire").options(address=served.address, **options)
+    return (reader if schema is None else reader.schema(schema)).load()
+
+
+def values(frame: DataFrame) -> list[tuple[int, int, str]]:
+    rows = frame.selectExpr("partition", "offset", "cast(value as string) as value").collect()
+    return sorted((row["partition"], row["offset"], row["value"]) for row in rows)
+
+
+def expected(counts: list[int], first: int = 0) -> list[tuple[int, int, str]]:
+    return [(n, at, f"{n}-{at}") for n, count in enumerate(counts) for at in range(first, count)]
+
+
+def test_a_batch_read_has_every_column(spark: SparkSession, served: Served, topic: str) -> None:
+    before_s = time.time()
+    fill(served.connection, topic, [300, 0, 7])
+    frame = read(spark, served, subscribe=topic)
+    assert values(frame) == expected([300, 0, 7])
+    rows = frame.where("partition = 2").orderBy("offset").selectExpr("*", "unix_micros(timestamp) as us").collect()
+    assert {(row["topic"], bytes(row["key"]), row["timestampType"]) for row in rows} == {(topic, b"k2", 1)}
+    assert all(before_s - 1 <= row["us"] / 1e6 <= time.time() + 1 for row in rows)
+    assert frame.rdd.getNumPartitions() == 1
+    assert read(spark, served, subscribe=topic, minPartitions="4").rdd.getNumPartitions() >= 4
+
+
+def test_many_small_batches_and_an_empty_topic(spark: SparkSession, served: Served, topic: str) -> None:
+    served.connection.create_topic(topic, 2)
+    assert read(spark, served, subscribe=topic).count() == 0
+    for _ in range(20):
+        fill(served.connection, topic, [1, 2])
+    assert values(read(spark, served, subscribe=topic)) == expected([20, 40])
+
+
+def test_ranges_patterns_and_assignments(spark: SparkSession, served: Served, topic: str) -> None:
+    fill(served.connection, topic, [100, 50])
+    fill(served.connection, f"{topic}-more", [5])
+    starting, ending = f'{{"{topic}":{{"0":90,"1":-2}}}}', f'{{"{topic}":{{"0":95,"1":-1}}}}'
+    part = read(spark, served, subscribe=topic, startingOffsets=starting, endingOffsets=ending)
+    assert values(part) == expected([95], 90) + [(1, at, f"1-{at}") for at in range(50)]
+    assert read(spark, served, subscribePattern=f"{topic}.*").groupBy("topic").count().count() == 2
+    assigned = read(spark, served, assign=f'{{"{topic}":[1]}}')
+    assert values(assigned) == [(1, at, f"1-{at}") for at in range(50)]
+
+
+def test_times_choose_records(spark: SparkSession, served: Served, topic: str) -> None:
+    fill(served.connection, topic, [10])
+    time.sleep(0.02)
+    middle_ms = str(int(time.time() * 1000))
+    time.sleep(0.02)
+    fill(served.connection, topic, [10])
+    assert values(read(spark, served, subscribe=topic, startingTimestamp=middle_ms)) == expected([20], 10)
+    assert values(read(spark, served, subscribe=topic, endingTimestamp=middle_ms)) == expected([10])
+    with pytest.raises(PySparkException, match="no record is at or after the starting time"):
+        read(spark, served, subscribe=topic, startingTimestamp="99999999999999").count()
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, served: Served, topic: str) -> None:
+    fill(served.connection, topic, [30], headers=True)
+    frame = read(spark, served, "offset bigint, value binary", subscribe=topic)
+    assert frame.columns == ["offset", "value"]
+    assert sorted(bytes(row["value"]) for row in frame.collect()) == sorted(f"0-{at}".encode() for at in range(30))
+    with_headers = read(spark, served, subscribe=topic, includeHeaders="true")
+    assert with_headers.columns[-1] == "headers"
+    told = with_headers.selectExpr("offset", "headers[0].key as k", "cast(headers[0].value as string) as v").collect()
+    assert sorted(told) == [(at, "n", str(at)) for at in range(30)]
+
+
+def test_errors_reach_the_user(spark: SparkSession, served: Served, topic: str) -> None:
+    with pytest.raises(PySparkException, match=f"{topic}"):
+        read(spark, served, subscribe=topic).count()
+    with pytest.raises(PySparkException, match="did you mean 'startingOffsets'"):
+        read(spark, served, subscribe=topic, startingOfsets="earliest").count()
+    with pytest.raises(PySparkException, match="did you mean 'offset'"):
+        read(spark, served, "ofset bigint", subscribe=topic).count()
+
+
+def landing(
+    spark: SparkSession, served: Served, topic: str, directory: Path, most: int
+) -> tuple[Landed, list[BatchProgress]]:
+    told: list[BatchProgress] = []
+    landed = land(
+        spark, served.address, topic, directory / "table", directory / "checkpoint", ["partition"],
+        parse=lambda records: records.selectExpr("partition", "offset", "cast(value as string) as value"),
+        batch_records_max=most, told=told.append,
+    )  # fmt: skip
+    return landed, told
+
+
+def test_a_stream_lands_everything_once_in_limited_batches(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    fill(served.connection, topic, [400, 100, 0])
+    landed, told = landing(spark, served, topic, tmp_path, most=200)
+    assert (landed.records, landed.batches) == (500, 3)
+    assert [batch.records for batch in told] == [200, 200, 100]
+    assert [batch.lag for batch in told] == [300, 100, 0]
+    fill(served.connection, topic, [50, 0, 50])
+    again, _ = landing(spark, served, topic, tmp_path, most=200)
+    assert again.records == 100
+    assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([450, 100, 50])
+
+
+def test_a_stream_notices_that_its_topic_was_replaced(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    fill(served.connection, topic, [100])
+    stream = spark.readStream.format("polywire").options(
+        address=served.address, subscribe=topic, startingOffsets="earliest"
+    )
+
+    def run(fail_on_data_loss: str) -> None:
+        frame = stream.option("failOnDataLoss", fail_on_data_loss).schema("offset bigint, value binary").load()
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "table"))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    run("true")
+    served.connection.delete_topic(topic)
+    fill(served.connection, topic, [30])
+    with pytest.raises(PySparkException, match="deleted and made again"):
+        run("true")
+    run("false")
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 130
