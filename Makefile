@@ -43,7 +43,7 @@ lint: dev ## Check format and style
 	$(BIN)/ruff check $(CHECKED)
 
 type: dev ## Check types
-	$(BIN)/mypy
+	$(BIN)/mypy $(CHECKED)
 
 contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo

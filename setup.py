@@ -67,7 +67,7 @@ class ForgivingBuild(build_ext):  # type: ignore[misc, unused-ignore]
                 f"\nWARNING: {len(self.failed)} of {len(self.extensions)} modules could not be compiled"
                 f" ({', '.join(sorted(self.failed))}): {' '.join(reason)}\n"
                 "WARNING: polywire runs from their Python sources instead: everything works, many times slower."
-                " Install a C compiler and run `make build` to change that.\n",
+                " Install a C compiler and run `make clean setup` to change that.\n",
                 file=sys.stderr,
                 flush=True,
             )

@@ -26,6 +26,7 @@ from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log, Loop, Read, Replay
 from polywire.records.columns import HEADER_BYTES
+from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
 
 _ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
@@ -198,11 +199,10 @@ class Broker:
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
         """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
-        from polywire.records.partitioner import partitions_of
-
-        spans = array("q", (0, len(key), 0, 0))
-        numbers = partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)
-        return topic.partitions[memoryview(numbers).cast("B").cast("i")[0]]
+        spans = memoryview(array("q", (0, len(key), 0, 0)))
+        return topic.partitions[
+            partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]
+        ]
 
     # Records
 

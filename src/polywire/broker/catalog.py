@@ -1,8 +1,8 @@
 """The catalogue: which topics and partitions exist.
 
 Promises: full names are unique over all streams; incarnations count up and are never used again, also after a
-restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``). Must not
-know: the journal, positions, groups, wires.
+restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``).
+Must not know: the journal, positions, groups, wires.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
     within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
 
-Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers. Must
-not know: wires, topics.
+Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers.
+Must not know: wires, topics.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Producers:
 
         Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
         """
-        known = self._by_key.get((incarnation, producer))
-        if known is None or now_us - known.seen_at_us > self._settings.producer_expiry_us or epoch > known.epoch:
+        known = self._living((incarnation, producer), now_us)
+        if known is None or epoch > known.epoch:
             return None
         if epoch < known.epoch:
             raise Conflict(
@@ -106,11 +106,15 @@ class Producers:
                 return remembered
         return settled(base, last, PLACE_UNKNOWN)
 
+    def _living(self, key: tuple[int, bytes], now_us: int) -> _Producer | None:
+        known = self._by_key.get(key)
+        return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None
+
     def remember(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
         """A batch was accepted; ``find`` said that it is new."""
         key = (incarnation, producer)
         known = self._by_key.pop(key, None)
-        if known is None or epoch > known.epoch or batch.base != known.last + 1:
+        if known is None or epoch != known.epoch or batch.base != known.last + 1:
             known = _Producer(epoch, batch.base, now_us, self._settings.producer_window)
         known.last = batch.last
         known.seen_at_us = now_us
@@ -119,10 +123,10 @@ class Producers:
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
         """A batch came back in recovery; one that the snapshot already holds only tells its place."""
-        known = self._by_key.get((incarnation, producer))
-        if known is not None and epoch <= known.epoch and known.first <= batch.base and batch.last <= known.last:
+        known = self._living((incarnation, producer), now_us)
+        if known is not None and epoch == known.epoch and known.first <= batch.base and batch.last <= known.last:
             for remembered in known.window:
-                if remembered.base == batch.base and epoch == known.epoch:
+                if remembered.base == batch.base:
                     remembered.offset = batch.offset
             return
         self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=now_us)

@@ -108,7 +108,7 @@ class BrokerSettings:
     name_bytes_max: int = 255
     positions_max: int = 500_000
     stage_expiry_us: int = HOUR_US
-    staged_bytes_max: int = 8 * 1024**3
+    staged_bytes_max: int = 1024**3
     producers_max: int = 100_000
     producer_expiry_us: int = DAY_US
     producer_window: int = 8
@@ -123,6 +123,8 @@ class BrokerSettings:
                 ErrorCode.INVALID_PARTITION_COUNT,
                 f"default partition count is out of range value={self.partition_count}",
             )
+        if self.durability is Level.MEMORY:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced: what is committed is written")
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
 

@@ -1,8 +1,8 @@
 """Staged batches and their publishing: exactly once in, by (writer, number).
 
 Promises: publishing is one atomic group with the writer's new number; publishing a number again changes nothing and
-is answered as a duplicate once the original is durable. Staged data is invisible until then and expires. Must not
-know: who the writers are, wires.
+is answered as a duplicate once the original is durable. Staged data is invisible until then and expires.
+Must not know: who the writers are, wires.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Arena:
         self._blocks_max: Final = blocks_max
         probe = [mmap.mmap(-1, mmap.PAGESIZE)]
         # What an unused block counts depends on the interpreter, so it is measured the way take() looks.
-        self._references_free: Final = [sys.getrefcount(block) for block in probe][0]
+        self._references_free: Final = min([sys.getrefcount(block) for block in probe])
         self._blocks: list[mmap.mmap] = []
 
     @property

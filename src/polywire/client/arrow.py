@@ -11,8 +11,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,15 +23,19 @@ from polywire.client.arrow_columns import Space, as_type, constant, fixed, gathe
 from polywire.client.bulk import StoredChunk
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import from_columns, layout, walk
-from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, RECORD_COUNT_MAX, BatchFlags, Column
+from polywire.records.columns import BATCH_BYTES_MAX, RECORD_COUNT_MAX, BatchFlags, Column, HeaderKind
 from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
 ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
-BYTES_MAX: Final = 3 << 20  # keys and values gathered into one record batch, so that its buffers fit one block of the arena
-WRAP_BYTES_MIN: Final = 512 << 10  # stored batches of this size are wrapped where they lie; below, wrapping costs more than copying
+# Keys and values gathered into one record batch, so that its buffers fit one block of the arena.
+BYTES_MAX: Final = 3 << 20
+# Stored batches of this size are wrapped where they lie; below, wrapping costs more than copying.
+WRAP_BYTES_MIN: Final = 512 << 10
 EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
-STORED_BYTES_MAX: Final = 4 << 20  # batches made here: large enough to be wrapped by readers, small enough to be fetched in one frame
+FRAME_ROOM_BYTES: Final = 4096  # what a batch needs beside its columns' bytes
+# Batches made here: large enough to be wrapped by readers, small enough to be fetched in one frame.
+STORED_BYTES_MAX: Final = 4 << 20
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -131,12 +136,12 @@ class _Rows:
     def __init__(self, chunk: StoredChunk, runs: list[_Run]) -> None:
         self._chunk: Final = chunk
         self._source: Final = runs[0].source
-        self._plan: Final = array("q", [number for run in runs for number in run.numbers])
+        self._plan: Final = memoryview(array("q", [number for run in runs for number in run.numbers]))
         self._alone: Final = len(runs) == 1 and runs[0].byte_count >= WRAP_BYTES_MIN
         self._space: Final = Space()
         self.row_count: Final = sum([run.row_count for run in runs])
 
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str) -> pa.Array[Any]:
         """One column in its own type."""
         match name:
             case "value":
@@ -160,12 +165,12 @@ class _Rows:
             case _:
                 return headers_column(self._source, self._plan, self.row_count, self._space)
 
-    def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array:
+    def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array[Any]:
         if not self._alone:
             return gathered_binary(
                 self._source, self._plan, self.row_count, offsets_column, validity_column, self._space
             )
-        places = self._plan[gather.PLAN_FACTS :]
+        places = self._plan[gather.PLAN_FACTS :].tolist()
         if places[2 * offsets_column] < 0:
             return pa.nulls(self.row_count, pa.binary())
         whole = pa.py_buffer(self._source)
@@ -186,7 +191,9 @@ def arrow_to_batches(
     of (key, value). Raises Invalid(INVALID_REQUEST) without a value column, Invalid(RECORD_TOO_LARGE) for a record no batch can hold.
     """
     if value not in data.schema.names:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"no value column column={value!r} columns={','.join(data.schema.names)}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"no value column column={value!r} columns={','.join(data.schema.names)}"
+        )
     chosen = [value, *(name for name in (key, headers) if name is not None and name in data.schema.names)]
     batches = data.select(chosen).to_batches() if isinstance(data, pa.Table) else [data.select(chosen)]
     made: list[bytearray] = []
@@ -210,10 +217,11 @@ def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
     waiting = [(0, batch.num_rows)] if batch.num_rows else []
     while waiting:
         first, count = waiting.pop()
-        size = batch.slice(first, count).get_total_buffer_size() if count == batch.num_rows else 0
-        size = min(size, batch.slice(first, count).nbytes) if size else batch.slice(first, count).nbytes
-        if count == 1 and size > BATCH_BYTES_MAX - 4096:
-            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record does not fit a batch bytes={size} limit={BATCH_BYTES_MAX}")
+        size = batch.slice(first, count).nbytes
+        if count == 1 and size > BATCH_BYTES_MAX - FRAME_ROOM_BYTES:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"record does not fit a batch bytes={size} limit={BATCH_BYTES_MAX}"
+            )
         if count > 1 and (size > STORED_BYTES_MAX or count > RECORD_COUNT_MAX):
             half = count // 2
             waiting += [(first + half, count - half), (first, half)]
@@ -222,7 +230,7 @@ def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
     return pieces
 
 
-def _as_binary(column: pa.Array) -> pa.Array:
+def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return column
@@ -231,7 +239,7 @@ def _as_binary(column: pa.Array) -> pa.Array:
     raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
 
 
-def _stored(values: pa.Array, keys: pa.Array | None, headers: pa.Array | None) -> bytearray:
+def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.ListArray[Any] | None) -> bytearray:
     count = len(values)
     columns: dict[int, Buffer] = {}
     _put_binary(columns, values, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -243,14 +251,17 @@ def _stored(values: pa.Array, keys: pa.Array | None, headers: pa.Array | None) -
 
 
 def _put_binary(
-    columns: dict[int, Buffer], column: pa.Array, offsets_column: Column, validity_column: Column | None
+    columns: dict[int, Buffer], column: pa.Array[Any], offsets_column: Column, validity_column: Column | None
 ) -> None:
     if column.null_count:
         if validity_column is not None:
-            columns[validity_column] = memoryview(pc.is_valid(column).buffers()[1])[: (len(column) + 7) // 8]
+            columns[validity_column] = _bits(column)
         # A null has no length in a stored batch; in Arrow it may.
-        column = pc.fill_null(column, "" if pa.types.is_string(column.type) else b"")
+        column = column.fill_null("" if pa.types.is_string(column.type) else b"")
     _, offsets, data = column.buffers()
+    if offsets is None or not len(column):
+        columns[offsets_column], columns[offsets_column + 1] = bytes(4 * len(column) + 4), b""
+        return
     start = column.offset
     rebased = gather.rebase_offsets(memoryview(offsets), start, len(column))
     first = memoryview(offsets).cast("B")[4 * start : 4 * start + 4].cast("i")[0]
@@ -259,15 +270,25 @@ def _put_binary(
     columns[offsets_column + 1] = memoryview(data).cast("B")[first : first + size] if data is not None else b""
 
 
-def _put_headers(columns: dict[int, Buffer], lists: pa.Array) -> None:
+def _bits(column: pa.Array[Any]) -> Buffer:
+    """Validity bits of a column, counted from its own first row, with nothing set behind its last."""
+    marks = pc.is_valid(column).buffers()[1]
+    assert marks is not None, "a boolean column has its bits"
+    bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
+    if len(column) % 8:
+        bits[-1] &= (1 << len(column) % 8) - 1
+    return bits
+
+
+def _put_headers(columns: dict[int, Buffer], lists: pa.ListArray[Any]) -> None:
     pairs = lists.flatten()
     if not len(pairs):
         return
-    lengths = pc.fill_null(pc.list_value_length(lists), 0)
-    ends = pc.cumulative_sum(lengths.cast(pa.int32()))
-    keys, values = _as_binary(pairs.field(0)), _as_binary(pairs.field(1))
-    columns[Column.HEADER_COUNTS] = bytes(4) + memoryview(pa.concat_arrays([ends]).buffers()[1])[: 4 * len(lists)].tobytes()
-    columns[Column.HEADER_KEY_KINDS] = b"\x02" * len(pairs)
+    keys, values = (_as_binary(part) for part in pairs.flatten())
+    lengths = pc.list_value_length(lists).fill_null(0).to_pylist()
+    columns[Column.HEADER_COUNTS] = array("i", accumulate(lengths, initial=0)).tobytes()
+    columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)
     _put_binary(columns, keys, Column.HEADER_KEY_OFFSETS, None)
-    columns[Column.HEADER_VALUE_KINDS] = bytes([1 if valid else 0 for valid in values.is_valid().to_pylist()])
+    kinds = [HeaderKind.RAW if valid else HeaderKind.NULL for valid in values.is_valid().to_pylist()]
+    columns[Column.HEADER_VALUE_KINDS] = bytes(kinds)
     _put_binary(columns, values, Column.HEADER_VALUE_OFFSETS, None)

@@ -7,7 +7,6 @@ handed on. Must not know: ranges, topics, sockets.
 from __future__ import annotations
 
 import struct
-from array import array
 from functools import lru_cache
 from typing import Any, Final
 
@@ -53,8 +52,13 @@ class Space:
 
 
 def gathered_binary(
-    source: memoryview, plan: Any, row_count: int, offsets_column: Column, validity_column: Column | None, space: Space
-) -> pa.Array:
+    source: memoryview,
+    plan: memoryview,
+    row_count: int,
+    offsets_column: Column,
+    validity_column: Column | None,
+    space: Space,
+) -> pa.Array[Any]:
     """A column of variable length of all rows of a plan; ``validity_column`` None: no row is null, but for kinds see the caller."""
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, offsets_column, offsets)
@@ -68,23 +72,23 @@ def gathered_binary(
     return pa.Array.from_buffers(pa.binary(), row_count, [bits, pa.py_buffer(offsets), pa.py_buffer(data)], nulls)
 
 
-def fixed(kind: pa.DataType, row_count: int, data: memoryview) -> pa.Array:
+def fixed(kind: pa.DataType, row_count: int, data: memoryview) -> pa.Array[Any]:
     """A column of fixed width without nulls."""
     return pa.Array.from_buffers(kind, row_count, [None, pa.py_buffer(data)], 0)
 
 
-def constant(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array:
+def constant(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array[Any]:
     """The same value in every row."""
     capacity = max(CONSTANT_ROWS_MIN, 1 << max(0, row_count - 1).bit_length())
     return _constant(value, kind, capacity).slice(0, row_count)
 
 
 @lru_cache(maxsize=64)
-def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array:
+def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array[Any]:
     return pa.array([value] * capacity, type=kind)
 
 
-def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def as_type(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     """A column in the type asked for; bytes that are no UTF-8 become text with replacement marks."""
     if column.type == kind:
         return column
@@ -93,7 +97,7 @@ def as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _as_text(column: pa.Array) -> pa.Array:
+def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -101,9 +105,9 @@ def _as_text(column: pa.Array) -> pa.Array:
         return pa.array(texts, type=pa.string())
 
 
-def headers_column(source: memoryview, plan: array[int], row_count: int, space: Space) -> pa.Array:
+def headers_column(source: memoryview, plan: memoryview, row_count: int, space: Space) -> pa.Array[Any]:
     """The headers of each row as a list of (key, value); null where a row has none, as Spark's Kafka source has it."""
-    inner = gather.inner_plan(source, plan, Column.HEADER_COUNTS)
+    inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
     if _is_odd(source, plan, inner):
         return pa.array(_slow_headers(source, plan), type=HEADER_LIST)
     offsets = space.cut(4 * row_count + 4)
@@ -123,19 +127,18 @@ def headers_column(source: memoryview, plan: array[int], row_count: int, space: 
     return pa.Array.from_buffers(HEADER_LIST, row_count, buffers, nulls, children=[pairs])
 
 
-def _is_odd(source: memoryview, plan: array[int], inner: bytearray) -> bool:
+def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
     """Whether some header needs more than its bytes: keys that are numbers, or event fields that other readers see as headers."""
-    numbers = memoryview(inner).cast("q")
     kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
-    for line in range(0, len(numbers), gather.PLAN_WIDTH):
-        start, stop, place = numbers[line + 1], numbers[line + 2], numbers[line + kinds_place]
+    for line in range(0, len(inner), gather.PLAN_WIDTH):
+        start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
         if max(source[place + start : place + stop], default=0) > HeaderKind.STRING:
             return True
     events_place = gather.PLAN_FACTS + 2 * Column.EVENT_TYPE_OFFSETS
-    return any([plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH)])
+    return any(plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH))
 
 
-def _slow_headers(source: memoryview, plan: array[int]) -> list[list[dict[str, Any]] | None]:
+def _slow_headers(source: memoryview, plan: memoryview) -> list[list[dict[str, Any]] | None]:
     rows: list[list[dict[str, Any]] | None] = []
     for line in range(0, len(plan), gather.PLAN_WIDTH):
         records = to_records(source, plan[line])[plan[line + 1] : plan[line + 2]]

@@ -104,7 +104,7 @@ def _gather(
     while index < stop and at < target_bytes:
         position: cython.longlong = load_i64(starts, index * 8)
         count: cython.longlong = load_i64(sizes, index * 8) - skip
-        if position < 0 or count <= 0 or position + skip + count > source_bytes:
+        if position < 0 or position > source_bytes or count <= 0 or count > source_bytes - position - skip:
             return True
         if count > target_bytes - at:
             count = target_bytes - at
@@ -260,6 +260,7 @@ def _merge_stop(
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0
     next_offset: cython.longlong = 0
+    next_address: cython.longlong = 0
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
         length: cython.longlong = load_i64(sizes, index * 8)
@@ -270,13 +271,14 @@ def _merge_stop(
             or load_u32(p, at + 8) > 1  # compressed or compacted
             or (load_u32(p, at + 12) & _PRODUCER_ID) != 0
             or load_i64(p, at + 56) != -1  # a producer's epoch
-            or (index > begun and load_i64(p, at + 32) != next_offset)
+            or (index > begun and (load_i64(p, at + 32) != next_offset or load_i64(p, at + 40) != next_address))
             or load_u32(p, at + 24) != load_u32(p, first + 24)
             or load_i64(p, at + 48) != load_i64(p, first + 48)
         ):
             break
         total += length
         next_offset = load_i64(p, at + 32) + load_u32(p, at + 84)
+        next_address = load_i64(p, at + 40) + load_u32(p, at + 80)
         index += 1
     return index if index > begun else begun + 1
 

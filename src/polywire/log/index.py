@@ -231,7 +231,7 @@ class TailIndex:
                 source = lend(slots[slot])
             position: cython.longlong = load_i64(p, at + 8)
             length: cython.longlong = load_u32(p, at + 16)
-            if position < 0 or position + length > source.size or filled + length > target.size:
+            if position < 0 or position > source.size - length or length > target.size - filled:
                 raise IndexError(index)
             move(target.p, filled, source.p, position, length)
             filled += length
@@ -412,7 +412,7 @@ def find_entry(
     """Among run index entries [start, start + count): number, counted from ``start``, of the last whose field (BY_…) is at most
     ``key``; -1 if there is none. Raises IndexError when the entries are not there."""
     lent: Lent = lend(entries)
-    if start < 0 or count < 0 or field < 0 or field > 3 or (start + count) * _RUN_ENTRY_BYTES > lent.size:
+    if start < 0 or count < 0 or field < 0 or field > 3 or count > lent.size // 32 - start:
         raise IndexError((start, count, field))
     base: cython.Py_ssize_t = start * _RUN_ENTRY_BYTES + field * 8
     low: cython.Py_ssize_t = 0

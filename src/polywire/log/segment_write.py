@@ -47,6 +47,7 @@ from polywire.log.segment import (
 )
 from polywire.records.batch import merge
 from polywire.records.checksum import xxh64
+from polywire.records.columns import HEADER_BYTES
 from polywire.store.base import Store, aligned_buffer
 from polywire.types import Buffer
 
@@ -209,11 +210,9 @@ class _SegmentWriter:
             state[RUN_PARTITION] = source.partition
 
     def _survey(self, stretch: _Stretch, source: RunSource) -> None:
-        room = (self._state[RUN_ENTRIES] + len(stretch.base) // INDEX_STRIDE_BYTES + 1) * ENTRY.size
-        if len(self._entries) < room:
-            self._entries += bytes(room - len(self._entries))
         at = stretch.start
         while at < stretch.stop:
+            self._make_room(len(stretch.base) // INDEX_STRIDE_BYTES + 1)
             at = survey(stretch.base, stretch.positions, stretch.lengths, at, stretch.stop, self._state, self._entries)
             if at < 0:
                 raise Corrupt(
@@ -221,11 +220,19 @@ class _SegmentWriter:
                     f"no such batch to seal partition={source.partition} position={stretch.positions[-1 - at]}",
                 )
             if at < stretch.stop:
-                header = stretch.positions[at]
-                view = memoryview(stretch.base)
-                epoch = int.from_bytes(view[header + 24 : header + 28], "little")
-                self._epochs += EPOCH.pack(epoch, 0, int.from_bytes(view[header + 32 : header + 40], "little"))
-                self._state[RUN_EPOCH] = epoch
+                self._begin_epoch(stretch.base, stretch.positions[at])
+
+    def _make_room(self, count: int) -> None:
+        """Let ``count`` more index entries fit."""
+        room = (self._state[RUN_ENTRIES] + count) * ENTRY.size
+        if len(self._entries) < room:
+            self._entries += bytes(room - len(self._entries))
+
+    def _begin_epoch(self, base: Buffer, position: int) -> None:
+        header = memoryview(base)[position : position + HEADER_BYTES]
+        epoch = int.from_bytes(header[24:28], "little")
+        self._epochs += EPOCH.pack(epoch, 0, int.from_bytes(header[32:40], "little"))
+        self._state[RUN_EPOCH] = epoch
 
     def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
         cursor = array("q", (stretch.start, 0, self._filled))

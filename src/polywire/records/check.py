@@ -73,10 +73,10 @@ def _size_is(places: cython.p_const_longlong, column: cython.int, size: cython.l
 def _together(places: cython.p_const_longlong, first: cython.int, last: cython.int) -> cython.bint:
     """Columns ``first`` to ``last`` are all there or all absent."""
     column: cython.int
+    apart: cython.bint = False
     for column in range(first + 1, last + 1):
-        if (places[2 * column] < 0) != (places[2 * first] < 0):
-            return False
-    return True
+        apart |= (places[2 * column] < 0) != (places[2 * first] < 0)
+    return not apart
 
 
 @cython.cfunc
@@ -180,13 +180,13 @@ def _nulls_empty(
     """Records that a bitmap calls null have no bytes. True without a bitmap."""
     bits: cython.Py_ssize_t = places[2 * validity]
     at: cython.Py_ssize_t = places[2 * offsets]
+    broken: cython.int = 0
     i: cython.Py_ssize_t
     if bits < 0:
         return True
     for i in range(count):
-        if not (p[bits + (i >> 3)] >> (i & 7)) & 1 and load_i32(p, at + 4 * i) != load_i32(p, at + 4 * i + 4):
-            return False
-    return True
+        broken |= not (p[bits + (i >> 3)] >> (i & 7)) & 1 and load_i32(p, at + 4 * i) != load_i32(p, at + 4 * i + 4)
+    return broken == 0
 
 
 @cython.cfunc

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -34,7 +35,7 @@ _P3 = cython.declare(cython.ulonglong, 0x165667B19E3779F9)
 _P4 = cython.declare(cython.ulonglong, 0x85EBCA77C2B2AE63)
 _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
-_CRC_TABLES = cython.declare(cython.uint[4096])
+_CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -45,9 +46,7 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 @cython.exceptval(check=False)
 def _wrap(x: cython.ulonglong) -> cython.ulonglong:
     """Arithmetic modulo 2^64, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & _MASK64
+    return x if cython.compiled else x & _MASK64
 
 
 @cython.cfunc
@@ -126,11 +125,10 @@ def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 def _fill_crc_tables() -> cython.void:
     """Table 0 advances the CRC over one byte, table k over that byte and k zero bytes (slicing by 16)."""
     i: cython.int
-    j: cython.int
     crc: cython.uint
     for i in range(256):
         crc = i
-        for j in range(8):
+        for _ in range(8):
             crc = (crc >> 1) ^ (_CRC_POLYNOMIAL if crc & 1 else 0)
         _CRC_TABLES[i] = crc
     for i in range(256, 4096):
@@ -181,13 +179,13 @@ def _check_range(lent: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) 
         raise ValueError(f"range outside of the buffer start={start} stop={stop} size={lent.size}")
 
 
-def xxh64(data: Buffer) -> int:
+def xxh64(data: Lendable) -> int:
     """XXH64, seed 0, of a whole buffer."""
     lent: Lent = lend(data)
     return xxh64_at(data, 0, lent.size)
 
 
-def xxh64_at(data: Buffer, start: int, stop: int) -> int:
+def xxh64_at(data: Lendable, start: int, stop: int) -> int:
     """XXH64, seed 0, of ``data[start:stop]``. Raises ValueError for a range outside of the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -215,7 +213,7 @@ def crc32_at(data: Buffer, start: int, stop: int) -> int:
     return crc
 
 
-def crc32_column(value_offsets: Buffer, value_bytes: Buffer) -> bytes:
+def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
     """The column ``value_crc32`` (u32 × n) of values given by their i32 × (n+1) offsets.
 
     Raises ValueError when an offset falls or lies outside of the values.

@@ -8,13 +8,23 @@ Must not know: topics, or which wire uses which function.
 from __future__ import annotations
 
 from array import array
+from typing import Any, Final
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash
 
 if cython.compiled:
-    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, load_u64, store_u32
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i64,
+        load_u32,
+        load_u64,
+        store_u32,
+    )
 else:
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, load_u64, store_u32
 
@@ -40,6 +50,9 @@ _MURMUR_F2 = cython.declare(cython.ulonglong, 0xC4CEB9FE1A85EC53)
 _MURMUR_A1 = cython.declare(cython.ulonglong, 0x52DCE729)
 _MURMUR_A2 = cython.declare(cython.ulonglong, 0x38495AB5)
 
+_MASK32: Final = 0xFFFFFFFF
+_MASK64: Final = 0xFFFFFFFFFFFFFFFF
+
 
 @cython.cfunc
 @cython.inline
@@ -47,9 +60,7 @@ _MURMUR_A2 = cython.declare(cython.ulonglong, 0x38495AB5)
 @cython.exceptval(check=False)
 def _wrap32(x: cython.uint) -> cython.uint:
     """Arithmetic modulo 2^32, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & 0xFFFFFFFF
+    return x if cython.compiled else x & _MASK32
 
 
 @cython.cfunc
@@ -58,9 +69,7 @@ def _wrap32(x: cython.uint) -> cython.uint:
 @cython.exceptval(check=False)
 def _wrap64(x: cython.ulonglong) -> cython.ulonglong:
     """Arithmetic modulo 2^64, which C does by itself."""
-    if cython.compiled:
-        return x
-    return x & (2**64 - 1)
+    return x if cython.compiled else x & _MASK64
 
 
 @cython.cfunc
@@ -144,7 +153,9 @@ def _xxh32(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _murmur_mix(x: cython.ulonglong, first: cython.ulonglong, bits: cython.int, second: cython.ulonglong) -> cython.ulonglong:
+def _murmur_mix(
+    x: cython.ulonglong, first: cython.ulonglong, bits: cython.int, second: cython.ulonglong
+) -> cython.ulonglong:
     return _wrap64(_rotate64(_wrap64(x * first), bits) * second)
 
 
@@ -221,7 +232,7 @@ def _partition(
 
 
 @cython.cfunc
-def _stop(lent: Lent, start: cython.Py_ssize_t, stop: object) -> cython.Py_ssize_t:
+def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
     """The end of a slice of ``lent``. Raises ValueError when the slice is not within it."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
@@ -260,7 +271,7 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
     return (high << 64) | low
 
 
-def partitions_of(source: Buffer, spans: Buffer, partition_count: int, hash_kind: KeyHash) -> array[int]:
+def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
     """The partition of every record of a spans array (see ``batch.from_spans``): an i32 array.
 
     Raises ValueError for a key outside of ``source`` or a partition count below 1.

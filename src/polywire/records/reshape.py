@@ -11,12 +11,20 @@ from collections.abc import Sequence
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.polywire.records.header import seal_header
     from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
-    from cython.cimports.polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs
+    from cython.cimports.polywire.records.runs import (
+        Runs,
+        address_delta,
+        concatenate,
+        offset_delta,
+        open_sources,
+        set_runs,
+    )
 else:
     from polywire.records.header import seal_header
     from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
@@ -111,7 +119,7 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
     return result
 
 
-def take(batch: Buffer, rows: Buffer) -> bytearray:
+def take(batch: Buffer, rows: Lendable) -> bytearray:
     """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
 
     Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.build import from_columns
@@ -19,6 +19,9 @@ from polywire.types import Buffer
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
+_FLAGS = int(
+    RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED
+)  # a plain int: ~ of a flag drops what it does not know
 
 
 def from_records(
@@ -147,7 +150,7 @@ def _put_fixed(columns: dict[int, Buffer], records: Sequence[Record]) -> None:
 
 def _flags(record: Record) -> int:
     """The record's flags; whether it is event-sourced follows from its event."""
-    if record.flags & ~(RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED):
+    if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
     plain = record.flags & RecordFlags.KAFKA_MAGIC_0
     return plain | RecordFlags.EVENT_SOURCED if record.event is not None else plain
@@ -208,7 +211,7 @@ def _parts(columns: dict[int, bytes], offsets: Column) -> list[bytes]:
     """What a column of offsets cuts the column after it into."""
     ends = _numbers(columns, offsets, "i", ())
     parts = columns[offsets + 1]
-    return [parts[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+    return [parts[start:stop] for start, stop in pairwise(ends)]
 
 
 def _payloads(columns: dict[int, bytes], offsets: Column, validity: Column, count: int) -> Sequence[bytes | None]:
@@ -237,7 +240,7 @@ def _headers(columns: dict[int, bytes], count: int) -> list[tuple[Header, ...]]:
         for key, value, (key_kind, value_kind) in zip(keys, values, kinds, strict=True)
     ]
     ends = _numbers(columns, Column.HEADER_COUNTS, "i", ())
-    return [tuple(headers[start:stop]) for start, stop in zip(ends, ends[1:], strict=False)]
+    return [tuple(headers[start:stop]) for start, stop in pairwise(ends)]
 
 
 def _events(columns: dict[int, bytes], flags: Sequence[int], count: int) -> list[Event | None]:

@@ -59,25 +59,23 @@ _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 class Runs:
     """Sources and the runs to take of them. Invariant: every run lies within the records of its source."""
 
-    if not cython.compiled:
-        __slots__ = (
-            "address_span",
-            "count",
-            "deltas",
-            "kept",
-            "layouts",
-            "offset_span",
-            "places",
-            "run_count",
-            "sequences",
-            "sources",
-            "target",
-            "triples",
-        )
+    if not cython.compiled:  # compiled, runs.pxd declares them
+        sources: list[Lent]
+        kept: list[object]
+        triples: array[int]
+        layouts: array[int]
+        places: array[int]
+        run_count: int
+        count: int
+        deltas: bool
+        sequences: bool
+        offset_span: int
+        address_span: int
+        target: Lent
 
 
 @cython.cfunc
-def _numbers(runs: Runs, numbers: object) -> cython.p_longlong:
+def _numbers(runs: Runs, numbers: array[int]) -> cython.p_longlong:
     """The address of an i64 array, which lives as long as ``runs``."""
     if not cython.compiled:
         return numbers
@@ -105,9 +103,10 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
         places = [0] * 54
     for i in range(len(runs.sources)):
         lent = runs.sources[i]
-        if fill_layout(lent.p, 0, lent.size, places) < 0 or places[1] != 4 * cython.cast(
-            cython.longlong, load_u32(lent.p, 28)
-        ) + 4:
+        if (
+            fill_layout(lent.p, 0, lent.size, places) < 0
+            or places[1] != 4 * cython.cast(cython.longlong, load_u32(lent.p, 28)) + 4
+        ):
             raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch number={i} size={lent.size}")
         for j in range(_LAYOUT):
             runs.layouts[_LAYOUT * i + j] = places[j]
@@ -115,7 +114,7 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
 
 
 @cython.cfunc
-def set_runs(runs: Runs, triples: object) -> cython.void:
+def set_runs(runs: Runs, triples: array[int]) -> cython.void:
     """Say which records to take: i64 triples of source, start, stop; the caller has checked them."""
     i: cython.Py_ssize_t
     runs.run_count = len(triples) // 3
@@ -129,7 +128,9 @@ def set_runs(runs: Runs, triples: object) -> cython.void:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _between(p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong) -> cython.longlong:
+def _between(
+    p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
+) -> cython.longlong:
     """Bytes between two numbers of a column of offsets at ``at``; 0 when it is absent."""
     if at < 0:
         return 0
@@ -140,7 +141,11 @@ def _between(p: cython.p_const_uchar, at: cython.longlong, start: cython.longlon
 @cython.nogil
 @cython.exceptval(check=False)
 def _nulls(
-    p: cython.p_const_uchar, offsets: cython.longlong, bits: cython.longlong, start: cython.longlong, stop: cython.longlong
+    p: cython.p_const_uchar,
+    offsets: cython.longlong,
+    bits: cython.longlong,
+    start: cython.longlong,
+    stop: cython.longlong,
 ) -> cython.longlong:
     """Nulls among records ``start`` to ``stop``: all without offsets, none without a bitmap."""
     found: cython.longlong = 0
@@ -206,10 +211,10 @@ def _size_columns(
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
     bits: cython.longlong = (count + 7) >> 3
-    keys: cython.bint = columns >> 3 & 1
-    headers: cython.bint = columns >> 11 & 1
-    events: cython.bint = columns >> 18 & 1
-    metadata: cython.bint = columns >> 22 & 1
+    keys: cython.bint = (columns >> 3 & 1) != 0
+    headers: cython.bint = (columns >> 11 & 1) != 0
+    events: cython.bint = (columns >> 18 & 1) != 0
+    metadata: cython.bint = (columns >> 22 & 1) != 0
     places[1] = offsets
     places[5] = bits if value_nulls > 0 else -1
     places[7] = offsets if keys else -1
@@ -267,7 +272,7 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
             stop = load_i32(lent.p, runs.layouts[base + 22] + 4 * stop)
         at = runs.layouts[base + 2 * offsets]
         if at < 0:
-            for j in range(start, stop):
+            for _j in range(start, stop):
                 place += 4
                 store_u32(target.p, place, end)
             continue
@@ -401,7 +406,9 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def address_delta(p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong) -> cython.longlong:
+def address_delta(
+    p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
+) -> cython.longlong:
     """Kafka 0.7 bytes between a source's first record and its record ``index``; its whole span at its record count."""
     if index == load_u32(p, 28):
         return load_u32(p, 80)

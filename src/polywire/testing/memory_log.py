@@ -278,7 +278,11 @@ class MemoryLog:
         key = object()
         waited.wakes[key] = (offset, wake)
         self._loop.call_soon(self._wake_partition, waited)
-        return lambda: waited.wakes.pop(key, None) and None
+
+        def cancel() -> None:
+            waited.wakes.pop(key, None)
+
+        return cancel
 
     def _wake(self) -> None:
         for partition in self._partitions.values():
@@ -311,6 +315,11 @@ class MemoryLog:
         """Let recovery begin from the state as it is now."""
         self.commit()
         self._snapshot = (self._replay.snapshot(), len(self._history))
+
+    def state(self) -> bytes:
+        """The broker's state after this turn, as a snapshot would hold it."""
+        self.commit()
+        return self._replay.snapshot()
 
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
         """The log that a broker finds when it is started again after a crash (``synced_only``: after a power loss).

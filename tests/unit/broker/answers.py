@@ -7,6 +7,7 @@ from array import array
 from polywire.errors import BrokerError
 from polywire.records import batch as batches
 from polywire.records.columns import Column
+from polywire.types import Buffer
 
 
 class Answers:
@@ -29,12 +30,12 @@ def batch_of(*values: bytes) -> bytearray:
     for value in values:
         spans.extend((0, -1, at, len(value)))
         at += len(value)
-    return batches.from_spans(b"".join(values), spans)
+    return batches.from_spans(b"".join(values), memoryview(spans))
 
 
 def batch_by(producer: bytes, epoch: int, base: int, count: int = 1) -> bytearray:
     """A batch of ``count`` one-byte records of an idempotent producer."""
-    columns = {
+    columns: dict[int, Buffer] = {
         Column.VALUE_OFFSETS: array("i", range(count + 1)).tobytes(),
         Column.VALUE_BYTES: b"v" * count,
         Column.PRODUCER_ID: producer,

@@ -120,7 +120,7 @@ class Coordinator:
         current = self._state.groups.get((topic, group))
         now = self._clock.monotonic()
         if current is not None:
-            wanted = current if left is None else current.succeeding(left.generation)
+            wanted = current if left is None else current.succeeding(left)
         elif left is not None:
             wanted = self._begin(topic, group, left.generation + 1, left.assignor)
         else:

@@ -57,9 +57,10 @@ class Group:
         members = tuple(member for member in self.members if member.id not in gone)
         return replace(self, members=members, partition_count=partition_count, generation=self.generation + 1)
 
-    def succeeding(self, generation: int) -> Group:
-        """The same group, its generation above ``generation`` and its own."""
-        return replace(self, generation=max(self.generation, generation) + 1)
+    def succeeding(self, old: Group) -> Group:
+        """This group going on where ``old`` was: above both generations, and without members of its own dealing as ``old`` did."""
+        assignor = self.assignor if self.members else old.assignor
+        return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
 
 
 def stored(group: Group) -> GroupStored:

@@ -82,12 +82,13 @@ class Answer:
     Invariant: filled once.
     """
 
-    __slots__ = ("blocking", "cancel", "parts", "released", "request_id", "session")
+    __slots__ = ("blocking", "cancel", "parts", "payload", "released", "request_id", "session")
 
     def __init__(self, session: Asker, request_id: bytes, *, blocking: bool = False) -> None:
         self.session = session
         self.request_id = request_id
         self.blocking = blocking
+        self.payload = b""
         self.parts: Parts | None = None
         self.released: Callable[[], None] | None = None
         self.cancel: Callable[[], None] | None = None
@@ -107,13 +108,11 @@ class Answer:
         """Failure."""
         self.fill([err(self.request_id, error)])
 
-    def when_done(self, payload: bytes) -> Done:
-        """A callback that answers with this payload, or with the error."""
-        return partial(self._done, payload)
-
-    def _done(self, payload: bytes, _: int, error: BrokerError | None) -> None:
+    def done(self, offset: int, error: BrokerError | None) -> None:
+        """A callback of the broker: answers with ``payload``, or with the error."""
+        del offset
         if error is None:
-            self.ok(payload)
+            self.ok(self.payload)
         else:
             self.refuse(refused(error))
 
@@ -165,7 +164,7 @@ class Run(Answer):
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
-    def done(self, group: int, offset: int, error: BrokerError | None) -> None:
+    def stored(self, group: int, offset: int, error: BrokerError | None) -> None:
         """A batch is written, or not."""
         if error is None:
             self.numbers[3 * group + 1] = offset

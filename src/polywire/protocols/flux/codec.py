@@ -16,13 +16,15 @@ Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX
 
 from __future__ import annotations
 
-from array import array
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import cython
 
-Buffer = bytes | bytearray | memoryview
-Numbers = array[int] | memoryview
+if TYPE_CHECKING:
+    from array import array
+
+    Buffer = bytes | bytearray | memoryview
+    Numbers = array[int] | memoryview
 
 RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
 RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly

@@ -34,7 +34,7 @@ log = structlog.get_logger("polywire.flux")
 class FluxSettings:
     """Settings of the wire, with the reference's defaults (dossier §13).
 
-    ack_all_timeout_ms: clients give up after 5 s, so this stays well below. strict_leaders: created topics begin without leaders, as in
+    replication_factor_max: of one topic; its replicas are listed. ack_all_timeout_ms: clients give up after 5 s, so this stays well below. strict_leaders: created topics begin without leaders, as in
     the reference (Q3). admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17). consume_bytes_max: of one CONSUME reply (§7); one
     record is always sent.
     """
@@ -43,6 +43,7 @@ class FluxSettings:
     host: str = "127.0.0.1"
     port: int = 9092
     replication_factor: int = 3
+    replication_factor_max: int = 1_000
     min_isr: int = 2
     lag_max: int = 0
     lag_timeout_ms: int = 10_000
@@ -97,11 +98,12 @@ class FluxState:
     Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
     """
 
-    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_views", "settings")
+    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_views", "escaped_values", "settings")
 
     def __init__(self, broker: Broker, settings: FluxSettings) -> None:
         self._broker = broker
         self.settings = settings
+        self.escaped_values = 0  # values shown escaped since the start (dossier §7)
         self._brokers: dict[int, _BrokerStored] = {}
         self._views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}

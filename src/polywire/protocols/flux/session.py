@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.protocols.base import Output
 from polywire.protocols.flux import codec
@@ -281,6 +281,8 @@ class FluxSession:
 
     def ensure_topic(self, name: str) -> Topic:
         """The topic, made when it is missing (dossier §8). Raises BrokerError."""
+        if name.startswith("__"):
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
         topic = self.broker.find_topic(name)
         if topic is None:
             topic = self.broker.ensure_topic(name)
@@ -391,7 +393,7 @@ class FluxSession:
             number = run.add_group(partition)
             if self.state.is_writable(partition):
                 batch = from_spans(data, spans, rows[start:end] if total > 1 else None)
-                self.produce(partition, batch, Level.WRITTEN, partial(run.done, number))
+                self.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
             else:
                 run.fail(number, not_leader())
             start = end

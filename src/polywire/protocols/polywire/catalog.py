@@ -17,7 +17,8 @@ from polywire.protocols.polywire.words import Answering, level_of
 from polywire.types import KeyHash, TopicName
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Bounds, Broker
+    from polywire.broker.broker import Broker
+    from polywire.broker.fetch import Bounds
     from polywire.broker.topics import Partition, Topic
 
 TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name

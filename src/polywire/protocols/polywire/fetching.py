@@ -16,7 +16,8 @@ from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_hea
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, Verb
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker, Partition
+    from polywire.broker.broker import Broker
+    from polywire.broker.topics import Partition
 
 WAIT_MS_MAX: Final = 60_000  # §3: a peer that died is noticed in time, and a live one asks again for next to nothing
 

@@ -1,6 +1,7 @@
 """Positions and groups on the `polywire` wire (docs/protocols/polywire.md §4.4).
 
-Promises: each request is answered once, what changes something when it is written. Must not know: frames, sockets, how partitions are dealt out.
+Promises: each request is answered once, what changes something when it is written. Must not know: frames, sockets, how partitions are
+dealt out.
 """
 
 from __future__ import annotations

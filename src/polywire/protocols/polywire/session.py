@@ -15,6 +15,7 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
 from polywire.protocols.base import Output
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.appending import Appending
+from polywire.protocols.polywire.catalog import Catalog
 from polywire.protocols.polywire.codec import (
     ANSWER_BYTES_MAX,
     ERROR,
@@ -28,9 +29,8 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
-from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.catalog import Catalog
 from polywire.protocols.polywire.grouping import Grouping
+from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import find_partition
 from polywire.records.columns import BATCH_BYTES_MAX
 
@@ -52,6 +52,7 @@ class PolywireSession:
         "_catalog",
         "_closed",
         "_fetches",
+        "_finished",
         "_greeted",
         "_grouping",
         "_output",
@@ -73,6 +74,7 @@ class PolywireSession:
         self._ready: deque[RangeFetch] = deque()
         self._greeted = False
         self._closed = False
+        self._finished = False
         self._pumping = False
         self._busy = False
         self._owed = 0
@@ -121,7 +123,10 @@ class PolywireSession:
         self._pump()
 
     def finish(self, data: memoryview) -> None:
-        """Half of a frame is dropped; owed answers, open fetches included, still go out."""
+        """Half of a frame is dropped; answers owed, open fetches included, still go out before the connection is closed."""
+        self._finished = True
+        if not self._owed:
+            self._output.close()
 
     def close(self) -> None:
         self._closed = True
@@ -271,7 +276,11 @@ class PolywireSession:
 
     def _paid(self) -> None:
         self._owed -= 1
-        if self._owed == REQUESTS_MAX - 1 and not self._closed:
+        if self._closed:
+            return
+        if self._finished and not self._owed:
+            self._output.close()
+        elif self._owed == REQUESTS_MAX - 1:
             self._resume()
 
 

@@ -12,8 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.protocols.polywire.spans import spans_of
-from polywire.records.batch import from_spans, validate
+from polywire.records.batch import from_spans, spans_of, validate
 from polywire.records.columns import BatchFlags, Column
 from polywire.records.partitioner import partitions_of
 from polywire.records.rows import from_records, to_records
@@ -101,8 +100,8 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple
     if not columns & _KEY_BIT or len(partitions) == 1:
         partition = partitions[next(turns) % len(partitions)]
         return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
-    spans = spans_of(batch)
-    numbers = array("i", partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32))
+    spans = memoryview(spans_of(batch))
+    numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
     rows: dict[int, array[int]] = {}
     for row, number in enumerate(numbers):
         if number not in rows:
@@ -114,5 +113,5 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple
         records = to_records(batch)
         made = {number: from_records([records[row] for row in chosen]) for number, chosen in rows.items()}
     else:
-        made = {number: from_spans(batch, spans, chosen) for number, chosen in rows.items()}
+        made = {number: from_spans(batch, spans, memoryview(chosen)) for number, chosen in rows.items()}
     return [Part(partitions[number], made[number]) for number in sorted(made)], numbers.tobytes()

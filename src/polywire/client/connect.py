@@ -1,0 +1,36 @@
+"""``connect(url)``: the client of a broker by the scheme of its URL.
+
+Promises: a URL that cannot be meant is refused with the schemes there are. Must not know: any wire's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.client.base import Client
+from polywire.client.bulk import split_address
+from polywire.client.polywire import PolywireClient
+from polywire.errors import ErrorCode, Invalid
+
+DEFAULT_SCHEME: Final = "polywire"
+SCHEMES: Final = ("flux", "polywire")
+
+
+async def connect(url: str) -> Client:
+    """A connected client for ``polywire://host:port``, ``flux://host:port`` or plain ``host:port``.
+
+    Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
+    """
+    scheme, separator, address = url.partition("://")
+    if not separator:
+        scheme, address = DEFAULT_SCHEME, url
+    host, port = split_address(address)
+    match scheme:
+        case "polywire":
+            return await PolywireClient.open(host, port)
+        case "flux":
+            from polywire.client.flux import FluxClient
+
+            return await FluxClient.open(host, port)
+        case _:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

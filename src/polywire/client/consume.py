@@ -1,0 +1,207 @@
+"""Consuming a topic through any client: fetching partitions side by side, groups, positions.
+
+Promises: records of a partition come in order; with a group, a position is stored only after its records were handed out and the next ones
+were asked for, so a crash repeats records and never skips any. Must not know: any one wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from polywire.client.base import Ability, Client
+from polywire.errors import Conflict, Missing
+from polywire.records.columns import Record
+
+WAIT_MS: Final = 1000  # length of one long poll; also how late a lost partition may be noticed
+POLL_INTERVAL_S: Final = 0.05  # between rounds on wires that cannot wait
+HEARTBEAT_S: Final = 3.0  # members are forgotten after 10 s
+COMMIT_INTERVAL_S: Final = 1.0
+RECORDS_MAX: Final = 1000
+
+
+class Bound(Enum):
+    """Where to begin when there is no position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+EARLIEST: Final = Bound.EARLIEST
+LATEST: Final = Bound.LATEST
+Start = Bound | int
+"""``EARLIEST``, ``LATEST``, or a time in microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A record and where it lay."""
+
+    topic: str
+    partition: int
+    record: Record
+
+    @property
+    def value(self) -> bytes | None:
+        return self.record.value
+
+    @property
+    def key(self) -> bytes | None:
+        return self.record.key
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+
+async def consume(
+    client: Client, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
+) -> AsyncGenerator[Delivered, None]:
+    """Records of a topic as they come, for ever; close the iterator to stop.
+
+    group: share the topic with the group's other members and go on at its stored positions; positions are stored while consuming and on
+        closing. start: where to begin without one.
+    """
+    consumer = _Consumer(client, topic, group, member or f"polywire-{secrets.token_hex(6)}", start)
+    try:
+        await consumer.begin()
+        while True:
+            for delivered in await consumer.next_records():
+                consumer.hand_out(delivered)
+                yield delivered
+            await consumer.keep_up()
+    finally:
+        await consumer.end()
+
+
+class _Consumer:
+    """State of one ``consume``. Guards: ``_reached`` counts only what was handed out; at most one fetch per partition."""
+
+    def __init__(self, client: Client, topic: str, group: str | None, member: str, start: Start) -> None:
+        self._client: Final = client
+        self._topic: Final = topic
+        self._group: Final = group
+        self._member: Final = member
+        self._start: Final = start
+        self._grouped: Final = group is not None and Ability.GROUPS in client.abilities
+        self._wait_ms: Final = WAIT_MS if Ability.LONG_POLL in client.abilities else 0
+        self._generation = -1
+        self._fetches: dict[int, asyncio.Task[list[Record]]] = {}
+        self._reached: dict[int, int] = {}
+        self._stored: dict[int, int] = {}
+        self._heard_at = self._stored_at = time.monotonic()
+
+    async def begin(self) -> None:
+        if self._grouped:
+            await self._join()
+        else:
+            await self._take(range(await self._partition_count()))
+
+    async def next_records(self) -> list[Delivered]:
+        """What the first partitions to answer have; may be empty, so that signs of life are not forgotten."""
+        for partition in self._reached:
+            if partition not in self._fetches:
+                self._fetches[partition] = asyncio.ensure_future(self._fetch(partition))
+        if not self._fetches:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            return []
+        done, _ = await asyncio.wait(self._fetches.values(), timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+        found: list[Delivered] = []
+        for partition in [partition for partition, task in self._fetches.items() if task in done]:
+            records = self._fetches.pop(partition).result()
+            found += [Delivered(self._topic, partition, record) for record in records]
+        if not found and not self._wait_ms:
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return found
+
+    def hand_out(self, delivered: Delivered) -> None:
+        self._reached[delivered.partition] = delivered.offset + 1
+
+    async def keep_up(self) -> None:
+        """Store positions and give signs of life when it is time."""
+        now = time.monotonic()
+        if self._group is not None and now - self._stored_at >= COMMIT_INTERVAL_S:
+            await self._store()
+        if self._grouped and now - self._heard_at >= HEARTBEAT_S:
+            self._heard_at = now
+            try:
+                await self._client.heartbeat(self._group or "", self._topic, self._member, self._generation)
+            except (Conflict, Missing):
+                await self._join()
+
+    async def end(self) -> None:
+        """Stop fetching, store positions, leave the group; the connection stays."""
+        await self._stop()
+        if self._group is None:
+            return
+        try:
+            await self._store()
+            if self._grouped and self._generation >= 0:
+                await self._client.leave(self._group, self._topic, self._member, self._generation)
+        except (Conflict, Missing):
+            # The group went on without us; what was not stored is delivered to another member again.
+            return
+
+    async def _stop(self) -> None:
+        tasks = list(self._fetches.values())
+        self._fetches.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, partition: int) -> list[Record]:
+        return await self._client.fetch(
+            self._topic, partition, self._reached[partition], records_max=RECORDS_MAX, wait_ms=self._wait_ms
+        )
+
+    async def _join(self) -> None:
+        await self._stop()
+        membership = await self._client.join(self._group or "", self._topic, self._member)
+        self._generation = membership.generation
+        self._heard_at = time.monotonic()
+        await self._take(membership.partitions)
+
+    async def _take(self, partitions: range | tuple[int, ...]) -> None:
+        """Begin or go on with exactly these partitions, at the stored positions."""
+        reached = {}
+        for partition in partitions:
+            position = None
+            if self._group is not None and Ability.POSITIONS in self._client.abilities:
+                position = await self._client.position(self._group, self._topic, partition)
+            reached[partition] = await self._first_offset(partition) if position is None else position
+        self._reached, self._stored = reached, dict(reached)
+
+    async def _partition_count(self) -> int:
+        if Ability.BOUNDS in self._client.abilities:
+            return len(await self._client.bounds(self._topic))
+        [count] = [topic.partition_count for topic in await self._client.topics() if topic.name == self._topic]
+        return count
+
+    async def _first_offset(self, partition: int) -> int:
+        if isinstance(self._start, int):
+            return await self._client.offset_at(self._topic, partition, self._start)
+        if Ability.BOUNDS not in self._client.abilities:
+            return 0
+        bounds = (await self._client.bounds(self._topic))[partition]
+        return bounds.first_offset if self._start is EARLIEST else bounds.next_offset
+
+    async def _store(self) -> None:
+        self._stored_at = time.monotonic()
+        for partition, offset in self._reached.items():
+            if self._stored.get(partition) == offset:
+                continue
+            member, generation = (self._member, self._generation) if self._grouped else ("", -1)
+            try:
+                await self._client.commit(
+                    self._group or "", self._topic, partition, offset, member=member, generation=generation
+                )
+            except Conflict:
+                # The group has changed: the partition's new owner begins at what was stored before.
+                await self._join()
+                return
+            self._stored[partition] = offset

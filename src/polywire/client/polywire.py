@@ -1,0 +1,393 @@
+"""The asynchronous client of the `polywire` wire.
+
+Promises: requests may be made concurrently, each gets its own answer; when the connection is lost every call under way fails with
+Unavailable. Must not know: the broker's insides, other wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.consume import EARLIEST, Delivered, Start, consume
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import (
+    ANSWER_HEAD_BYTES_MAX,
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import BY_KEY, Failure, Head, Verb
+from polywire.records.batch import walk
+from polywire.records.columns import Record
+from polywire.records.compression import expand_body
+from polywire.records.rows import from_records, to_records
+from polywire.types import Assignor, Buffer, Level, PositionKind
+
+OPEN_TIMEOUT_S: Final = 10.0
+FETCH_BYTES_MAX: Final = 4 << 20  # of one fetch into Python records: some 10 MB of objects per MiB are enough at a time
+ANSWER_BYTES_LIMIT: Final = ANSWER_HEAD_BYTES_MAX + (64 << 20)  # no honest answer is longer
+EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
+BATCH_BYTES: Final = 1 << 20  # records of one call are cut into batches of about this size
+RECORD_OVERHEAD_BYTES: Final = 64  # what a record may cost beside its key and value
+
+ABILITIES: Final = frozenset(Ability)
+
+_H = TypeVar("_H", bound=Head)
+
+
+class _Pending:
+    """One request under way; ``parts`` are the payloads of its frames."""
+
+    __slots__ = ("done", "parts")
+
+    def __init__(self, done: asyncio.Future[tuple[bytes, list[bytes]]]) -> None:
+        self.done: Final = done
+        self.parts: list[bytes] = []
+
+
+class _Connection(asyncio.Protocol):
+    """Frames in and out. Guards: each correlation is settled once, also when the connection is lost."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.greeted: Final[asyncio.Future[bytes]] = loop.create_future()
+        self._loop: Final = loop
+        self._buffer = bytearray()
+        self._opened = False
+        self._pending: dict[int, _Pending] = {}
+        self._correlation = 0
+        self._lost: Unavailable | None = None
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(MAGIC)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            taken = self._take()
+        except PeerError as error:
+            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            return
+        del self._buffer[:taken]
+
+    def fail(self, error: Unavailable) -> None:
+        """End the connection; whatever is under way fails with ``error``."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
+        if not self.greeted.done():
+            self.greeted.set_exception(error)
+        pending, self._pending = self._pending, {}
+        for request in pending.values():
+            if not request.done.done():
+                request.done.set_exception(error)
+
+    async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
+        """Head of the answer's last frame and the payloads of all."""
+        if self._lost is not None:
+            raise Unavailable(self._lost.code, self._lost.message)
+        assert self._transport is not None, "asked before the connection was made"
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        correlation = self._correlation
+        pending = self._pending[correlation] = _Pending(self._loop.create_future())
+        size = sum([len(part) for part in payload])
+        self._transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *payload])
+        try:
+            await self._writable.wait()
+            return await pending.done
+        except asyncio.CancelledError:
+            if verb is Verb.FETCH and self._lost is None:
+                self._cancel(correlation)
+            raise
+
+    def _cancel(self, correlation: int) -> None:
+        """Tell the broker that nobody waits any more; both answers are ignored when they come."""
+        assert self._transport is not None
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        self._pending[self._correlation] = _Pending(self._loop.create_future())
+        self._transport.write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
+
+    def _take(self) -> int:
+        at = 0
+        if not self._opened:
+            if len(self._buffer) < len(MAGIC):
+                return 0
+            if self._buffer[: len(MAGIC)] != MAGIC:
+                raise PeerError(f"peer does not speak this version opening={self._buffer[:8].hex()}", fatal=True)
+            self._opened = True
+            at = len(MAGIC)
+        while len(self._buffer) - at >= PREFIX_BYTES:
+            prefix = decode_prefix(self._buffer, at, length_max=ANSWER_BYTES_LIMIT)
+            end = at + PREFIX_BYTES + prefix.length
+            if end > len(self._buffer):
+                break
+            body = at + PREFIX_BYTES + prefix.head_bytes
+            with memoryview(self._buffer) as view:
+                head, payload = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
+            self._settle(prefix.correlation, prefix.flags, head, payload)
+            at = end
+        return at
+
+    def _settle(self, correlation: int, flags: int, head: bytes, payload: bytes) -> None:
+        if correlation == 0:
+            if flags & ERROR:
+                raise PeerError(decode_answer(head, Failure).message, fatal=True)
+            if not self.greeted.done():
+                self.greeted.set_result(head)
+            return
+        pending = self._pending.get(correlation)
+        if pending is None:
+            raise PeerError(f"answer to no request correlation={correlation}", fatal=True)
+        if flags & ERROR:
+            failure = decode_answer(head, Failure)
+            del self._pending[correlation]
+            if not pending.done.done():
+                pending.done.set_exception(error_of(failure))
+            return
+        pending.parts.append(payload)
+        if not flags & MORE:
+            del self._pending[correlation]
+            if not pending.done.done():
+                pending.done.set_result((head, pending.parts))
+
+
+class PolywireClient:
+    """One connection to a broker; made by ``open``. Implements ``Client`` and what only this wire can do."""
+
+    __slots__ = ("_connection", "limits")
+
+    def __init__(self, connection: _Connection, limits: messages.Limits) -> None:
+        self._connection: Final = connection
+        self.limits: Final = limits
+
+    @classmethod
+    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> PolywireClient:
+        """Connect and exchange the opening. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
+                limits = decode_answer(await connection.greeted, messages.Limits)
+        except (OSError, TimeoutError, PeerError) as error:
+            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+        return cls(connection, limits)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return ABILITIES
+
+    async def close(self) -> None:
+        self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+
+    async def ping(self) -> None:
+        """Return when the broker answers."""
+        await self._ask(Verb.PING, Head(), Head)
+
+    async def create_topic(
+        self, topic: str, partition_count: int | None = None, *, settings: dict[str, int | str | None] | None = None
+    ) -> None:
+        head = messages.CreateTopic(topic, partition_count, settings=settings or {})
+        await self._ask(Verb.CREATE_TOPIC, head, messages.TopicDescription)
+
+    async def describe(self, topic: str) -> messages.TopicDescription:
+        """Id, incarnations and settings of a topic."""
+        return await self._ask(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
+
+    async def grow_topic(self, topic: str, partition_count: int) -> None:
+        """Add partitions up to this count."""
+        await self._ask(Verb.GROW_TOPIC, messages.GrowTopic(topic, partition_count), Head)
+
+    async def purge_topic(self, topic: str) -> None:
+        """Remove all records; offsets go on."""
+        await self._ask(Verb.PURGE_TOPIC, messages.PurgeTopic(topic), Head)
+
+    async def delete_topic(self, topic: str) -> None:
+        await self._ask(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
+
+    async def topics(self) -> list[TopicInfo]:
+        answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
+        return [TopicInfo(entry.name, entry.id, entry.partition_count) for entry in answer.topics]
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic]), messages.BoundsList)
+        return [
+            PartitionBounds(entry.partition, entry.incarnation, entry.epoch, entry.first_offset, entry.next_offset)
+            for entry in answer.topics[0].partitions
+        ]
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic], [time_us]), messages.BoundsList)
+        partitions = answer.topics[0].partitions
+        if not 0 <= partition < len(partitions):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"no such partition topic={topic} partition={partition}")
+        return partitions[partition].offsets[0]
+
+    async def produce(
+        self,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int | None = None,
+        level: Level = Level.WRITTEN,
+        create: bool = True,
+    ) -> list[Produced]:
+        """See ``Client``; a missing topic is made unless ``create`` is false. Records without any key go to one partition together."""
+        places: list[Produced] = []
+        for group in _cut(records):
+            number = BY_KEY if partition is None else partition
+            places += await self.produce_batch(topic, number, from_records(group), level=level, create=create)
+        return places
+
+    async def produce_batch(
+        self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN, create: bool = False
+    ) -> list[Produced]:
+        """Append one stored batch, to the partition of each key where ``partition`` is -1; answers where each record went."""
+        head = messages.Produce(topic, partition, int(level), create)
+        answered, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
+        return _places(_decode(answered, messages.Produced), b"".join(parts))
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+    ) -> list[Record]:
+        head = messages.Fetch(
+            topic, partition, offset, offset_end=offset + records_max, bytes_max=FETCH_BYTES_MAX, wait_ms=wait_ms
+        )
+        _, parts = await self._connection.ask(Verb.FETCH, head)
+        records = [record for part in parts for record in _records(part)]
+        return [record for record in records if offset <= record.offset < offset + records_max]
+
+    async def stage(
+        self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
+    ) -> int:
+        """Store a batch invisibly under a 16-byte token; returns its records."""
+        head = messages.Stage(token, topic, partition, int(level))
+        answered, _ = await self._connection.ask(Verb.STAGE, head, [batch])
+        return _decode(answered, messages.Staged).record_count
+
+    async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
+        """Make everything staged under these tokens visible at once, once per (writer, number)."""
+        return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
+
+    async def abandon(self, tokens: Sequence[bytes]) -> None:
+        """Drop what was staged under these tokens."""
+        await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
+        return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        head = messages.Member(group, topic, member, generation)
+        return _membership(await self._ask(Verb.HEARTBEAT, head, messages.Membership))
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        await self._ask(Verb.LEAVE, messages.Member(group, topic, member, generation), Head)
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
+        await self._ask(Verb.COMMIT, head, Head)
+
+    async def position(
+        self, group: str, topic: str, partition: int, *, kind: PositionKind = PositionKind.GROUP
+    ) -> int | None:
+        number = 1 if kind is PositionKind.GROUP else 0
+        head = messages.AskPosition(topic, partition, number, group)
+        return (await self._ask(Verb.POSITION, head, messages.Position)).offset
+
+    def consume(
+        self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
+    ) -> AsyncGenerator[Delivered, None]:
+        """Records of a topic as they come, for ever; see ``client.consume``."""
+        return consume(self, topic, group=group, member=member, start=start)
+
+    async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
+        answered, _ = await self._connection.ask(verb, head)
+        return _decode(answered, kind)
+
+
+def _decode(head: bytes, kind: type[_H]) -> _H:
+    try:
+        return decode_answer(head, kind)
+    except PeerError as error:
+        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+
+
+def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """The records in order, in groups of about ``BATCH_BYTES``."""
+    groups: list[Sequence[Record]] = []
+    first = size = 0
+    for index, record in enumerate(records):
+        weight = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+        weight += sum([len(header.key) + len(header.value or b"") for header in record.headers])
+        if index > first and size + weight > BATCH_BYTES:
+            groups.append(records[first:index])
+            first, size = index, 0
+        size += weight
+    if first < len(records):
+        groups.append(records[first:])
+    return groups
+
+
+def _places(answer: messages.Produced, chosen: bytes) -> list[Produced]:
+    if not chosen:
+        return [Produced(a.partition, a.base_offset + row) for a in answer.appended for row in range(a.record_count)]
+    following = {a.partition: a.base_offset for a in answer.appended}
+    places = []
+    for number in array("I", chosen):
+        places.append(Produced(number, following[number]))
+        following[number] += 1
+    return places
+
+
+def _records(payload: bytes) -> list[Record]:
+    records: list[Record] = []
+    for at in walk(payload):
+        if int.from_bytes(payload[at + 8 : at + 12], "little") & 6:
+            records += to_records(expand_body(memoryview(payload)[at:], EXPANDED_BYTES_MAX))
+        else:
+            records += to_records(payload, at)
+    return records
+
+
+def _membership(answer: messages.Membership) -> Membership:
+    return Membership(answer.generation, tuple(answer.partitions))
+
+
+__all__ = ["ABILITIES", "BrokerError", "PolywireClient"]

@@ -1,0 +1,167 @@
+"""FLUX commands on topics, brokers, roles and leaders (dossier §5, §8, §11).
+
+Promises: a change is answered once it is synced; refused commands change nothing. Must not know: sockets, records, groups.
+"""
+
+from __future__ import annotations
+
+from polywire.broker.settings import TopicSettings
+from polywire.broker.topics import Partition
+from polywire.protocols.flux.answers import Answer
+from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, role, topic_name
+from polywire.protocols.flux.records import find_partition, usage
+from polywire.protocols.flux.session import FluxSession
+from polywire.types import DEFAULT_STREAM, TopicName
+
+
+def _answer(session: FluxSession, request: Request) -> Answer:
+    return Answer(session, request.id)
+
+
+def _finish(session: FluxSession, answer: Answer, payload: str) -> None:
+    answer.payload = payload.encode("utf-8", "surrogateescape")
+    session.append(answer)
+
+
+def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
+    """A partition the metadata knows, in the words of the metadata commands."""
+    if number < 0:
+        raise bad("partition must be >= 0")
+    topic = session.broker.find_topic(name)
+    if topic is None:
+        raise bad(f"topic not found: {name}")
+    if number >= len(topic.partitions):
+        raise bad(f"partition not found: topic={name} partition={number}")
+    return topic.partitions[number]
+
+
+def set_partition_role(session: FluxSession, request: Request, /) -> None:
+    """SET_PARTITION_ROLE: the role stays until it is changed (Q8)."""
+    usage(request, "<topic> <partition> <leader|follower>", 3)
+    number = integer(request.args[1], "partition")
+    name = topic_name(request.args[0])
+    session.ensure_topic(name)
+    wanted = role(request.args[2])
+    partition = _known_partition(session, name, number)
+    answer = _answer(session, request)
+    session.state.set_role(partition, wanted, done=answer.done)
+    hw = session.state.hw(partition)
+    _finish(session, answer, f"topic={name} partition={number} role={wanted.value.decode()} hw={hw}")
+
+
+def create_topic(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_CREATE_TOPIC: grows an existing topic, never shrinks or empties one (Q3, Q3b)."""
+    usage(request, "<topic> <partitions> <replication_factor>", 3)
+    count = integer(request.args[1], "partitions")
+    factor = integer(request.args[2], "replication_factor")
+    name = topic_name(request.args[0])
+    if count <= 0:
+        raise bad("partitions must be > 0")
+    if factor <= 0:
+        raise bad("replication factor must be > 0")
+    if factor > session.state.settings.replication_factor_max:
+        raise bad(f"replication factor must be <= {session.state.settings.replication_factor_max}")
+    answer = _answer(session, request)
+    topic = session.broker.find_topic(name)
+    if topic is None:
+        settings = TopicSettings(replication_factor=factor)
+        topic = session.broker.create_topic(TopicName(DEFAULT_STREAM, name), count, settings)
+        session.state.created(topic, automatic=False, factor=factor, done=answer.done)
+    elif count < len(topic.partitions):
+        raise bad(f"topic has more partitions: topic={name} partitions={len(topic.partitions)}")
+    else:
+        session.broker.grow_topic(topic, count)
+        session.state.touched(done=answer.done)
+    tail = session.state.term_and_index()
+    _finish(session, answer, f"topic={name} partitions={count} replication_factor={factor} {tail}")
+
+
+def register_broker(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_REGISTER_BROKER."""
+    usage(request, "<broker_id> <host> <port> [epoch]", 3, 4)
+    number = integer(request.args[0], "broker_id")
+    port = integer(request.args[2], "port")
+    epoch = integer(request.args[3], "epoch") if len(request.args) == 4 else 0
+    if number < 0:
+        raise bad("broker id must be >= 0")
+    if port <= 0:
+        raise bad("broker port must be > 0")
+    host = request.args[1].decode("utf-8", "surrogateescape")
+    answer = _answer(session, request)
+    session.state.register(number, host, port, epoch, done=answer.done)
+    _finish(session, answer, f"broker_id={number} host={host} port={port} {session.state.term_and_index()}")
+
+
+def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_BROKER_HEARTBEAT."""
+    usage(request, "<broker_id>", 1)
+    number = integer(request.args[0], "broker_id")
+    if number < 0:
+        raise bad("invalid broker heartbeat command")
+    answer = _answer(session, request)
+    session.state.heartbeat(number, done=answer.done)
+    _finish(session, answer, f"broker_id={number} heartbeat=ok {session.state.term_and_index()}")
+
+
+def set_partition_leader(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_SET_PARTITION_LEADER: neither leader nor replicas need to be registered."""
+    usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
+    number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
+    isr = integers(request.args[3])
+    name = topic_name(request.args[0])
+    if leader < -1:
+        raise bad("leader id must be >= -1")
+    partition = _known_partition(session, name, number)
+    answer = _answer(session, request)
+    session.state.set_leader(partition, leader, isr, done=answer.done)
+    tail = session.state.term_and_index()
+    _finish(session, answer, f"topic={name} partition={number} leader={leader} isr={listed(isr)} {tail}")
+
+
+def get_metadata(session: FluxSession, request: Request, /) -> bytes:
+    """ADMIN_GET_METADATA: names and ids only."""
+    if request.args:
+        raise bad("ADMIN_GET_METADATA requires no args")
+    topics = listed(topic.name.full for topic in session.broker.topics())
+    brokers, fenced = listed(session.state.brokers()), listed(session.state.fenced())
+    return f"topics={topics} brokers={brokers} fenced={fenced}".encode()
+
+
+def _fence(session: FluxSession, request: Request, fenced: bool) -> None:
+    usage(request, "<broker_id>", 1)
+    number = integer(request.args[0], "broker_id")
+    answer = _answer(session, request)
+    session.state.fence(number, fenced, done=answer.done)
+    _finish(session, answer, f"broker_id={number} fenced={flag(fenced)} {session.state.term_and_index()}")
+
+
+def fence_broker(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_FENCE_BROKER."""
+    _fence(session, request, True)
+
+
+def unfence_broker(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_UNFENCE_BROKER."""
+    _fence(session, request, False)
+
+
+def reconcile_broker_health(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_RECONCILE_BROKER_HEALTH."""
+    usage(request, "<timeout_ms>", 1)
+    timeout_ms = integer(request.args[0], "timeout_ms")
+    if timeout_ms <= 0:
+        raise bad("timeout must be > 0")
+    answer = _answer(session, request)
+    _finish(session, answer, f"reconciled={session.state.reconcile(timeout_ms, done=answer.done)}")
+
+
+def elect_topic_leaders(session: FluxSession, request: Request, /) -> None:
+    """ADMIN_ELECT_TOPIC_LEADERS."""
+    usage(request, "<topic>", 1)
+    name = topic_name(request.args[0])
+    topic = session.broker.find_topic(name)
+    if topic is None:
+        raise bad(f"topic not found: {name}")
+    answer = _answer(session, request)
+    changes = session.state.elect(topic, done=answer.done)
+    _finish(session, answer, f"topic={name} elected_changes={changes}")

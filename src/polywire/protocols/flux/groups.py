@@ -1,0 +1,99 @@
+"""FLUX commands of consumer groups (dossier §5, §10).
+
+Promises: every rule is the coordinator's; here are only the wire's words. Must not know: sockets, records.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.protocols.flux.answers import Answer
+from polywire.protocols.flux.messages import Request, bad, integer, listed, lower, plain_name, topic_name
+from polywire.protocols.flux.metadata import WIRE
+from polywire.protocols.flux.records import usage
+from polywire.protocols.flux.session import FluxSession
+from polywire.types import Assignor, PositionKind
+
+FIRST_GENERATION: Final = 1  # of a new group, before its first member is counted: the first JOIN answers 2
+_MEMBER: Final = "<group> <topic> <consumer_id> <generation>"
+
+
+def _assignor(text: bytes) -> Assignor:
+    name, equals, value = lower(text).partition("=")
+    if name == "assignor" and equals and value in ("round_robin", "range"):
+        return Assignor(value)
+    raise bad("invalid assignor; expected assignor=round_robin|range")
+
+
+def _placed(generation: int, partitions: tuple[int, ...]) -> bytes:
+    return f"generation={generation} assigned={listed(partitions)}".encode()
+
+
+def join(session: FluxSession, request: Request, /) -> None:
+    """JOIN."""
+    usage(request, "<group> <topic> <consumer_id> [assignor=round_robin|range]", 3, 4)
+    assignor = _assignor(request.args[3]) if len(request.args) == 4 else None
+    group, member = plain_name(request.args[0], "group"), plain_name(request.args[2], "consumer_id")
+    topic = topic_name(request.args[1])
+    answer = Answer(session, request.id)
+    place = session.broker.groups.join(
+        group,
+        topic,
+        member,
+        wire=WIRE,
+        assignor=assignor,
+        first_generation=FIRST_GENERATION,
+        named_alone=True,
+        done=answer.done,
+    )
+    answer.payload = _placed(place.generation, place.partitions)
+    session.append(answer)
+
+
+def _names(request: Request) -> tuple[str, str, str, int]:
+    """Group, topic, member and generation; the names are not checked, an odd one is merely unknown."""
+    group, topic, member = (text.decode("utf-8", "surrogateescape") for text in request.args[:3])
+    return group, topic, member, integer(request.args[3], "generation")
+
+
+def sync(session: FluxSession, request: Request, /) -> bytes:
+    """SYNC: the current assignment again."""
+    usage(request, _MEMBER, 4)
+    place = session.broker.groups.sync(*_names(request), wire=WIRE)
+    return _placed(place.generation, place.partitions)
+
+
+def heartbeat(session: FluxSession, request: Request, /) -> bytes:
+    """HEARTBEAT."""
+    usage(request, _MEMBER, 4)
+    session.broker.groups.heartbeat(*_names(request), wire=WIRE)
+    return b"heartbeat=ok"
+
+
+def leave(session: FluxSession, request: Request, /) -> None:
+    """LEAVE."""
+    usage(request, _MEMBER, 4)
+    answer = Answer(session, request.id)
+    answer.payload = b"left=true"
+    session.broker.groups.leave(*_names(request), wire=WIRE, done=answer.done)
+    session.append(answer)
+
+
+def commit(session: FluxSession, request: Request, /) -> None:
+    """COMMIT: the offset is stored as given."""
+    usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
+    names = _names(request)
+    place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
+    answer = Answer(session, request.id)
+    answer.payload = b"committed=true"
+    session.broker.groups.commit(*names, *place, wire=WIRE, done=answer.done)
+    session.append(answer)
+
+
+def offset(session: FluxSession, request: Request, /) -> bytes:
+    """OFFSET: the group's next offset, 0 when it never committed."""
+    usage(request, "<group> <topic> <partition>", 3)
+    number = integer(request.args[2], "partition")
+    group, topic = (text.decode("utf-8", "surrogateescape") for text in request.args[:2])
+    return b"offset=%d" % (session.broker.position(topic, number, PositionKind.GROUP, group) or 0)
+

@@ -1,0 +1,315 @@
+"""FLUX commands on records: PRODUCE as single lines, CONSUME, and the replicas' reports (dossier §5, §7, §9).
+
+Promises: a reply holds at least one record and at most ``consume_bytes_max`` bytes of them; values a line cannot carry are escaped, never torn.
+Must not know: sockets, how bulk PRODUCE works.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.protocols.flux import codec
+from polywire.protocols.flux.answers import Answer, Produced
+from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
+from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, listed, topic_name
+from polywire.protocols.flux.metadata import Replication
+from polywire.protocols.flux.session import FluxSession
+from polywire.records.batch import from_spans, layout, walk
+from polywire.records.columns import BatchFlags, Column
+
+from polywire.types import KeyHash, Level
+
+FETCH_BYTES_MIN: Final = 4096
+SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
+BROKER_FETCH_RECORDS: Final = 100
+EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
+
+# Decision 0001: u32 flags at 8, u32 record_count at 28, u64 base_offset at 32.
+_HEADER: Final = Struct("<8xI16xIQ")
+_COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+
+
+def usage(request: Request, text: str, *counts: int) -> None:
+    """Refuse another number of arguments."""
+    if len(request.args) not in counts:
+        raise bad(f"{request.command} requires: {text}")
+
+
+def find_partition(topic: Topic | None, number: int) -> Partition:
+    """A partition that exists. Raises Refused ``invalid partition``."""
+    if topic is None or not 0 <= number < len(topic.partitions):
+        raise bad("invalid partition")
+    return topic.partitions[number]
+
+
+def produce(session: FluxSession, request: Request, /) -> None:
+    """PRODUCE of a line that the bulk path left alone."""
+    usage(request, "<topic> <key>:<value> [acks=0|1|all]", 2, 3)
+    key, colon, value = request.args[1].partition(b":")
+    if not colon:
+        raise bad("message must be key:value")
+    topic = session.ensure_topic(topic_name(request.args[0]))
+    mode = acks(request.args[2]) if len(request.args) == 3 else Acks.LEADER
+    partition = session.broker.partition_of_key(topic, key, KeyHash.FNV32)
+    if not session.state.is_writable(partition):
+        raise not_leader()
+    batch = from_spans(key + value, array("q", (0, len(key), len(key), len(value))))
+    if mode is Acks.ALL:
+        answer = session.later(request, blocking=True)
+        timeout_s = session.state.settings.ack_all_timeout_ms / 1000
+        waiting = AcksAll(session, answer, partition)
+        waiting.timer = session.broker.loop.call_later(timeout_s, waiting.expire)
+        answer.cancel = waiting.cancel
+        session.produce(partition, batch, Level.SYNCED, waiting.stored)
+        return
+    produced = Produced(session, request.id)
+    produced.partition = partition
+    session.append(produced)
+    session.produce(partition, batch, Level.WRITTEN, produced.done)
+
+
+class AcksAll:
+    """A record that waits to be synced and held by enough replicas.
+
+    Invariant: the answer is filled once: by success, by an error, or by the timer.
+    """
+
+    __slots__ = ("_answer", "_forget", "_offset", "_partition", "_session", "timer")
+
+    def __init__(self, session: FluxSession, answer: Answer, partition: Partition) -> None:
+        self._session = session
+        self._answer = answer
+        self._partition = partition
+        self._offset = -1
+        self._forget: Callable[[], None] | None = None
+        self.timer: object = None
+
+    def stored(self, offset: int, error: BrokerError | None) -> None:
+        """The record is synced, or failed."""
+        if self._answer.parts is not None:
+            return
+        if error is not None:
+            self.cancel()
+            self._answer.refuse(refused(error))
+            return
+        self._offset = offset
+        if self._session.state.is_replicated(self._partition, offset):
+            self._succeed()
+        else:
+            self._forget = self._session.state.wait_replicated(self._partition, offset, self._succeed)
+
+    def _succeed(self) -> None:
+        self.cancel()
+        hw = self._session.state.hw(self._partition)
+        self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
+
+    def expire(self) -> None:
+        """Too late; the record stays (dossier §9)."""
+        if self._answer.parts is None:
+            self.cancel()
+            self._answer.refuse(replication_timeout())
+
+    def cancel(self) -> None:
+        """Stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()  # type: ignore[attr-defined]
+            self.timer = None
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
+
+
+def consume(session: FluxSession, request: Request, /) -> bytes | None:
+    """CONSUME: every record from an offset up to hw, as far as one reply goes."""
+    usage(request, "<topic> <partition> <offset>", 3)
+    number, offset = integer(request.args[1], "partition"), integer(request.args[2], "offset")
+    partition = find_partition(session.ensure_topic(topic_name(request.args[0])), number)
+    if offset < 0:
+        raise bad("invalid offset")  # Q2
+    hw = session.state.hw(partition)
+    reply = Reply(session, request, b"messages=", b" hw=%d" % hw, partition, hw + 1)
+    return reply.begin(max(offset, partition.log.first_offset))  # Q19
+
+
+def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
+    """BROKER_FETCH: a follower reads up to the log's end."""
+    usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
+    number = integer(request.args[1], "partition")
+    follower = integer(request.args[2], "follower_id")
+    offset = integer(request.args[3], "offset")
+    most = integer(request.args[4], "max_messages") if len(request.args) == 5 else BROKER_FETCH_RECORDS
+    if most <= 0:
+        raise bad("max_messages must be > 0")
+    name = topic_name(request.args[0])
+    partition = find_partition(session.broker.find_topic(name), number)
+    if not session.state.is_leader(partition):
+        raise not_leader()
+    if offset < 0:
+        raise bad("invalid offset")
+    start = max(offset, partition.log.first_offset)
+    head = b"topic=%b partition=%d follower=%d hw=%d records="
+    hw = session.state.hw(partition)
+    end = min(partition.log.readable_offset, start + most)
+    reply = Reply(session, request, head % (request.args[0], number, follower, hw), b"", partition, end)
+    return reply.begin(start)
+
+
+class Reply:
+    """One reply with records in the making.
+
+    Invariant: nothing of a read is used after its pin was released.
+    """
+
+    __slots__ = ("_answer", "_end", "_head", "_partition", "_request", "_session", "_tail")
+
+    def __init__(
+        self, session: FluxSession, request: Request, head: bytes, tail: bytes, partition: Partition, end: int
+    ) -> None:
+        self._session = session
+        self._request = request
+        self._head = head
+        self._tail = tail
+        self._partition = partition
+        self._end = end
+        self._answer: Answer | None = None
+
+    def begin(self, start: int) -> bytes | None:
+        """The payload when there is nothing to read; otherwise the answer comes at once, or when the bytes are at hand."""
+        if start >= self._end:
+            return self._head + self._tail
+        limit = max(self._session.state.settings.consume_bytes_max, FETCH_BYTES_MIN)
+        then = partial(self._read, start)
+        read = self._session.broker.fetch(self._partition, start, bytes_max=limit, then=then, offset_end=self._end)
+        self._answer = self._session.later(self._request, blocking=read is None)
+        if read is not None:
+            self._read(start, read)
+        return None
+
+    def _read(self, start: int, read: Read | BrokerError) -> None:
+        answer = self._answer
+        assert answer is not None
+        if isinstance(read, BrokerError):
+            answer.refuse(refused(read))
+            return
+        try:
+            self._fill(answer, start, read)
+        except BrokerError as error:
+            answer.refuse(refused(error))
+        finally:
+            read.pin.release()
+
+    def _fill(self, answer: Answer, start: int, read: Read) -> None:
+        scratch = self._session.scratch
+        buffer = scratch.take_reply()
+        buffer, size, escaped = put_chunks(
+            read.chunks, start, self._end, self._session.state.settings.consume_bytes_max, buffer
+        )
+        self._session.state.escaped_values += escaped
+        head = b"V1|%b|OK|%b" % (self._request.id, self._head)
+        if size <= SMALL_REPLY_BYTES:
+            body = bytes(memoryview(buffer)[:size])
+            scratch.give_reply(buffer)
+            answer.fill([b"".join((head, body, self._tail, b"\n"))])
+            return
+        answer.fill([head, memoryview(buffer)[:size], self._tail + b"\n"], partial(scratch.give_reply, buffer))
+
+
+def put_chunks(
+    chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
+) -> tuple[bytearray, int, int]:
+    """Write the records of ``start <= offset < end`` as ``offset:value``; returns the buffer, the bytes used, the escaped values.
+
+    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    """
+    at = escaped = 0
+    for chunk in chunks:
+        for position in walk(chunk):
+            flags, count, base = _HEADER.unpack_from(chunk, position)
+            data: memoryview | bytearray = chunk
+            if flags & _COMPRESSED:
+                from polywire.records.compression import expand_body
+
+                data, position = bytearray(expand_body(chunk[position:], EXPANDED_BYTES_MAX)), 0
+            places = layout(data, position)
+            row = 0
+            while row < count:
+                out, at, row, need, more = _put_batch(data, places, count, base, row, start, end, limit, out, at)
+                escaped += more
+                if row < count and not need:
+                    return out, at, escaped
+    return out, at, escaped
+
+
+def _put_batch(
+    data: memoryview | bytearray,
+    places: array[int],
+    count: int,
+    base: int,
+    row: int,
+    start: int,
+    end: int,
+    limit: int,
+    out: bytearray,
+    at: int,
+) -> tuple[bytearray, int, int, int, int]:
+    """Write records of one batch from ``row`` on; grows ``out`` when the next one needs more room."""
+    where = array(
+        "q",
+        (
+            places[2 * Column.VALUE_OFFSETS],
+            max(places[2 * Column.VALUE_BYTES], 0),
+            max(places[2 * Column.VALUE_BYTES + 1], 0),
+            places[2 * Column.OFFSET_DELTAS],
+            places[2 * Column.RECORD_FLAGS],
+            count,
+            base,
+        ),
+    )
+    at, row, need, escaped = codec.put_values(data, where, array("q", (start, end, limit, row)), out, at)
+    if need:
+        grown = bytearray(max(2 * len(out), at + need))
+        grown[:at] = out[:at]
+        out = grown
+    return out, at, row, need, escaped
+
+
+def _report(session: FluxSession, request: Request, field: str, offset_field: str) -> tuple[int, int, int, Replication]:
+    """A follower tells what it holds."""
+    number = integer(request.args[1], "partition")
+    follower = integer(request.args[2], field)
+    offset = integer(request.args[3], offset_field)
+    if not 1 <= follower < session.state.settings.replication_factor:
+        raise bad("invalid replica id")
+    partition = find_partition(session.broker.find_topic(topic_name(request.args[0])), number)
+    if not session.state.is_leader(partition):
+        raise bad("partition is not leader")
+    return number, follower, offset, session.state.acknowledge(partition, follower, offset)
+
+
+def _replicated(offset: int, now: Replication) -> str:
+    return (
+        f"acked_offset={offset} hw={now.hw} isr={listed(now.isr)} under_replicated={flag(now.under_replicated)}"
+    )
+
+
+def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
+    """REPLICA_FETCH: reports, fetches nothing."""
+    usage(request, "<topic> <partition> <replica_id> <offset>", 4)
+    _, follower, offset, now = _report(session, request, "replica_id", "offset")
+    return f"replica={follower} {_replicated(offset, now)}".encode()
+
+
+def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
+    """BROKER_REPLICA_ACK: the same between brokers."""
+    usage(request, "<topic> <partition> <follower_id> <acked_offset>", 4)
+    number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
+    head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)
+    return head + _replicated(offset, now).encode()
+

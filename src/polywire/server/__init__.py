@@ -1,0 +1,1 @@
+"""The process: configuration, listeners, connections, start and stop."""

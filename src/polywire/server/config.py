@@ -1,0 +1,101 @@
+"""What ``polywire serve`` is told.
+
+Promises: values are checked before anything is opened. Must not know: how they are given (flags, environment, file), sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import DEFAULT_PARTITION_COUNT, Level
+
+OFF: Final = "off"
+ANY: Final = "any"  # the listener that recognises the wire
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener listens; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address | None:
+    """``HOST:PORT``, an IPv6 host in brackets, or None for ``off``. Raises Invalid(INVALID_REQUEST)."""
+    if text == OFF:
+        return None
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"an address is HOST:PORT or off got={text!r}")
+    return Address(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Settings of one broker process.
+
+    data_dir: made when missing. flux, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener. ready_file: written once all listen.
+    durability: least level of any acknowledgement (written or synced). insecure: may listen beyond this machine. partition_count: of
+    topics made automatically. drain_timeout_s: how long owed answers may hold up a stop. slot_bytes, slot_count_min, slot_count_max: the
+    journal's files; None takes the log's defaults. flux_admin, flux_strict_leaders: see ``FluxSettings``.
+    """
+
+    data_dir: Path = Path("polywire-data")
+    flux: str = "127.0.0.1:9092"
+    polywire: str = "127.0.0.1:9555"
+    any_wire: str = OFF
+    ready_file: Path | None = None
+    durability: Level = Level.WRITTEN
+    insecure: bool = False
+    partition_count: int = DEFAULT_PARTITION_COUNT
+    drain_timeout_s: float = 5.0
+    slot_bytes: int | None = None
+    slot_count_min: int | None = None
+    slot_count_max: int | None = None
+    sync_interval_ms: int | None = None
+    flux_admin: bool = True
+    flux_strict_leaders: bool = False
+
+    def listeners(self) -> Mapping[str, Address]:
+        """Addresses by listener name, those switched off left out.
+
+        Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine without ``insecure``, when none is left,
+        and for a durability below ``written``.
+        """
+        if self.durability is Level.MEMORY:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
+        given = {"flux": self.flux, "polywire": self.polywire, ANY: self.any_wire}
+        addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
+        if not addresses:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")
+        for name, address in addresses.items():
+            if not (self.insecure or address.is_loopback):
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    "no users are configured, so listening beyond this machine needs --insecure"
+                    f" listener={name} address={address}",
+                )
+        return addresses

@@ -1,0 +1,240 @@
+"""The life of one broker process: open, listen, serve, drain, stop.
+
+Promises: nothing listens before recovery is done and synced; the ready file appears, whole, once every listener accepts; on SIGTERM or
+SIGINT no request is taken any more, owed answers go out and everything is synced; a second signal ends the process at once; failed
+storage ends it with ``EXIT_STORAGE``. Must not know: any wire's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.errors import BrokerError
+from polywire.protocols.base import SessionFactory
+from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.polywire.session import PolywireSessions
+from polywire.server.config import ServeConfig, parse_address
+from polywire.server.connection import Hub
+from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.types import Level
+
+log = structlog.get_logger("polywire.server")
+
+EXIT_OK: Final = 0
+EXIT_START: Final = 1
+EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
+EXIT_SECOND_SIGNAL: Final = 130
+SWEEP_S: Final = 1.0
+DRAIN_POLL_S: Final = 0.02
+FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until told to stop; returns the exit code."""
+    _set_up_log()
+    _raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=_new_loop()) as runner:
+            return runner.run(serve(config))
+    except BrokerError as error:
+        log.error("polywire could not start", reason=error.message, code=error.code.value)
+        return EXIT_START
+
+
+async def serve(config: ServeConfig) -> int:
+    """Open the broker, listen, wait for the end. Raises BrokerError when it cannot start."""
+    addresses = config.listeners()
+    server = Server(config)
+    broker = server.open_broker()
+    hub = Hub(broker.commit)
+    try:
+        listeners = await open_listeners(hub, addresses, _factories(broker, config))
+    except BrokerError:
+        broker.close()
+        raise
+    server.watch_signals()
+    _announce(config, listeners)
+    return await server.wait(broker, hub, listeners)
+
+
+class Server:
+    """One run of the process.
+
+    Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
+    """
+
+    __slots__ = ("_config", "_exit_code", "_loop", "_stopping")
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._exit_code = EXIT_OK
+
+    def open_broker(self) -> Broker:
+        """Recover the data directory. Raises BrokerError."""
+        config = self._config
+        settings = BrokerSettings(durability=config.durability, partition_count=config.partition_count)
+        return Broker.open(
+            config.data_dir,
+            settings,
+            self._loop,
+            SystemClock(),
+            on_failure=self.storage_failed,
+        )
+
+    def storage_failed(self, error: BrokerError) -> None:
+        """The log can no longer keep its promises; nothing is retried (design §4)."""
+        log.critical("storage failed, the broker stops and nothing further is acknowledged", reason=error.message)
+        self._exit_code = EXIT_STORAGE
+        self._stopping.set()
+
+    def watch_signals(self) -> None:
+        """Stop in good order on the first signal, at once on the second."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("second signal, ending at once", signal=number.name)
+            os._exit(EXIT_SECOND_SIGNAL)
+        log.info("stopping", signal=number.name, limit_s=self._config.drain_timeout_s)
+        self._stopping.set()
+
+    async def wait(self, broker: Broker, hub: Hub, listeners: Sequence[Listener]) -> int:
+        """Serve until stopped, then drain; returns the exit code."""
+        gc.collect()
+        gc.freeze()  # what start-up made lives for ever: looking at it again costs milliseconds
+        sweeper = asyncio.create_task(_sweep(hub))
+        await self._stopping.wait()
+        close_listeners(listeners)
+        if self._exit_code == EXIT_OK:
+            await drain(hub, self._config.drain_timeout_s)
+        sweeper.cancel()
+        with contextlib.suppress(BrokerError):  # failed storage was reported already
+            broker.close()
+        await _hang_up(hub)
+        _withdraw(self._config.ready_file)
+        log.info("stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+
+async def _sweep(hub: Hub) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        hub.sweep()
+
+
+async def drain(hub: Hub, timeout_s: float) -> None:
+    """Take no further requests and wait, up to a limit, for the answers that are owed."""
+    hub.draining = True
+    for connection in list(hub.connections):
+        connection.stop_reading()
+    hub.commit()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:
+        await asyncio.sleep(DRAIN_POLL_S)
+    waiting = sum(connection.is_waiting for connection in hub.connections)
+    if waiting:
+        log.warning("some answers were not ready in time", connections=waiting, limit_s=timeout_s)
+
+
+async def _hang_up(hub: Hub) -> None:
+    """Close every connection once its answers have left, up to a limit."""
+    for connection in list(hub.connections):
+        connection.close()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FLUSH_TIMEOUT_S
+    while hub.connections and loop.time() < end:
+        await asyncio.sleep(DRAIN_POLL_S)
+    for connection in list(hub.connections):
+        connection.abort("the broker stops and the peer does not read its answers")
+
+
+def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
+    """Every wire this broker speaks."""
+    advertised = parse_address(config.flux)
+    flux = FluxSettings(
+        host=advertised.host if advertised is not None else "127.0.0.1",
+        port=advertised.port if advertised is not None else 0,
+        admin=config.flux_admin,
+        strict_leaders=config.flux_strict_leaders,
+    )
+    return [FluxFactory(broker, flux), PolywireSessions(broker)]
+
+
+def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
+    """Tell where we listen and what is weaker than usual; the ready file comes last."""
+    for listener in listeners:
+        log.info("listening", listener=listener.name, address=str(listener.address))
+    if config.durability is Level.WRITTEN:
+        log.info(
+            "acknowledged records survive a crash of the broker; a power failure may take those of the last 100 ms",
+            durability="written",
+            stronger="--durability synced",
+        )
+    if any(not listener.address.is_loopback for listener in listeners):
+        log.warning("no users are configured and other machines can connect: anybody may read, write and delete")
+    if config.ready_file is not None:
+        ready = {listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners}
+        _write_whole(config.ready_file, json.dumps(ready) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replace a file so that nobody ever sees half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _withdraw(ready_file: Path | None) -> None:
+    """The file promises that listeners accept, which they do no longer."""
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+
+
+def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """A connection costs a descriptor: use all the system lets us have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _set_up_log() -> None:
+    """One line per event, to standard error."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

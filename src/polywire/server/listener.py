@@ -1,0 +1,63 @@
+"""Listeners: sockets that accept connections for one wire, or for whichever the peer speaks.
+
+Promises: all listeners accept before ``open_listeners`` returns, or none is left open. Must not know: any wire, the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from polywire.errors import ErrorCode, Unavailable
+from polywire.protocols.base import SessionFactory
+from polywire.server.config import ANY, Address
+from polywire.server.connection import Connection, Hub
+
+ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An open listener and the address it really has."""
+
+    name: str
+    address: Address
+    server: asyncio.Server
+
+
+async def open_listeners(
+    hub: Hub, addresses: Mapping[str, Address], factories: Sequence[SessionFactory]
+) -> list[Listener]:
+    """Listen on every address. Raises Unavailable(BUSY) with the address that cannot be had."""
+    by_wire = {factory.wire: factory for factory in factories}
+    opened: list[Listener] = []
+    for name, address in addresses.items():
+        spoken = list(factories) if name == ANY else [by_wire[name]]
+        try:
+            opened.append(await _listen(hub, name, address, spoken))
+        except OSError as error:
+            close_listeners(opened)
+            reason = error.strerror or str(error)
+            raise Unavailable(
+                ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}"
+            ) from error
+    return opened
+
+
+async def _listen(hub: Hub, name: str, address: Address, spoken: Sequence[SessionFactory]) -> Listener:
+    loop = asyncio.get_running_loop()
+
+    def connect() -> Any:
+        return Connection(hub, spoken)
+
+    server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
+    host, port = server.sockets[0].getsockname()[:2]
+    return Listener(name, Address(host, port), server)
+
+
+def close_listeners(listeners: Sequence[Listener]) -> None:
+    """Accept no further connection."""
+    for listener in listeners:
+        listener.server.close()

@@ -1,0 +1,129 @@
+"""A store that misbehaves on request, in the ways real ones do.
+
+Promises: each fault asked for strikes the next call of its verb, once, in the order asked; without any it is the store below. Faults are:
+an error before anything happened, a slow answer, a torn blob, a stale list, a lost reply. Must not know: what is stored, how files work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from polywire.errors import ErrorCode, Unavailable
+from polywire.store.base import Blob, Store
+from polywire.types import Buffer
+
+
+class Fault(Enum):
+    """What goes wrong.
+
+    ERROR: the call fails and nothing happened.
+    SLOW: the call waits (the function given to the store) and then succeeds.
+    TORN: ``put_new`` leaves a blob that ends in the middle and fails: what a store without atomic writes would leave; ``get`` gives half.
+    STALE: ``list`` does not show what was put last.
+    LOST_REPLY: the call happens, and fails all the same.
+    """
+
+    ERROR = "error"
+    SLOW = "slow"
+    TORN = "torn"
+    STALE = "stale"
+    LOST_REPLY = "lost_reply"
+
+
+class Verb(Enum):
+    """The Store's verbs."""
+
+    PUT_NEW = "put_new"
+    GET = "get"
+    OPEN = "open"
+    LIST = "list"
+    DELETE = "delete"
+    SIZE = "size"
+
+
+_ALLOWED = {
+    Fault.ERROR: frozenset(Verb),
+    Fault.SLOW: frozenset(Verb),
+    Fault.TORN: frozenset({Verb.PUT_NEW, Verb.GET}),
+    Fault.STALE: frozenset({Verb.LIST}),
+    Fault.LOST_REPLY: frozenset({Verb.PUT_NEW, Verb.DELETE}),
+}
+
+
+class FaultyStore:
+    """A store around another one. Guards: no fault is forgotten; ``pending`` says how many have not struck yet."""
+
+    def __init__(self, store: Store, *, wait: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._wait = wait
+        self._faults: dict[Verb, deque[Fault | None]] = {verb: deque() for verb in Verb}
+        self._newest = ""
+        self.calls: list[tuple[Verb, str]] = []
+
+    @property
+    def pending(self) -> int:
+        """Faults that have not struck yet."""
+        return sum(fault is not None for faults in self._faults.values() for fault in faults)
+
+    def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
+        """Let a fault strike a call of this verb: the next one, or the one after ``after`` more than are planned already.
+
+        Raises ValueError where verb and fault do not go together.
+        """
+        if verb not in _ALLOWED[fault]:
+            raise ValueError(f"no such fault of this verb verb={verb.value} fault={fault.value}")
+        self._faults[verb].extend([None] * after)
+        self._faults[verb].append(fault)
+
+    def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
+        fault = self._begin(Verb.PUT_NEW, name)
+        if fault is Fault.TORN:
+            content = b"".join(bytes(part) for part in parts)
+            self._store.put_new(name, [content[: len(content) // 2]])
+            raise _failure(Verb.PUT_NEW, name)
+        self._store.put_new(name, parts)
+        self._newest = name
+        self._end(Verb.PUT_NEW, name, fault)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        fault = self._begin(Verb.GET, name)
+        content = self._store.get(name, start, stop)
+        return content[: len(content) // 2] if fault is Fault.TORN else content
+
+    def open(self, name: str) -> Blob:
+        self._begin(Verb.OPEN, name)
+        return self._store.open(name)
+
+    def list(self, prefix: str) -> list[str]:
+        fault = self._begin(Verb.LIST, prefix)
+        names = self._store.list(prefix)
+        return [name for name in names if name != self._newest] if fault is Fault.STALE else names
+
+    def delete(self, name: str) -> None:
+        fault = self._begin(Verb.DELETE, name)
+        self._store.delete(name)
+        self._end(Verb.DELETE, name, fault)
+
+    def size(self, name: str) -> int:
+        self._begin(Verb.SIZE, name)
+        return self._store.size(name)
+
+    def _begin(self, verb: Verb, name: str) -> Fault | None:
+        self.calls.append((verb, name))
+        faults = self._faults[verb]
+        fault = faults.popleft() if faults else None
+        if fault is Fault.ERROR:
+            raise _failure(verb, name)
+        if fault is Fault.SLOW:
+            self._wait()
+        return fault
+
+    def _end(self, verb: Verb, name: str, fault: Fault | None) -> None:
+        if fault is Fault.LOST_REPLY:
+            raise _failure(verb, name)
+
+
+def _failure(verb: Verb, name: str) -> Unavailable:
+    return Unavailable(ErrorCode.STORAGE_FAILED, f"store failed on request verb={verb.value} name={name!r}")

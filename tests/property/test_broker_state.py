@@ -1,0 +1,104 @@
+"""One state machine, one replay: whatever happened, a restart finds the same state, from the first group on or from a snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.errors import BrokerError
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Assignor, Level, PositionKind, TopicName
+from tests.unit.broker.answers import batch_by, batch_of
+
+Step = Callable[[Broker], object]
+
+NAMES = st.sampled_from(["a", "b", "c"])
+SMALL = st.integers(0, 3)
+
+
+def produce(topic: str, partition: int, epoch: int, base: int, count: int) -> Step:
+    def step(broker: Broker) -> None:
+        batch = batch_of(b"v") if epoch < 0 else batch_by(b"p%d" % (base % 2), epoch, base, count + 1)
+        broker.produce(broker.ensure_topic(topic).partitions[partition % 3], batch, level=Level.WRITTEN, done=None)
+
+    return step
+
+
+def stage_and_publish(topic: str, number: int, token: int) -> Step:
+    def step(broker: Broker) -> None:
+        partition = broker.ensure_topic(topic).partitions[0]
+        broker.stage(bytes([token]) * 16, partition, batch_of(b"v"), level=Level.WRITTEN, done=None)
+        broker.publish("w", number, [bytes([token]) * 16], done=None)
+
+    return step
+
+
+STEPS: st.SearchStrategy[Step] = st.one_of(
+    st.builds(produce, NAMES, SMALL, st.integers(-1, 2), st.integers(0, 6), SMALL),
+    st.builds(stage_and_publish, NAMES, SMALL, SMALL),
+    NAMES.map(lambda name: lambda broker: broker.create_topic(TopicName("default", name))),
+    NAMES.map(lambda name: lambda broker: broker.delete_topic(broker.topic(name))),
+    NAMES.map(lambda name: lambda broker: broker.purge_topic(broker.topic(name))),
+    st.builds(lambda name, n: lambda broker: broker.grow_topic(broker.topic(name), 3 + n), NAMES, SMALL),
+    st.builds(
+        lambda name, n: lambda broker: broker.configure_topic(broker.topic(name), TopicSettings(retention_bytes=n)),
+        NAMES,
+        SMALL,
+    ),
+    st.builds(
+        lambda name, n, owner: lambda broker: broker.commit_position(name, n, PositionKind.GROUP, owner, n),
+        NAMES,
+        SMALL,
+        NAMES,
+    ),
+    st.builds(
+        lambda name, owner: lambda broker: broker.delete_positions(PositionKind.GROUP, owner, full_name=name),
+        st.none() | NAMES,
+        NAMES,
+    ),
+    st.builds(
+        lambda name, member, assignor: (
+            lambda broker: broker.groups.join("g", name, member, wire="flux", assignor=assignor, named_alone=True)
+        ),
+        NAMES,
+        NAMES,
+        st.none() | st.sampled_from(Assignor),
+    ),
+    st.builds(
+        lambda name, member: lambda broker: broker.groups.leave("g", name, member, None, wire="flux"), NAMES, NAMES
+    ),
+    NAMES.map(lambda name: lambda broker: broker.groups.delete("g", name)),
+    st.builds(
+        lambda key, value: lambda broker: broker.set_wire_state("flux", key, value),
+        NAMES,
+        st.none() | st.binary(max_size=3),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(st.tuples(STEPS, st.booleans(), st.floats(0, 2)), max_size=40), snapshot_at=st.integers(0, 60))
+def test_a_restart_finds_the_same_state(steps: list[tuple[Step, bool, float]], snapshot_at: int) -> None:
+    memory = MemoryBroker(BrokerSettings(producers_max=4, producer_window=2, producer_expiry_us=3_000_000))
+    for index, (step, run, seconds) in enumerate(steps):
+        with contextlib.suppress(BrokerError):
+            step(memory.broker)
+        if run:
+            memory.advance(seconds)
+        if index == snapshot_at:
+            memory.run()
+            memory.log.take_snapshot()
+    memory.run()
+    topics = [(t.name, t.id, [p.log.next_offset for p in t.partitions]) for t in memory.broker.topics()]
+    state = memory.log.state()
+    memory.restart(synced_only=False)
+    assert memory.log.state() == state
+    assert [(t.name, t.id, [p.log.next_offset for p in t.partitions]) for t in memory.broker.topics()] == topics
+    memory.log.take_snapshot()
+    memory.restart()
+    assert memory.log.state() == state

@@ -1,0 +1,253 @@
+"""Consumer groups: the rules of the FLUX dossier §10, in our words."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.groups.assignment import assign
+from polywire.broker.groups.coordinator import Membership
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Assignor, Level, PositionKind, TopicName
+from tests.unit.broker.answers import Answers
+
+
+def join(memory: MemoryBroker, member: str, assignor: Assignor | None = None, *, topic: str = "t") -> Membership:
+    return memory.broker.groups.join("g", topic, member, wire="flux", assignor=assignor, named_alone=True)
+
+
+def beat(memory: MemoryBroker, member: str, generation: int, *, topic: str = "t") -> Membership:
+    return memory.broker.groups.heartbeat("g", topic, member, generation, wire="flux")
+
+
+def refusal(memory: MemoryBroker, member: str, generation: int, *, topic: str = "t") -> ErrorCode:
+    with pytest.raises(BrokerError) as caught:
+        beat(memory, member, generation, topic=topic)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "round_robin", "ranges"),
+    [
+        (3, "ab", {"a": (0, 2), "b": (1,)}, {"a": (0, 1), "b": (2,)}),
+        (5, "ab", {"a": (0, 2, 4), "b": (1, 3)}, {"a": (0, 1, 2), "b": (3, 4)}),
+        (3, "abcd", {"a": (0,), "b": (1,), "c": (2,), "d": ()}, {"a": (0,), "b": (1,), "c": (2,), "d": ()}),
+        (3, "", {}, {}),
+    ],
+)
+def test_assignors(
+    count: int, members: str, round_robin: dict[str, tuple[int, ...]], ranges: dict[str, tuple[int, ...]]
+) -> None:
+    assert assign(members, count, Assignor.ROUND_ROBIN) == round_robin
+    assert assign(reversed(members), count, Assignor.RANGE) == ranges
+
+
+def test_members_sort_by_bytes() -> None:
+    assert assign(["b", "B", "é", "z"], 4, Assignor.RANGE) == {"B": (0,), "b": (1,), "z": (2,), "é": (3,)}
+
+
+def test_generations_count_from_two_and_rejoining_is_free(memory: MemoryBroker) -> None:
+    assert join(memory, "a") == Membership(2, (0, 1, 2))
+    assert join(memory, "b") == Membership(3, (1,))
+    assert join(memory, "a") == Membership(3, (0, 2))
+    assert join(memory, "a", Assignor.ROUND_ROBIN).generation == 3
+    assert join(memory, "a", Assignor.RANGE) == Membership(4, (0, 1))
+    assert join(memory, "c").generation == 5
+
+
+def test_a_wire_that_counts_from_zero(memory: MemoryBroker) -> None:
+    assert memory.broker.groups.join("g", "t", "a", wire="cursus", first_generation=0).generation == 1
+
+
+def test_switching_topic_costs_two_and_leaves_the_old_one(memory: MemoryBroker) -> None:
+    join(memory, "a", Assignor.RANGE)
+    join(memory, "b")
+    assert join(memory, "a", topic="u") == Membership(5, (0, 1, 2))
+    assert refusal(memory, "b", 3) is ErrorCode.GROUP_MISSING
+    assert memory.broker.groups.topic_of("flux", "g") == "u"
+    views = {view.topic: view for view in memory.broker.groups.views()}
+    assert views["t"].members == ()
+    assert views["u"].assignor is Assignor.RANGE
+    assert join(memory, "a").generation == 7
+
+
+def test_switching_takes_only_members_of_that_wire(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.broker.groups.join("g", "t", "i", wire="iggy")
+    join(memory, "a", topic="u")
+    assert memory.broker.groups.heartbeat("g", "t", "i", 4, wire="iggy") == Membership(4, (0, 1, 2))
+
+
+def test_members_of_several_wires_share_a_group(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    assert memory.broker.groups.join("g", "t", "b", wire="iggy") == Membership(3, (1,))
+    assert beat(memory, "a", 3) == Membership(3, (0, 2))
+
+
+def test_checks_come_in_order(memory: MemoryBroker) -> None:
+    assert refusal(memory, "a", 2) is ErrorCode.GROUP_MISSING
+    join(memory, "a")
+    assert refusal(memory, "a", 2, topic="u") is ErrorCode.GROUP_MISSING
+    assert refusal(memory, "x", 1) is ErrorCode.GENERATION_STALE
+    assert refusal(memory, "x", 2) is ErrorCode.MEMBER_MISSING
+    assert beat(memory, "a", 2) == Membership(2, (0, 1, 2))
+    assert memory.broker.groups.sync("g", "t", "a", 2, wire="flux") == Membership(2, (0, 1, 2))
+
+
+def test_members_expire_after_more_than_the_timeout(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.advance(10)
+    assert beat(memory, "a", 2).generation == 2
+    memory.advance(10.001)
+    assert refusal(memory, "a", 2) is ErrorCode.GENERATION_STALE
+    assert refusal(memory, "a", 3) is ErrorCode.MEMBER_MISSING
+    assert join(memory, "a").generation == 4
+
+
+def test_removals_of_one_pass_cost_one_generation(memory: MemoryBroker) -> None:
+    for member in "abc":
+        join(memory, member)
+    memory.advance(6)
+    beat(memory, "c", 4)
+    memory.advance(6)
+    assert refusal(memory, "c", 4) is ErrorCode.GENERATION_STALE
+    assert beat(memory, "c", 5) == Membership(5, (0, 1, 2))
+
+
+def test_commits_and_failed_calls_are_no_sign_of_life(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.advance(6)
+    memory.broker.groups.commit("g", "t", "a", 2, 0, 1, wire="flux")
+    assert refusal(memory, "a", 1) is ErrorCode.GENERATION_STALE
+    memory.advance(6)
+    assert refusal(memory, "a", 2) is ErrorCode.GENERATION_STALE
+    again = join(memory, "a").generation
+    memory.advance(6)
+    memory.broker.groups.commit("g", "t", "a", again, 0, 1, wire="cursus", refresh=True)
+    memory.advance(6)
+    assert beat(memory, "a", again).generation == again
+
+
+def test_leaving_counts_and_the_empty_group_stays(memory: MemoryBroker) -> None:
+    answers = Answers()
+    join(memory, "a")
+    memory.broker.groups.leave("g", "t", "a", 2, wire="flux", done=answers)
+    memory.run()
+    assert answers.errors == []
+    assert refusal(memory, "a", 3) is ErrorCode.MEMBER_MISSING
+    assert join(memory, "b") == Membership(4, (0, 1, 2))
+    memory.broker.groups.leave("g", "t", "b", None, wire="cursus")
+    assert join(memory, "b").generation == 6
+
+
+def test_only_owners_commit(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    join(memory, "b")
+    with pytest.raises(BrokerError) as caught:
+        memory.broker.groups.commit("g", "t", "b", 3, 0, 7, wire="flux")
+    assert caught.value.code is ErrorCode.PARTITION_NOT_ASSIGNED
+    answers = Answers()
+    memory.broker.groups.commit("g", "t", "a", 3, 0, 7, wire="flux", done=answers)
+    memory.run()
+    assert answers.errors == []
+    assert memory.broker.position("t", 0, PositionKind.GROUP, "g") == 7
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_groups_survive_and_members_get_one_full_timeout(memory: MemoryBroker, snapshot: bool) -> None:
+    join(memory, "b", Assignor.RANGE)
+    join(memory, "a")
+    memory.run()
+    if snapshot:
+        memory.log.take_snapshot()
+    memory.advance(3600)
+    memory.restart()
+    memory.advance(9)
+    assert beat(memory, "a", 3) == Membership(3, (0, 1))
+    memory.advance(2)
+    assert refusal(memory, "a", 3) is ErrorCode.GENERATION_STALE
+    assert beat(memory, "a", 4) == Membership(4, (0, 1, 2))
+    assert refusal(memory, "a", 4, topic="u") is ErrorCode.GROUP_MISSING
+    assert join(memory, "b").generation == 5
+
+
+def test_heartbeats_write_nothing(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    groups = memory.log.group_count
+    for _ in range(20):
+        memory.advance(3)
+        beat(memory, "a", 2)
+    join(memory, "a")
+    memory.run()
+    assert memory.log.group_count == groups
+
+
+def test_a_join_is_answered_when_it_is_journalled(memory: MemoryBroker) -> None:
+    first, again = Answers(), Answers()
+    memory.broker.groups.join("g", "t", "a", wire="flux", level=Level.SYNCED, done=first)
+    memory.broker.groups.join("g", "t", "a", wire="flux", level=Level.SYNCED, done=again)
+    memory.broker.commit()
+    assert (first.offsets, again.offsets) == ([], [])
+    memory.run()
+    assert (first.offsets, again.offsets) == ([-1], [-1])
+    assert memory.restart(synced_only=True).groups.views()[0].generation == 2
+
+
+def test_groups_follow_the_topics_partitions(memory: MemoryBroker) -> None:
+    assert join(memory, "a") == Membership(2, (0, 1, 2))
+    topic = memory.broker.create_topic(TopicName("default", "t"), 5)
+    assert refusal(memory, "a", 2) is ErrorCode.GENERATION_STALE
+    assert beat(memory, "a", 3) == Membership(3, (0, 1, 2, 3, 4))
+    memory.broker.grow_topic(topic, 6)
+    assert join(memory, "a") == Membership(4, (0, 1, 2, 3, 4, 5))
+
+
+def test_automatic_creation_changes_no_generation(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.broker.ensure_topic("t")
+    assert beat(memory, "a", 2).generation == 2
+
+
+def test_groups_go_with_their_topic_and_can_be_deleted(memory: MemoryBroker) -> None:
+    topic = memory.broker.ensure_topic("t")
+    join(memory, "a")
+    memory.broker.groups.commit("g", "t", "a", 2, 0, 7, wire="flux")
+    memory.broker.delete_topic(topic)
+    assert refusal(memory, "a", 2) is ErrorCode.GROUP_MISSING
+    join(memory, "a")
+    memory.broker.groups.commit("g", "t", "a", 2, 0, 7, wire="flux")
+    memory.broker.groups.delete("g", "t")
+    assert memory.broker.position("t", 0, PositionKind.GROUP, "g") is None
+    with pytest.raises(BrokerError) as caught:
+        memory.broker.groups.delete("g", "t")
+    assert caught.value.code is ErrorCode.GROUP_MISSING
+    memory.run()
+    assert memory.restart().groups.views() == []
+
+
+def test_limits_and_names() -> None:
+    memory = MemoryBroker(BrokerSettings(groups_max=1, members_max=2))
+    join(memory, "a")
+    join(memory, "b")
+    with pytest.raises(Busy):
+        join(memory, "c")
+    with pytest.raises(Busy):
+        memory.broker.groups.join("other", "t", "a", wire="flux")
+    assert join(memory, "a").generation == 3
+    for name in ("", "n" * 256, "\udcff"):
+        with pytest.raises(Invalid) as caught:
+            join(memory, name)
+        assert caught.value.code is ErrorCode.INVALID_NAME
+
+
+def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.advance(4)
+    join(memory, "b")
+    (view,) = memory.broker.groups.views()
+    assert [(member.id, member.wire, member.idle_s, member.partitions) for member in view.members] == [
+        ("a", "flux", 4.0, (0, 2)),
+        ("b", "flux", 0.0, (1,)),
+    ]

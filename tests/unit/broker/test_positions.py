@@ -1,0 +1,162 @@
+"""Positions, the wires' own state and retention."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
+from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Level, PositionKind, TopicName
+from tests.unit.broker.answers import Answers, batch_of
+
+GROUP, CONSUMER = PositionKind.GROUP, PositionKind.CONSUMER
+
+
+def test_positions_are_kept_as_given(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("orders")
+    for offset in (5, 2, -7, 10**12):
+        answers = Answers()
+        memory.broker.commit_position("orders", 1, GROUP, "g", offset, done=answers)
+        assert memory.broker.position("orders", 1, GROUP, "g") == offset
+        memory.run()
+        assert answers.errors == []
+    memory.restart()
+    assert memory.broker.position("orders", 1, GROUP, "g") == 10**12
+    assert memory.broker.position("orders", 1, CONSUMER, "g") is None
+    assert memory.broker.position("orders", 0, GROUP, "g") is None
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_position_waits_for_its_topic(memory: MemoryBroker, snapshot: bool) -> None:
+    memory.broker.commit_position("later", 0, GROUP, "g", 3)
+    memory.run()
+    if snapshot:
+        memory.log.take_snapshot()
+    memory.restart()
+    assert memory.broker.position("later", 0, GROUP, "g") == 3
+    memory.broker.ensure_topic("later")
+    assert memory.broker.position("later", 0, GROUP, "g") == 3
+    memory.run()
+    assert memory.restart().position("later", 0, GROUP, "g") == 3
+
+
+def test_positions_go_with_their_topic(memory: MemoryBroker) -> None:
+    topic = memory.broker.ensure_topic("orders")
+    memory.broker.commit_position("orders", 0, GROUP, "g", 3)
+    memory.broker.delete_topic(topic)
+    assert memory.broker.position("orders", 0, GROUP, "g") is None
+    memory.broker.ensure_topic("orders")
+    assert memory.broker.position("orders", 0, GROUP, "g") is None
+    memory.run()
+    assert memory.restart().position("orders", 0, GROUP, "g") is None
+
+
+def test_positions_of_one_owner_are_listed_and_deleted(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("a")
+    for topic, partition, offset in (("a", 0, 1), ("a", 1, 2), ("b", 0, 3)):
+        memory.broker.commit_position(topic, partition, GROUP, "g", offset)
+    memory.broker.commit_position("a", 0, GROUP, "other", 9)
+    assert memory.broker.positions(GROUP, "g") == {("a", 0): 1, ("a", 1): 2, ("b", 0): 3}
+    memory.broker.delete_positions(GROUP, "g", full_name="a", partition_number=1)
+    assert memory.broker.positions(GROUP, "g") == {("a", 0): 1, ("b", 0): 3}
+    memory.broker.delete_positions(GROUP, "g")
+    assert memory.broker.positions(GROUP, "g") == {}
+    memory.run()
+    memory.restart()
+    assert memory.broker.positions(GROUP, "g") == {}
+    assert memory.broker.positions(GROUP, "other") == {("a", 0): 9}
+
+
+def test_positions_are_bounded_but_can_still_move() -> None:
+    memory = MemoryBroker(BrokerSettings(positions_max=1))
+    memory.broker.commit_position("a", 0, GROUP, "g", 1)
+    memory.broker.commit_position("a", 0, GROUP, "g", 2)
+    with pytest.raises(Busy):
+        memory.broker.commit_position("a", 1, GROUP, "g", 1)
+    memory.broker.delete_positions(GROUP, "g")
+    memory.broker.commit_position("a", 1, GROUP, "g", 1)
+
+
+@pytest.mark.parametrize(
+    ("partition", "name", "offset"), [(-1, "g", 0), (10_000, "g", 0), (0, "", 0), (0, "g" * 256, 0), (0, "g", 2**63)]
+)
+def test_bad_positions(memory: MemoryBroker, partition: int, name: str, offset: int) -> None:
+    with pytest.raises(BrokerError) as caught:
+        memory.broker.commit_position("a", partition, GROUP, name, offset)
+    assert caught.value.code in (ErrorCode.INVALID_NAME, ErrorCode.INVALID_REQUEST)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_wire_state_is_kept_apart_and_survives(memory: MemoryBroker, snapshot: bool) -> None:
+    memory.broker.set_wire_state("flux", "leader", b"\x01")
+    memory.broker.set_wire_state("flux", "gone", b"\x02")
+    memory.broker.set_wire_state("iggy", "leader", b"\x03")
+    memory.broker.set_wire_state("flux", "gone", None)
+    memory.run()
+    if snapshot:
+        memory.log.take_snapshot()
+    memory.restart()
+    assert dict(memory.broker.wire_state("flux")) == {"leader": b"\x01"}
+    assert dict(memory.broker.wire_state("iggy")) == {"leader": b"\x03"}
+    assert dict(memory.broker.wire_state("other")) == {}
+
+
+def test_wire_state_is_bounded() -> None:
+    memory = MemoryBroker(BrokerSettings(wire_state_bytes_max=2, wire_state_keys_max=1))
+    with pytest.raises(BrokerError):
+        memory.broker.set_wire_state("flux", "a", b"123")
+    memory.broker.set_wire_state("flux", "a", b"1")
+    memory.broker.set_wire_state("flux", "a", b"2")
+    with pytest.raises(Busy):
+        memory.broker.set_wire_state("flux", "b", b"1")
+    memory.broker.set_wire_state("flux", "a", None)
+    memory.broker.set_wire_state("flux", "b", b"1")
+
+
+def fill(memory: MemoryBroker, topic: str, settings: TopicSettings, seconds: int) -> None:
+    """One record a second into partition 0."""
+    partition = memory.broker.create_topic(TopicName("default", topic), 1, settings).partitions[0]
+    for _ in range(seconds):
+        memory.broker.produce(partition, batch_of(b"v" * 100), level=Level.WRITTEN, done=None)
+        memory.run()
+        memory.advance(1)
+
+
+def first(memory: MemoryBroker, topic: str) -> int:
+    return memory.broker.topic(topic).partitions[0].log.first_offset
+
+
+def test_retention_by_age_and_size_trims_what_is_beyond() -> None:
+    memory = MemoryBroker(BrokerSettings(retention_age_us=5_000_000))
+    fill(memory, "aged", TopicSettings(), 4)
+    fill(memory, "kept", TopicSettings(retention_age_us=KEEP), 4)
+    size = memory.broker.topic("kept").partitions[0].log.stored_bytes
+    fill(memory, "sized", TopicSettings(retention_age_us=KEEP, retention_bytes=size // 4), 4)
+    memory.advance(10)
+    assert (first(memory, "aged"), first(memory, "kept"), first(memory, "sized")) == (4, 0, 3)
+    memory.run()
+    memory.restart()
+    assert (first(memory, "aged"), first(memory, "kept"), first(memory, "sized")) == (4, 0, 3)
+
+
+def test_retention_looks_at_a_bounded_number_and_comes_round() -> None:
+    memory = MemoryBroker(BrokerSettings(retention_age_us=1, retention_partitions_max=1, retention_interval_s=1000))
+    for topic in ("a", "b"):
+        fill(memory, topic, TopicSettings(), 1)
+    memory.advance(1001)
+    assert (first(memory, "a"), first(memory, "b")) == (1, 0)
+    memory.advance(1000)
+    assert (first(memory, "a"), first(memory, "b")) == (1, 1)
+
+
+def test_a_closed_broker_does_nothing_more(memory: MemoryBroker) -> None:
+    answers = Answers()
+    partition = memory.broker.ensure_topic("a").partitions[0]
+    memory.broker.produce(partition, batch_of(b"v"), level=Level.SYNCED, done=answers)
+    memory.broker.close()
+    assert answers.offsets == [0]
+    memory.advance(100)
+    with pytest.raises(BrokerError) as caught:
+        memory.broker.produce(partition, batch_of(b"v"), level=Level.WRITTEN, done=None)
+    assert caught.value.code is ErrorCode.STOPPING

@@ -1,0 +1,222 @@
+"""Producing and reading: admission, levels, idempotence, waits and bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.fetch import Bounds
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
+from polywire.records import batch as batches
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Level, TopicName
+from tests.unit.broker.answers import Answers, batch_by, batch_of
+
+ORDERS = TopicName("default", "orders")
+
+
+def partition_of(memory: MemoryBroker) -> Partition:
+    return memory.broker.ensure_topic("orders").partitions[0]
+
+
+def produced(memory: MemoryBroker, batch: bytearray, level: Level = Level.WRITTEN) -> int:
+    """Produce and run until the answer."""
+    answers = Answers()
+    memory.broker.produce(partition_of(memory), batch, level=level, done=answers)
+    memory.run()
+    assert answers.errors == []
+    return answers.offsets[0]
+
+
+def refused(memory: MemoryBroker, batch: bytearray) -> ErrorCode:
+    with pytest.raises(BrokerError) as caught:
+        memory.broker.produce(partition_of(memory), batch, level=Level.WRITTEN, done=None)
+    return caught.value.code
+
+
+def test_records_get_consecutive_offsets_and_are_read_back(memory: MemoryBroker) -> None:
+    assert [produced(memory, batch_of(b"a", b"b")), produced(memory, batch_of(b"c"))] == [0, 2]
+    read = memory.broker.fetch(partition_of(memory), 1, bytes_max=10_000, then=lambda _: None)
+    assert read is not None
+    assert [batches.read_header(chunk).base_offset for chunk in read.chunks] == [0, 2]
+    assert (read.next_offset, read.readable_offset) == (3, 3)
+
+
+def test_levels_are_answered_when_they_are_reached(memory: MemoryBroker) -> None:
+    answers = {level: Answers() for level in Level}
+    for level, answer in answers.items():
+        memory.broker.produce(partition_of(memory), batch_of(b"v"), level=level, done=answer)
+    assert not any(answer.offsets for answer in answers.values())
+    memory.broker.commit()
+    assert [len(answers[level].offsets) for level in Level] == [1, 1, 0]
+    memory.run()
+    assert [answers[level].offsets for level in Level] == [[0], [1], [2]]
+
+
+def test_power_loss_takes_only_what_was_not_synced(memory: MemoryBroker) -> None:
+    produced(memory, batch_of(b"synced"), Level.SYNCED)
+    produced(memory, batch_of(b"written"), Level.WRITTEN)
+    assert partition_of(memory).log.next_offset == 2
+    memory.restart(synced_only=True)
+    partition = partition_of(memory)
+    assert partition.log.next_offset == 1
+    assert partition.log.epoch_at(0) == 1
+    assert partition.log.epoch_end(1) == 1
+
+
+def test_synced_durability_hides_what_is_not_synced() -> None:
+    memory = MemoryBroker(BrokerSettings(durability=Level.SYNCED))
+    answers = Answers()
+    partition = partition_of(memory)
+    memory.broker.produce(partition, batch_of(b"v"), level=Level.MEMORY, done=answers)
+    memory.broker.commit()
+    assert (answers.offsets, partition.log.readable_offset) == ([], 0)
+    memory.run()
+    assert (answers.offsets, partition.log.readable_offset) == ([0], 1)
+
+
+def test_a_batch_must_be_whole_and_within_limits() -> None:
+    memory = MemoryBroker(BrokerSettings(record_bytes_max=1000, batch_bytes_max=4000))
+    assert refused(memory, batch_of(b"v") + b"\0") is ErrorCode.INVALID_BATCH
+    assert refused(memory, batch_of(b"v" * 1001)) is ErrorCode.RECORD_TOO_LARGE
+    assert refused(memory, batch_of(*[b"v" * 1000] * 5)) is ErrorCode.RECORD_TOO_LARGE
+    assert produced(memory, batch_of(*[b"v" * 1000] * 3)) == 0
+
+
+def test_a_full_disk_refuses_and_recovers(memory: MemoryBroker) -> None:
+    partition = partition_of(memory)
+    memory.run()
+    memory.log.disk_full = True
+    with pytest.raises(Busy) as caught:
+        memory.broker.produce(partition, batch_by(b"p", 0, 0), level=Level.WRITTEN, done=None)
+    assert caught.value.code is ErrorCode.DISK_FULL
+    with pytest.raises(Busy):
+        memory.broker.create_topic(TopicName("default", "b"))
+    assert memory.broker.find_topic("b") is None
+    memory.log.disk_full = False
+    assert produced(memory, batch_by(b"p", 0, 0)) == 0
+
+
+def test_a_failed_disk_is_told_to_everyone_who_waits(memory: MemoryBroker) -> None:
+    original, repeat = Answers(), Answers()
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.WRITTEN, done=original)
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.WRITTEN, done=repeat)
+    memory.log.fail()
+    assert [type(error) for error in original.errors + repeat.errors] == [Unavailable, Unavailable]
+    assert refused(memory, batch_of(b"v")) is ErrorCode.STORAGE_FAILED
+
+
+def test_a_repeat_gets_the_original_offset(memory: MemoryBroker) -> None:
+    produced(memory, batch_of(b"before"))
+    assert produced(memory, batch_by(b"p", 0, 0, 3)) == 1
+    assert produced(memory, batch_by(b"p", 0, 3, 2)) == 4
+    assert produced(memory, batch_by(b"p", 0, 0, 3)) == 1
+    assert produced(memory, batch_by(b"p", 0, 1, 2)) == 2
+    assert partition_of(memory).log.next_offset == 6
+
+
+def test_a_repeat_in_the_same_turn_waits_for_the_original(memory: MemoryBroker) -> None:
+    original, repeat = Answers(), Answers()
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 7), level=Level.WRITTEN, done=original)
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 7), level=Level.SYNCED, done=repeat)
+    memory.broker.commit()
+    assert (original.offsets, repeat.offsets) == ([0], [])
+    memory.run()
+    assert repeat.offsets == [0]
+    assert partition_of(memory).log.next_offset == 1
+
+
+def test_a_repeat_waits_for_the_level_it_asks_for(memory: MemoryBroker) -> None:
+    produced(memory, batch_by(b"p", 0, 0), Level.WRITTEN)
+    repeat = Answers()
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.SYNCED, done=repeat)
+    memory.run()
+    assert repeat.offsets == [0]
+    assert memory.restart(synced_only=True).topic("orders").partitions[0].log.next_offset == 1
+
+
+def test_gaps_overlaps_and_unseen_sequences_are_refused(memory: MemoryBroker) -> None:
+    produced(memory, batch_by(b"p", 0, 5, 3))
+    assert refused(memory, batch_by(b"p", 0, 9)) is ErrorCode.SEQUENCE_GAP
+    assert refused(memory, batch_by(b"p", 0, 7, 2)) is ErrorCode.SEQUENCE_GAP
+    assert refused(memory, batch_by(b"p", 0, 4)) is ErrorCode.SEQUENCE_GAP
+    assert produced(memory, batch_by(b"p", 0, 8)) == 3
+
+
+def test_epochs_fence(memory: MemoryBroker) -> None:
+    produced(memory, batch_by(b"p", 3, 0))
+    assert produced(memory, batch_by(b"p", 4, 0)) == 1
+    with pytest.raises(Conflict) as caught:
+        memory.broker.produce(partition_of(memory), batch_by(b"p", 3, 1), level=Level.WRITTEN, done=None)
+    assert caught.value.code is ErrorCode.PRODUCER_FENCED
+    assert produced(memory, batch_by(b"p", 4, 1)) == 2
+
+
+def test_a_place_out_of_the_window_is_still_a_repeat() -> None:
+    memory = MemoryBroker(BrokerSettings(producer_window=2))
+    for sequence in range(5):
+        produced(memory, batch_by(b"p", 0, sequence))
+    assert produced(memory, batch_by(b"p", 0, 0)) == -1
+    assert produced(memory, batch_by(b"p", 0, 4)) == 4
+    assert partition_of(memory).log.next_offset == 5
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_producers_are_known_after_a_restart(memory: MemoryBroker, snapshot: bool) -> None:
+    produced(memory, batch_by(b"p", 2, 0, 2))
+    if snapshot:
+        memory.log.take_snapshot()
+    produced(memory, batch_by(b"p", 2, 2))
+    memory.restart()
+    assert produced(memory, batch_by(b"p", 2, 0, 2)) == 0
+    assert produced(memory, batch_by(b"p", 2, 2)) == 2
+    assert refused(memory, batch_by(b"p", 2, 4)) is ErrorCode.SEQUENCE_GAP
+    assert refused(memory, batch_by(b"p", 1, 3)) is ErrorCode.PRODUCER_FENCED
+    assert produced(memory, batch_by(b"p", 2, 3)) == 3
+
+
+def test_a_snapshot_between_write_and_sync_knows_the_batch_but_not_its_place(memory: MemoryBroker) -> None:
+    answers = Answers()
+    memory.broker.produce(partition_of(memory), batch_by(b"p", 0, 0), level=Level.SYNCED, done=answers)
+    memory.log.take_snapshot()
+    assert answers.offsets == []
+    memory.restart()
+    assert produced(memory, batch_by(b"p", 0, 0)) == -1
+    assert partition_of(memory).log.next_offset == 1
+
+
+def test_idle_producers_are_forgotten_and_their_number_is_bounded() -> None:
+    memory = MemoryBroker(BrokerSettings(producers_max=2, producer_expiry_us=1_000_000))
+    for producer in (b"a", b"b", b"c"):
+        produced(memory, batch_by(producer, 5, 0))
+    assert produced(memory, batch_by(b"a", 0, 0)) == 3
+    assert refused(memory, batch_by(b"c", 0, 0)) is ErrorCode.PRODUCER_FENCED
+    memory.advance(1.1)
+    assert produced(memory, batch_by(b"c", 0, 0)) == 4
+    assert produced(memory, batch_by(b"c", 0, 1)) == 5
+
+
+def test_a_producer_without_an_epoch_is_only_recorded(memory: MemoryBroker) -> None:
+    assert [produced(memory, batch_by(b"p", -1, 4)) for _ in range(2)] == [0, 1]
+
+
+def test_waits_wake_once_when_there_is_something(memory: MemoryBroker) -> None:
+    woken: list[int] = []
+    partition = partition_of(memory)
+    memory.broker.wait(partition, 1, lambda: woken.append(1))
+    produced(memory, batch_of(b"a"))
+    assert woken == []
+    produced(memory, batch_of(b"b"))
+    produced(memory, batch_of(b"c"))
+    assert woken == [1]
+
+
+def test_bounds_sync_first(memory: MemoryBroker) -> None:
+    told: list[Bounds | BrokerError] = []
+    produced(memory, batch_of(b"ab", b"c"), Level.WRITTEN)
+    memory.broker.bounds(partition_of(memory), then=told.append)
+    assert told == []
+    memory.run()
+    assert told == [Bounds(first_offset=0, next_offset=2, epoch=1, next_address=23)]
+    assert memory.restart(synced_only=True).topic("orders").partitions[0].log.next_offset == 2

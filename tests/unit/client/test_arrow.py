@@ -1,0 +1,194 @@
+"""Stored batches as Arrow and back: every way a batch can be read, against its records as values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from polywire.client.arrow import COLUMNS, TIMESTAMP, WRAP_BYTES_MIN, arrow_to_batches, chunk_to_arrow
+from polywire.client.arrow_columns import HEADER_LIST
+from polywire.client.bulk import StoredChunk
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.batch import read_header, stamp, validate
+from polywire.records.columns import Event, Header, HeaderKind, Record
+from polywire.records.compression import Compression, compress_body
+from polywire.records.rows import from_records, to_records
+
+KAFKA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", TIMESTAMP),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", HEADER_LIST),
+    ]
+)
+
+
+def stored(batches: Sequence[Sequence[Record]], *, first_offset: int = 0) -> tuple[bytearray, list[Record]]:
+    """Batches numbered and back to back, and their records as values."""
+    data, offset = bytearray(), first_offset
+    for index, records in enumerate(batches):
+        batch = from_records(records)
+        stamp(batch, 0, 7, 1, offset, 0, 1_000_000 + index)
+        offset += len(records)
+        data += batch
+    found: list[Record] = []
+    at = 0
+    while at < len(data):
+        found += to_records(data, at)
+        at += read_header(data, at).length
+    return data, found
+
+
+def read(data: bytes | bytearray, offset: int, offset_end: int, **options: int) -> pa.Table:
+    chunk = StoredChunk("t", 3, memoryview(data), offset, offset_end, offset_end)
+    batches = chunk_to_arrow(chunk, KAFKA.names, KAFKA, **options)
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema == KAFKA
+    return pa.Table.from_batches(batches, schema=KAFKA)
+
+
+def rows_of(records: Sequence[Record]) -> list[dict[str, object]]:
+    return [
+        {
+            "key": record.key,
+            "value": record.value,
+            "topic": "t",
+            "partition": 3,
+            "offset": record.offset,
+            "timestampType": 1,
+            "headers": [{"key": h.key.decode(), "value": h.value} for h in record.headers] or None,
+        }
+        for record in records
+    ]
+
+
+def check(table: pa.Table, records: Sequence[Record]) -> None:
+    assert table.drop_columns(["timestamp"]).to_pylist() == rows_of(records)
+    assert table.column("timestamp").cast(pa.int64()).to_pylist() == [record.append_time_us for record in records]
+
+
+def some_records(seed: int, count: int) -> list[Record]:
+    chance = random.Random(seed)
+
+    def payload() -> bytes | None:
+        return None if chance.random() < 0.2 else chance.randbytes(chance.randrange(12))
+
+    with_keys, with_headers = chance.random() < 0.7, chance.random() < 0.5
+    return [
+        Record(
+            payload(),
+            payload() if with_keys else None,
+            headers=tuple(Header(b"h%d" % n, payload()) for n in range(chance.randrange(3))) if with_headers else (),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_batches_are_gathered_and_cut_to_the_range(seed: int) -> None:
+    data, records = stored([some_records(seed * 10 + n, n % 9 + 1) for n in range(10)], first_offset=100)
+    check(read(data, 100, 100 + len(records)), records)
+    check(read(data, 103, 117), records[3:17])
+    check(read(data, 103, 117, rows_max=4), records[3:17])
+    assert read(data, 100 + len(records), 200 + len(records)).num_rows == 0
+
+
+def test_a_large_batch_is_wrapped_where_it_lies() -> None:
+    records = [Record(b"v%06d" % n * 20, b"k%d" % n if n % 3 else None) for n in range(5000)]
+    data, records = stored([records])
+    assert len(data) > WRAP_BYTES_MIN
+    table = read(data, 11, 4000, rows_max=1500)
+    assert [len(batch) for batch in table.to_batches()] == [1500, 1500, 989]
+    check(table, records[11:4000])
+    lies_in = range(_address(data), _address(data) + len(data))
+    assert table.column("value").chunk(0).buffers()[2].address in lies_in
+    assert table.column("key").chunk(2).buffers()[2].address in lies_in
+
+
+def test_compressed_batches_are_expanded() -> None:
+    data, records = stored([[Record(b"abc" * 50) for _ in range(20)]])
+    packed = compress_body(data, Compression.ZSTD)
+    assert len(packed) < len(data)
+    check(read(packed, 2, 9), records[2:9])
+
+
+def test_odd_headers_and_event_fields_come_as_text_and_bytes() -> None:
+    record = Record(
+        b"v",
+        headers=(Header(b"\x05\x00", b"\x01", HeaderKind.INT16), Header(b"\xff\xfe", None, HeaderKind.RAW)),
+        event=Event("made", 2, 9, b"{}"),
+        flags=2,
+    )
+    data, _ = stored([[record]])
+    assert read(data, 0, 1).column("headers").to_pylist() == [
+        [
+            {"key": "5", "value": b"\x01"},
+            {"key": "��", "value": None},
+            {"key": "event.type", "value": b"made"},
+            {"key": "event.schema_version", "value": b"2"},
+            {"key": "event.aggregate_version", "value": b"9"},
+            {"key": "event.metadata", "value": b"{}"},
+        ]
+    ]
+
+
+def test_values_may_be_asked_for_as_text() -> None:
+    data, _ = stored([[Record("grün".encode()), Record(None)], [Record(b"\xffx")]])
+    chunk = StoredChunk("t", 0, memoryview(data), 0, 3, 3)
+    schema = pa.schema([pa.field("value", pa.string()), pa.field("offset", pa.int32())])
+    table = pa.Table.from_batches(chunk_to_arrow(chunk, ["value", "offset"], schema))
+    assert table.to_pydict() == {"value": ["grün", None, "�x"], "offset": [0, 1, 2]}
+
+
+def test_unknown_columns_are_named() -> None:
+    chunk = StoredChunk("t", 0, memoryview(b""), 0, 0, 0)
+    for columns in ([], ["value", "size"]):
+        with pytest.raises(Invalid) as caught:
+            chunk_to_arrow(chunk, columns, KAFKA)
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert chunk_to_arrow(chunk, COLUMNS, KAFKA) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tables_become_batches_and_come_back(seed: int) -> None:
+    rows = [
+        {"key": r.key, "value": r.value, "headers": [{"key": h.key.decode(), "value": h.value} for h in r.headers]}
+        for r in some_records(seed, 40)
+    ]
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADER_LIST)])
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pieces = pa.concat_tables([table.slice(0, 13), table.slice(13, 1), table.slice(14)])
+    back = []
+    for batch in arrow_to_batches(pieces):
+        assert validate(batch) == len(batch)
+        back += to_records(batch)
+    found = [
+        {"key": r.key, "value": r.value, "headers": [{"key": h.key.decode(), "value": h.value} for h in r.headers]}
+        for r in back
+    ]
+    assert found == rows
+
+
+def test_tables_of_text_are_cut_to_bounded_batches() -> None:
+    table = pa.table({"text": pa.array(["x" * 1000] * 9000, type=pa.large_string())})
+    batches = arrow_to_batches(table, value="text", key=None, headers=None)
+    assert max(len(batch) for batch in batches) <= 5 << 20
+    assert sum(read_header(batch).record_count for batch in batches) == 9000
+    with pytest.raises(Invalid) as caught:
+        arrow_to_batches(pa.table({"value": [b"x" * (17 << 20)]}))
+    assert caught.value.code is ErrorCode.RECORD_TOO_LARGE
+    with pytest.raises(Invalid):
+        arrow_to_batches(pa.table({"v": [b"x"]}))
+
+
+def _address(data: bytearray) -> int:
+    return pa.py_buffer(data).address

@@ -1,0 +1,150 @@
+"""A peer of the `polywire` wire without a socket: a session over a broker in memory, and the frames it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import Failure, Head, Verb
+from polywire.protocols.polywire.session import PolywireSessions
+from polywire.records.batch import from_spans
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from polywire.types import Buffer
+
+_H = TypeVar("_H", bound=Head)
+
+
+class CapturedOutput:
+    """What a session wrote. ``backlog`` stays where a test puts it."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.backlog = 0
+        self.backlog_max = 1 << 20
+        self.peer = "test"
+        self.on_loopback = True
+        self.closed = False
+        self.releases = 0
+
+    def write(self, data: Buffer) -> None:
+        self.written += data
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        for part in parts:
+            self.written += part
+        if released is not None:
+            released()
+            self.releases += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One frame as the peer sees it."""
+
+    verb: int
+    flags: int
+    correlation: int
+    head: bytes
+    payload: bytes
+
+    def decode(self, kind: type[_H]) -> _H:
+        if self.flags & ERROR:
+            raise self.error
+        return decode_answer(self.head, kind)
+
+    @property
+    def error(self) -> BrokerError:
+        assert self.flags & ERROR, f"no error: {self}"
+        return error_of(decode_answer(self.head, Failure))
+
+    @property
+    def more(self) -> bool:
+        return bool(self.flags & MORE)
+
+
+class Peer:
+    """A greeted connection."""
+
+    def __init__(
+        self, settings: BrokerSettings | None = None, *, broker: Broker | None = None, loop: ManualLoop | None = None
+    ) -> None:
+        self.loop = loop or ManualLoop()
+        self.broker = broker or Broker.over(
+            lambda replay: MemoryLog(self.loop, self.loop.clock, replay),
+            settings=settings or BrokerSettings(),
+            loop=self.loop,
+            clock=self.loop.clock,
+        )
+        self.output = CapturedOutput()
+        self.resumes = 0
+        self.session = PolywireSessions(self.broker).open(self.output, self._resume)
+        self._correlations = count(1)
+        assert self.session.receive(memoryview(bytearray(MAGIC))) == len(MAGIC)
+        self.opening = bytes(self.output.written)
+        self.output.written.clear()
+
+    def another(self) -> Peer:
+        """A second connection to the same broker."""
+        return Peer(broker=self.broker, loop=self.loop)
+
+    def send(self, verb: Verb, head: Head, payload: Buffer = b"") -> int:
+        """Send one request; returns its correlation."""
+        correlation = next(self._correlations)
+        frame = bytearray(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+        assert self.session.receive(memoryview(frame)) == len(frame)
+        return correlation
+
+    def frames(self) -> list[Answer]:
+        """Everything written so far, once."""
+        data, found, at = bytes(self.output.written), [], 0
+        while at < len(data):
+            prefix = decode_prefix(data, at)
+            body = at + PREFIX_BYTES + prefix.head_bytes
+            end = at + PREFIX_BYTES + prefix.length
+            found.append(
+                Answer(prefix.verb, prefix.flags, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
+            )
+            at = end
+        self.output.written.clear()
+        return found
+
+    def ask(self, verb: Verb, head: Head, payload: Buffer = b"") -> Answer:
+        """Send one request, let the loop run, and return its only frame."""
+        correlation = self.send(verb, head, payload)
+        self.loop.run_due()
+        frames = self.frames()
+        assert [frame.correlation for frame in frames] == [correlation], frames
+        return frames[0]
+
+    def _resume(self) -> None:
+        self.resumes += 1
+
+
+def batch_of(*records: tuple[bytes | None, bytes | None] | bytes) -> bytearray:
+    """A batch of values, or of (key, value) pairs."""
+    source, spans = bytearray(), []
+    for record in records:
+        for part in record if isinstance(record, tuple) else (None, record):
+            spans += [len(source), -1 if part is None else len(part)]
+            source += part or b""
+    numbers = b"".join(number.to_bytes(8, "little", signed=True) for number in spans)
+    return from_spans(source, memoryview(numbers))

@@ -1,0 +1,180 @@
+"""Fetches that take more than one frame, wait, pause, or end early; epochs."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import Busy, Conflict, ErrorCode
+from polywire.log.base import Replay
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.session import FETCHES_MAX, FRAMES_PER_PASS
+from polywire.records.batch import read_header, walk
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def peer() -> Peer:
+    made = Peer()
+    made.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
+    return made
+
+
+def produce(peer: Peer, *values: bytes) -> None:
+    for value in values:
+        peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(value)).decode(messages.Produced)
+
+
+def offsets_of(frames: list[Answer]) -> list[int]:
+    return [read_header(frame.payload, at).base_offset for frame in frames for at in walk(frame.payload)]
+
+
+def test_a_large_range_comes_in_bounded_frames(peer: Peer) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 10)
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    peer.loop.run_due()
+    frames = peer.frames()
+    assert [frame.more for frame in frames] == [True] * (len(frames) - 1) + [False]
+    assert max(len(frame.payload) for frame in frames) <= ANSWER_BYTES_MAX
+    assert offsets_of(frames) == list(range(10))
+    assert [frame.decode(messages.Fetched).next_offset for frame in frames][-1] == 10
+    assert peer.output.releases == len(frames)
+
+
+def test_a_range_ends_with_the_batch_that_reaches_its_end(peer: Peer) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 10)
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 2, 7))
+    peer.loop.run_due()
+    assert offsets_of(peer.frames()) == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("bytes_max", "count"), [(1, 1), (2 * MEGABYTE + 9999, 2), (5 * MEGABYTE + 9999, 5)])
+def test_bytes_max_ends_a_fetch_after_at_least_one_batch(peer: Peer, bytes_max: int, count: int) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 10)
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, bytes_max=bytes_max))
+    peer.loop.run_due()
+    frames = peer.frames()
+    assert offsets_of(frames) == list(range(count))
+    assert not frames[-1].more
+
+
+def test_a_fetch_without_an_end_ends_where_reading_stood(peer: Peer) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 6)
+    peer.output.backlog = peer.output.backlog_max
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    peer.loop.run_due()
+    assert peer.frames() == []
+    peer.output.backlog = 0
+    peer.session.drained()
+    produce_later = peer.another()
+    produce(produce_later, b"late")
+    peer.loop.run_due()
+    assert offsets_of(peer.frames()) == list(range(6))
+
+
+def test_streams_pause_for_a_slow_peer_and_go_on_when_drained(peer: Peer) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 12)
+    peer.output.backlog = peer.output.backlog_max
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    peer.loop.run_due()
+    assert peer.frames() == []
+    peer.output.backlog = 0
+    peer.session.drained()
+    peer.loop.run_due()
+    assert offsets_of(peer.frames()) == list(range(12))
+
+
+def test_others_get_a_turn_during_a_long_stream(peer: Peer) -> None:
+    produce(peer, *[b"x" * 3 * MEGABYTE] * (2 * FRAMES_PER_PASS))
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    assert len(peer.frames()) == FRAMES_PER_PASS
+    peer.loop.run_pass()
+    assert len(peer.frames()) == FRAMES_PER_PASS
+
+
+def test_a_long_poll_answers_when_a_record_comes_and_holds_up_nothing(peer: Peer) -> None:
+    waiting = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    peer.loop.advance(1.0)
+    peer.ask(Verb.PING, Head()).decode(Head)
+    other = peer.another()
+    other.send(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"x"))
+    peer.loop.run_due()
+    [answer] = peer.frames()
+    assert answer.correlation == waiting
+    assert offsets_of([answer]) == [0]
+
+
+def test_a_long_poll_ends_empty_when_time_is_up(peer: Peer) -> None:
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    peer.loop.advance(4.9)
+    assert peer.frames() == []
+    peer.loop.advance(0.2)
+    [answer] = peer.frames()
+    assert (answer.payload, answer.decode(messages.Fetched).next_offset) == (b"", 0)
+
+
+def test_a_cancelled_long_poll_ends_at_once(peer: Peer) -> None:
+    waiting = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    cancel = peer.send(Verb.CANCEL, messages.Cancel(waiting))
+    assert [frame.correlation for frame in peer.frames()] == [waiting, cancel]
+    produce(peer, b"x")
+    peer.loop.advance(10.0)
+    assert peer.frames() == []
+
+
+def test_a_deleted_topic_ends_its_long_polls(peer: Peer) -> None:
+    waiting = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    peer.send(Verb.DELETE_TOPIC, messages.DeleteTopic("t"))
+    peer.loop.run_due()
+    answers = {frame.correlation: frame for frame in peer.frames()}
+    assert answers[waiting].error.code is ErrorCode.PARTITION_MISSING
+
+
+def test_open_fetches_are_limited_and_their_correlations_distinct(peer: Peer) -> None:
+    for _ in range(FETCHES_MAX):
+        last = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    error = peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000)).error
+    assert isinstance(error, Busy)
+    peer._correlations = iter([last])
+    assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0)).error.code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_peer_that_has_finished_still_gets_its_answers(peer: Peer) -> None:
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    peer.session.finish(memoryview(b"half"))
+    assert not peer.output.closed
+    peer.loop.advance(6.0)
+    assert len(peer.frames()) == 1
+    assert peer.output.closed
+
+
+def test_offsets_of_an_epoch_that_ended_before_them_are_refused() -> None:
+    loop = ManualLoop()
+    logs: list[MemoryLog] = []
+
+    def opened(settings: BrokerSettings) -> Broker:
+        def open_log(replay: Replay) -> MemoryLog:
+            logs.append(MemoryLog(loop, loop.clock, replay) if not logs else logs[-1].reopen(replay, synced_only=True))
+            return logs[-1]
+
+        return Broker.over(open_log, settings=settings, loop=loop, clock=loop.clock)
+
+    first = Peer(broker=opened(BrokerSettings()), loop=loop)
+    first.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
+    first.ask(Verb.PRODUCE, messages.Produce("t", 0, level=2), batch_of(b"a", b"b"))
+    produce(first, b"lost")
+    first.session.close()
+    second = Peer(broker=opened(BrokerSettings()), loop=loop)
+    produce(second, b"new", b"newer")
+    error = second.ask(Verb.FETCH, messages.Fetch("t", 0, 3, epoch=1)).error
+    assert isinstance(error, Conflict)
+    assert (error.code, "end=2" in error.message) == (ErrorCode.EPOCH_ENDED, True)
+    assert second.ask(Verb.FETCH, messages.Fetch("t", 0, 1, 3, epoch=1)).error.code is ErrorCode.EPOCH_ENDED
+    assert offsets_of([second.ask(Verb.FETCH, messages.Fetch("t", 0, 2, epoch=1))]) == [2, 3]

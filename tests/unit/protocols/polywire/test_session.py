@@ -1,0 +1,287 @@
+"""Requests over the session: opening, framing, order, topics, produce, fetch."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing, PeerError
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, decode_prefix, encode_head
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.session import REQUESTS_MAX, PolywireSessions
+from polywire.records.batch import read_header, walk
+from tests.unit.protocols.polywire.peer import CapturedOutput, Peer, batch_of
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def create(peer: Peer, name: str = "t", partition_count: int = 1) -> messages.TopicDescription:
+    return peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic(name, partition_count)).decode(messages.TopicDescription)
+
+
+def test_opening_answers_magic_and_limits(peer: Peer) -> None:
+    assert peer.opening[:8] == b"\xf1PWIRE\x00\x01"
+    prefix = decode_prefix(peer.opening, 8)
+    assert (prefix.verb, prefix.correlation) == (Verb.HELLO, 0)
+    limits = decode_answer(peer.opening[24:], messages.Limits)
+    assert limits.answer_bytes_max == 4 << 20
+    assert limits.stage_expiry_ms == 3_600_000
+
+
+def test_another_version_is_told_ours_and_closed(peer: Peer) -> None:
+    output = CapturedOutput()
+    session = PolywireSessions(peer.broker).open(output, lambda: None)
+    with pytest.raises(PeerError) as caught:
+        session.receive(memoryview(b"\xf1PWIRE\x00\x02"))
+    assert caught.value.fatal
+    assert bytes(output.written[:8]) == MAGIC
+
+
+@pytest.mark.parametrize("opening", [b"GET / HT", b"\xf1PWIRF", b"\x00"])
+def test_another_wire_is_refused_and_not_recognised(peer: Peer, opening: bytes) -> None:
+    factory = PolywireSessions(peer.broker)
+    assert factory.recognise(opening) is False
+    with pytest.raises(PeerError):
+        factory.open(CapturedOutput(), lambda: None).receive(memoryview(opening))
+
+
+def test_recognises_itself_once_its_name_is_whole(peer: Peer) -> None:
+    factory = PolywireSessions(peer.broker)
+    assert [factory.recognise(MAGIC[:size]) for size in (1, 5, 6, 8)] == [None, None, True, True]
+
+
+def test_a_stream_cut_at_every_byte_gives_the_same_answers() -> None:
+    frames = b"".join(
+        [
+            encode_head(Verb.CREATE_TOPIC, 1, messages.CreateTopic("t", 1, level=1)),
+            encode_head(Verb.PRODUCE, 2, messages.Produce("t", 0), payload_bytes=len(batch_of(b"a"))) + batch_of(b"a"),
+            encode_head(Verb.FETCH, 3, messages.Fetch("t", 0, 0)),
+            encode_head(Verb.PING, 4, Head()),
+        ]
+    )
+    seen = set()
+    for cut in range(len(frames)):
+        peer = Peer()
+        buffer = bytearray(frames[:cut])
+        taken = peer.session.receive(memoryview(buffer))
+        if cut - taken >= 16:
+            assert peer.session.wanted() > cut - taken
+        rest = bytearray(frames[taken:])
+        assert peer.session.receive(memoryview(rest)) == len(rest)
+        peer.loop.run_due()
+        found = sorted(peer.frames(), key=lambda frame: frame.correlation)
+        assert [frame.correlation for frame in found] == [1, 2, 3, 4]
+        seen.add((found[1].head, read_header(found[2].payload).record_count, found[3].head))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        PREFIX.pack(4, Verb.PING, 0, 0, 1, 5),
+        PREFIX.pack(4, Verb.PING, 0, 7, 1, 0),
+        PREFIX.pack(4, Verb.PING, 4, 0, 1, 0),
+        PREFIX.pack(0xFFFF_FFFF, Verb.PING, 0, 0, 1, 0),
+    ],
+)
+def test_a_broken_prefix_is_answered_and_fatal(peer: Peer, prefix: bytes) -> None:
+    with pytest.raises(PeerError) as caught:
+        peer.session.receive(memoryview(prefix))
+    assert caught.value.fatal
+    assert peer.frames()[0].error.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("verb", "head"), [(99, b"\x90"), (Verb.FETCH, b"\x90"), (Verb.FETCH, b"\xc1"), (Verb.PRODUCE, b"")]
+)
+def test_an_unreadable_head_is_answered_and_the_connection_goes_on(peer: Peer, verb: int, head: bytes) -> None:
+    frame = PREFIX.pack(len(head), verb, 0, 0, 7, len(head)) + head
+    assert peer.session.receive(memoryview(frame)) == len(frame)
+    [answer] = peer.frames()
+    assert (answer.correlation, answer.error.code) == (7, ErrorCode.INVALID_REQUEST)
+    assert isinstance(answer.error, Invalid)
+    peer.ask(Verb.PING, Head()).decode(Head)
+
+
+def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
+    made = create(peer, "orders", 2)
+    assert (made.name, len(made.id), len(made.incarnations)) == ("orders", 16, 2)
+    listed = peer.ask(Verb.TOPICS, messages.ListTopics()).decode(messages.TopicList)
+    assert [(t.name, t.id, t.partition_count) for t in listed.topics] == [("orders", made.id, 2)]
+    peer.ask(Verb.GROW_TOPIC, messages.GrowTopic("orders", 3)).decode(Head)
+    grown = peer.ask(Verb.DESCRIBE, messages.Describe("orders")).decode(messages.TopicDescription)
+    assert grown.incarnations[:2] == made.incarnations
+    assert len(grown.incarnations) == 3
+    peer.ask(Verb.DELETE_TOPIC, messages.DeleteTopic("orders")).decode(Head)
+    assert peer.ask(Verb.DESCRIBE, messages.Describe("orders")).error.code is ErrorCode.TOPIC_MISSING
+
+
+def test_settings_of_a_topic_are_kept_and_wrong_ones_named(peer: Peer) -> None:
+    head = messages.CreateTopic("t", 1, settings={"retention_bytes": 5, "key_hash": "xxh32"})
+    made = peer.ask(Verb.CREATE_TOPIC, head).decode(messages.TopicDescription)
+    assert made.settings == {
+        "key_hash": "xxh32",
+        "replication_factor": 1,
+        "retention_age_us": None,
+        "retention_bytes": 5,
+    }
+    wrong = peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"retention": 5})).error
+    assert wrong.message == "unknown settings names=retention"
+    assert (
+        peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"key_hash": "md5"})).error.code
+        is ErrorCode.INVALID_REQUEST
+    )
+    assert peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).error.code is ErrorCode.TOPIC_EXISTS
+
+
+def test_produced_batches_come_back_verbatim_but_for_their_numbers(peer: Peer) -> None:
+    create(peer)
+    batches = [batch_of(b"one", b"two"), batch_of((b"k", None))]
+    payload = b"".join(batches)
+    produced = peer.ask(Verb.PRODUCE, messages.Produce("t", 0), payload).decode(messages.Produced)
+    assert [(a.partition, a.base_offset, a.record_count) for a in produced.appended] == [(0, 0, 2), (0, 2, 1)]
+    answer = peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0))
+    fetched = answer.decode(messages.Fetched)
+    assert (fetched.next_offset, fetched.readable_offset) == (3, 3)
+    places = walk(answer.payload)
+    assert [read_header(answer.payload, at).base_offset for at in places] == [0, 2]
+    assert answer.payload[places[1] + 104 :] == batches[1][104:]
+
+
+def test_a_fetch_sees_what_was_produced_in_the_same_buffer(peer: Peer) -> None:
+    create(peer)
+    peer.send(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"x"))
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    assert sorted(frame.verb for frame in peer.frames()) == [Verb.FETCH, Verb.PRODUCE]
+
+
+def test_a_missing_topic_is_made_only_when_asked(peer: Peer) -> None:
+    assert peer.ask(Verb.PRODUCE, messages.Produce("new", 0), batch_of(b"x")).error.code is ErrorCode.TOPIC_MISSING
+    peer.ask(Verb.PRODUCE, messages.Produce("new", 0, create=True), batch_of(b"x")).decode(messages.Produced)
+    assert len(peer.ask(Verb.DESCRIBE, messages.Describe("new")).decode(messages.TopicDescription).incarnations) == 3
+
+
+@pytest.mark.parametrize("place", [0, 5, 8, 100, 108, -9])
+def test_damaged_batches_are_refused_before_anything_is_stored(peer: Peer, place: int) -> None:
+    create(peer)
+    damaged = batch_of(b"some value")
+    damaged[place] ^= 0x40
+    answer = peer.ask(Verb.PRODUCE, messages.Produce("t", 0), bytes(batch_of(b"good")) + damaged)
+    assert answer.error.code is ErrorCode.INVALID_BATCH
+    bounds = peer.ask(Verb.BOUNDS, messages.AskBounds(["t"])).decode(messages.BoundsList)
+    assert bounds.topics[0].partitions[0].next_offset == 0
+
+
+def test_requests_without_a_batch_or_with_a_wrong_partition_or_level_are_refused(peer: Peer) -> None:
+    create(peer)
+    assert peer.ask(Verb.PRODUCE, messages.Produce("t", 0)).error.code is ErrorCode.INVALID_BATCH
+    assert peer.ask(Verb.PRODUCE, messages.Produce("t", 4), batch_of(b"x")).error.code is ErrorCode.PARTITION_MISSING
+    assert (
+        peer.ask(Verb.PRODUCE, messages.Produce("t", 0, level=3), batch_of(b"x")).error.code
+        is ErrorCode.INVALID_REQUEST
+    )
+
+
+def test_records_go_to_the_partition_of_their_key_and_the_answer_tells_which(peer: Peer) -> None:
+    create(peer, "t", 3)
+    keys = [b"a", b"b", b"c", b"a", b"d", b"b", b"a"]
+    batch = batch_of(*[(key, key + b"%d" % number) for number, key in enumerate(keys)])
+    answer = peer.ask(Verb.PRODUCE, messages.Produce("t", -1), batch)
+    produced = answer.decode(messages.Produced)
+    chosen = struct.unpack(f"<{len(keys)}I", answer.payload)
+    assert len(set(chosen)) > 1
+    assert dict(zip(keys, chosen, strict=True)) == {key: _fnv1a_32(key) % 3 for key in keys}
+    assert sum(a.record_count for a in produced.appended) == len(keys)
+    for appended in produced.appended:
+        fetched = peer.ask(Verb.FETCH, messages.Fetch("t", appended.partition, 0)).payload
+        wanted = [key + b"%d" % n for n, key in enumerate(keys) if chosen[n] == appended.partition]
+        assert b"".join(wanted) in fetched
+
+
+def test_batches_without_keys_take_turns(peer: Peer) -> None:
+    create(peer, "t", 3)
+    places = [
+        peer.ask(Verb.PRODUCE, messages.Produce("t", -1), batch_of(b"x"))
+        .decode(messages.Produced)
+        .appended[0]
+        .partition
+        for _ in range(6)
+    ]
+    assert sorted(places[:3]) == [0, 1, 2]
+    assert places[:3] == places[3:]
+
+
+def test_bounds_report_what_is_synced_and_offsets_of_times(peer: Peer) -> None:
+    create(peer)
+    peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a", b"b"))
+    early = peer.loop.clock.now_us()
+    peer.loop.advance(1.0)
+    peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"c"))
+    head = messages.AskBounds(["t"], [early, early + 1, early + 10_000_000])
+    [topic] = peer.ask(Verb.BOUNDS, head).decode(messages.BoundsList).topics
+    [bounds] = topic.partitions
+    assert (bounds.first_offset, bounds.next_offset, bounds.epoch) == (0, 3, 1)
+    assert bounds.offsets == [0, 2, 3]
+    assert peer.ask(Verb.BOUNDS, messages.AskBounds(["t", "gone"])).error.code is ErrorCode.TOPIC_MISSING
+    too_many = peer.ask(Verb.BOUNDS, messages.AskBounds(["t"] * 1001)).error
+    assert too_many.code is ErrorCode.INVALID_REQUEST
+
+
+def test_another_life_of_the_partition_is_a_conflict(peer: Peer) -> None:
+    incarnation = create(peer).incarnations[0]
+    peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a"))
+    peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0, incarnation=incarnation)).decode(messages.Fetched)
+    peer.ask(Verb.DELETE_TOPIC, messages.DeleteTopic("t"))
+    create(peer)
+    error = peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0, incarnation=incarnation)).error
+    assert isinstance(error, Conflict)
+    assert error.code is ErrorCode.TOPIC_REPLACED
+
+
+def test_offsets_outside_the_partition_are_missing(peer: Peer) -> None:
+    create(peer)
+    peer.ask(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"a"))
+    error = peer.ask(Verb.FETCH, messages.Fetch("t", 0, 2)).error
+    assert isinstance(error, Missing)
+    assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 5, 2)).error.code is ErrorCode.INVALID_REQUEST
+    assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 1)).payload == b""
+
+
+def test_reading_pauses_above_the_limit_of_owed_answers(peer: Peer) -> None:
+    create(peer)
+    frame = encode_head(
+        Verb.PRODUCE, 9, messages.Produce("t", 0, level=2), payload_bytes=len(batch_of(b"x"))
+    ) + batch_of(b"x")
+    data = bytearray(frame * (REQUESTS_MAX + 5))
+    taken = peer.session.receive(memoryview(data))
+    assert taken == len(frame) * REQUESTS_MAX
+    assert peer.session.paused()
+    peer.loop.run_due()
+    assert peer.resumes == 1
+    assert not peer.session.paused()
+    assert peer.session.receive(memoryview(data)[taken:]) == 5 * len(frame)
+    peer.loop.run_due()
+    assert len(peer.frames()) == REQUESTS_MAX + 5
+
+
+def test_nothing_is_written_after_close(peer: Peer) -> None:
+    create(peer)
+    peer.send(Verb.PRODUCE, messages.Produce("t", 0, level=2), batch_of(b"x"))
+    peer.send(Verb.FETCH, messages.Fetch("t", 0, 1, wait_ms=1000))
+    peer.output.written.clear()
+    peer.session.close()
+    peer.loop.advance(5.0)
+    assert not peer.output.written
+
+
+def _fnv1a_32(data: bytes) -> int:
+    digest = 0x811C9DC5
+    for byte in data:
+        digest = ((digest ^ byte) * 0x01000193) & 0xFFFF_FFFF
+    return digest

@@ -1,0 +1,151 @@
+"""What only files can do wrong."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.store.base import aligned_buffer
+from polywire.store.file import FileStore
+from polywire.store.residency import address_of, is_resident
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_few_files_stay_open(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, open_blobs_max=3)
+    for number in range(10):
+        store.put_new(f"b{number}", [bytes([number]) * 5000])
+    before = descriptors()
+    views = [store.open(f"b{number}").map() for number in range(10)]
+    assert [view[4999] for view in views] == list(range(10))
+    views.clear()
+    gc.collect()
+    assert descriptors() - before <= 2 * 3
+    assert store.open("b9") is store.open("b9")
+
+
+def test_mapped_bytes_are_bounded(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, mapped_bytes_max=10_000)
+    for number in range(5):
+        store.put_new(f"b{number}", [bytes(4000)])
+    before = descriptors()
+    for number in range(5):
+        store.open(f"b{number}").map()
+    assert descriptors() - before == 2 * 2
+
+
+def test_remains_of_a_crash_are_deleted(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("blobs/one", [b"x"])
+    (tmp_path / "blobs" / ".two.0123456789ab").write_bytes(b"half")
+    assert store.list("blobs/") == ["blobs/one"]
+    assert store.delete_remains("blobs") == [".two.0123456789ab"]
+    assert store.delete_remains("none") == []
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["one"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no direct writes")
+def test_file_systems_without_direct_writes_are_written_buffered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open = os.open
+
+    def refuse_direct(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct writes here")
+        return really_open(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse_direct)
+    store = FileStore(tmp_path)
+    for number in range(2):
+        store.put_new(f"b{number}", [bytes([number]) * 10_001])
+        assert store.get(f"b{number}") == bytes([number]) * 10_001
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, view: really_write(fd, view[:4096]))
+    store = FileStore(tmp_path)
+    content = bytes(range(256)) * 100
+    store.put_new("one", [content])
+    assert store.get("one") == content
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "error"),
+    [
+        (errno.ENOSPC, Busy, ErrorCode.DISK_FULL),
+        (errno.EDQUOT, Busy, ErrorCode.DISK_FULL),
+        (errno.EIO, Unavailable, ErrorCode.STORAGE_FAILED),
+    ],
+)
+@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+def test_failures_leave_nothing_behind(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[Exception],
+    error: ErrorCode,
+    call: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    store = FileStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(kind) as caught:
+            store.put_new("one", [bytes(10_000)])
+    assert getattr(caught.value, "code", None) is error
+    assert list(tmp_path.iterdir()) == []
+    store.put_new("one", [b"x"])
+
+
+def test_a_bad_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "bad sector")
+
+    store = FileStore(tmp_path)
+    store.put_new("one", [bytes(10_000)])
+    blob = store.open("one")
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(Unavailable):
+        blob.warm(0, 10_000)
+    with pytest.raises(Unavailable):
+        store.get("one")
+
+
+def test_unaligned_parts_are_written_too(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    chunk = aligned_buffer(3 * 4096)
+    chunk[:] = bytes(range(256)) * 48
+    wanted = bytes(chunk)
+    store.put_new("one", [chunk[1:8193], chunk, chunk[4096:], chunk[4096:5000]])
+    assert store.get("one") == wanted[1:8193] + wanted + wanted[4096:] + wanted[4096:5000]
+
+
+def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("one", [bytes(64 << 12)])
+    blob = store.open("one")
+    if blob.is_warm(0, 64 << 12):
+        pytest.skip("this file system keeps what was written directly, so there is nothing cold to see")
+    blob.pread_into(bytearray(1), 0)
+    blob.warm(32 << 12, 33 << 12)
+    assert blob.is_warm(32 << 12, 33 << 12)
+
+
+def test_ordinary_memory_is_resident() -> None:
+    buffer = aligned_buffer(1 << 16)
+    assert address_of(buffer) % 4096 == 0
+    buffer[:] = bytes(1 << 16)
+    assert is_resident(address_of(buffer), 5, 1 << 16)
+    assert address_of(buffer[100:]) == address_of(buffer) + 100

@@ -1,0 +1,156 @@
+"""The Store port, the same scenarios over every store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer
+from polywire.store.file import FileStore
+from polywire.store.memory import MemoryStore
+from polywire.testing.faulty_store import FaultyStore
+
+
+@pytest.fixture(params=["memory", "direct", "buffered", "faulty"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "faulty":
+            return FaultyStore(MemoryStore())
+        case _:
+            return FileStore(tmp_path, direct=request.param == "direct")
+
+
+SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, CHUNK_BYTES - 8, CHUNK_BYTES, CHUNK_BYTES + 4097]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_put_is_got(store: Store, size: int) -> None:
+    content = (bytes(range(251)) * (size // 251 + 1))[:size]
+    store.put_new("blobs/one", [content[: size // 3], memoryview(content)[size // 3 :]])
+    assert store.size("blobs/one") == size
+    assert store.get("blobs/one") == content
+    assert store.get("blobs/one", 5, 300) == content[5:300]
+    assert store.get("blobs/one", size - size // 2) == content[size - size // 2 :]
+    assert store.get("blobs/one", size + 5, size + 9) == b""
+    blob = store.open("blobs/one")
+    assert blob.size == size
+    assert blob.map() == content
+    out = bytearray(100)
+    assert blob.pread_into(out, 50) == len(content[50:150])
+    assert out[: len(content[50:150])] == content[50:150]
+
+
+def test_parts_may_share_one_aligned_chunk(store: Store) -> None:
+    chunk = aligned_buffer(2 * BLOCK_BYTES)
+    wanted = bytearray()
+
+    def parts() -> Iterator[memoryview]:
+        for number, size in enumerate((8192, 8192, 4096, 100, 8192, 3)):
+            chunk[:] = bytes([number]) * len(chunk)
+            wanted.extend(chunk[:size])
+            yield chunk[:size]
+
+    store.put_new("one", parts())
+    assert store.get("one") == wanted
+
+
+def test_a_name_is_never_overwritten(store: Store) -> None:
+    store.put_new("one", [b"first"])
+    with pytest.raises(Conflict):
+        store.put_new("one", [b"second"])
+    assert store.get("one") == b"first"
+
+
+def test_of_many_writers_one_wins(store: Store) -> None:
+    outcomes: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put_new("blobs/one", [bytes([number]) * 100_000])
+            outcomes.append(f"won {number}")
+        except Conflict:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = [outcome for outcome in outcomes if outcome != "lost"]
+    if isinstance(store, FileStore):  # the stores in memory are for one thread
+        assert len(won) == 1
+        assert store.get("blobs/one") == bytes([int(won[0][4:])]) * 100_000
+    assert store.list("blobs/") == ["blobs/one"]
+
+
+def test_a_failing_source_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        yield bytes(100_000)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.put_new("blobs/one", parts())
+    assert store.list("blobs/") == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    store.put_new("blobs/one", [b"again"])
+
+
+def test_lists_are_sorted_and_of_one_directory(store: Store) -> None:
+    assert store.list("") == store.list("blobs/") == []
+    for name in ("b", "a-2", "a-1", "blobs/z", "blobs/a", "other/a"):
+        store.put_new(name, [b""])
+    assert store.list("") == ["a-1", "a-2", "b"]
+    assert store.list("a") == ["a-1", "a-2"]
+    assert store.list("blobs/") == ["blobs/a", "blobs/z"]
+    assert store.list("blobs/z") == ["blobs/z"]
+    assert store.list("blobs") == store.list("none/") == []
+
+
+def test_missing_names_are_missing(store: Store) -> None:
+    for read in (store.get, store.open, store.size):
+        with pytest.raises(Missing):
+            read("blobs/one")
+    store.delete("blobs/one")
+    store.put_new("blobs/one", [b"x"])
+    store.delete("blobs/one")
+    with pytest.raises(Missing):
+        store.get("blobs/one")
+    store.put_new("blobs/one", [b"y"])
+    assert store.get("blobs/one") == b"y"
+
+
+def test_views_outlive_their_blob(store: Store) -> None:
+    content = bytes(range(256)) * 100
+    store.put_new("one", [content])
+    view = store.open("one").map()[100:20_000]
+    store.delete("one")
+    assert view == content[100:20_000]
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "a/.hidden", "/a", "a/", "a/b/c", "a/../b", "a b", "ä", "x" * 201, "-a", "a\n"]
+)
+def test_bad_names_are_refused(store: Store, name: str) -> None:
+    for call in (lambda: store.put_new(name, []), lambda: store.get(name), lambda: store.delete(name)):
+        with pytest.raises(Invalid) as caught:
+            call()
+        assert caught.value.code is ErrorCode.INVALID_NAME
+
+
+def test_warming_makes_warm(store: Store) -> None:
+    store.put_new("one", [bytes(3 << 20)])
+    blob = store.open("one")
+    blob.warm(100, 3 << 20)
+    assert blob.is_warm(100, 3 << 20)
+    assert blob.is_warm(0, 0)
+    blob.warm(3 << 20, 5 << 20)  # beyond the end: nothing to do
