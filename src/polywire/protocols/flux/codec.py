@@ -604,6 +604,21 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 
 
 @cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.bint)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _one_word(data: Buffer, i: int, stop: int) -> bool:
+    """Whether a value has no white space of ASCII, so that a line could have brought it; a flag alone is not trusted."""
+    while i < stop:
+        if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
+            return False
+        i += 1
+    return True
+
+
+@cython.cfunc
 @cython.exceptval(check=False)
 @cython.nogil
 @cython.returns(cython.Py_ssize_t)
@@ -731,7 +746,7 @@ def put_values(data: Buffer, places: Numbers, limits: Numbers, out: Buffer, at: 
         put += 1
         begin += values_at
         end += values_at
-        if (flags_at >= 0 and data[flags_at + row] & 4) or _clean(data, begin, end):
+        if _clean(data, begin, end) or (flags_at >= 0 and data[flags_at + row] & 4 and _one_word(data, begin, end)):
             while begin < end:
                 out[put] = data[begin]  # type: ignore[index]
                 put += 1

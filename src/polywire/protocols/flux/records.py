@@ -18,11 +18,12 @@ from polywire.log.base import Read
 from polywire.protocols.flux import codec
 from polywire.protocols.flux.answers import Answer, Produced
 from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
-from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, listed, topic_name
+from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, is_plain, listed, topic_name
 from polywire.protocols.flux.metadata import Replication
 from polywire.protocols.flux.session import FluxSession
 from polywire.records.batch import from_spans, layout, walk
-from polywire.records.columns import BatchFlags, Column
+from polywire.records.columns import BatchFlags, Column, RecordFlags
+from polywire.records.compression import expand_body
 
 from polywire.types import KeyHash, Level
 
@@ -60,7 +61,8 @@ def produce(session: FluxSession, request: Request, /) -> None:
     partition = session.broker.partition_of_key(topic, key, KeyHash.FNV32)
     if not session.state.is_writable(partition):
         raise not_leader()
-    batch = from_spans(key + value, array("q", (0, len(key), len(key), len(value))))
+    flags = None if is_plain(value) else bytes((RecordFlags.LINE_VALUE,))
+    batch = from_spans(key + value, array("q", (0, len(key), len(key), len(value))), None, flags)
     if mode is Acks.ALL:
         answer = session.later(request, blocking=True)
         timeout_s = session.state.settings.ack_all_timeout_ms / 1000
@@ -234,8 +236,6 @@ def put_chunks(
             flags, count, base = _HEADER.unpack_from(chunk, position)
             data: memoryview | bytearray = chunk
             if flags & _COMPRESSED:
-                from polywire.records.compression import expand_body
-
                 data, position = bytearray(expand_body(chunk[position:], EXPANDED_BYTES_MAX)), 0
             places = layout(data, position)
             row = 0
