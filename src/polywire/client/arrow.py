@@ -239,7 +239,7 @@ def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
     raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
 
 
-def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.ListArray[Any] | None) -> bytearray:
+def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.Array[Any] | None) -> bytearray:
     count = len(values)
     columns: dict[int, Buffer] = {}
     _put_binary(columns, values, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -280,8 +280,8 @@ def _bits(column: pa.Array[Any]) -> Buffer:
     return bits
 
 
-def _put_headers(columns: dict[int, Buffer], lists: pa.ListArray[Any]) -> None:
-    pairs = lists.flatten()
+def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
+    pairs: Any = pc.list_flatten(lists)
     if not len(pairs):
         return
     keys, values = (_as_binary(part) for part in pairs.flatten())

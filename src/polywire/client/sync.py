@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -31,11 +31,10 @@ class SyncClient:
         self._loop: Final = asyncio.new_event_loop()
         self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
         self._thread.start()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._stop)
             self._client: Final[Client] = self._run(connect_asynchronously(url))
-        except BaseException:
-            self._stop()
-            raise
+            undo.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -115,10 +114,9 @@ class SyncClient:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
-        except BaseException:
-            # An interrupted caller must not leave its request running.
+        finally:
+            # An interrupted caller must not leave its request running; one that is done cannot be cancelled.
             future.cancel()
-            raise
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

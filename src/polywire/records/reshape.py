@@ -6,7 +6,6 @@ been validated. Must not know: when the log merges, any wire.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import cython
@@ -21,15 +20,15 @@ if cython.compiled:
         Runs,
         address_delta,
         concatenate,
-        numbers_of,
         offset_delta,
         open_sources,
         set_runs,
+        zeros,
     )
 else:
     from polywire.records.header import seal_header
     from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
-    from polywire.records.runs import Runs, address_delta, concatenate, numbers_of, offset_delta, open_sources, set_runs
+    from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
 
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 
@@ -81,7 +80,7 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
     if len(runs.sources) == 1:
         return bytearray(memoryview(batches[0]).cast("B")[: load_u32(first.p, 4)])
     _check_neighbours(runs)
-    triples: cython.p_longlong = numbers_of(runs, array("q", bytes(24 * len(runs.sources))))
+    triples: cython.p_longlong = zeros(runs, 3 * len(runs.sources))
     for i in range(len(runs.sources)):
         triples[3 * i] = i
         triples[3 * i + 2] = load_u32(runs.bases[i], 28)
@@ -109,7 +108,10 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
         raise IndexError(f"no such records start={start} stop={stop} records={count}")
     runs.sequences = runs.layouts[14] >= 0
     runs.deltas = runs.layouts[50] >= 0
-    set_runs(runs, numbers_of(runs, array("q", (0, start, stop))), 1)
+    triples: cython.p_longlong = zeros(runs, 3)
+    triples[1] = first
+    triples[2] = last
+    set_runs(runs, triples, 1)
     result = concatenate(runs)
     target: Lent = runs.batch
     move(target.p, 16, source.p, 16, 12)  # partition, epoch
@@ -134,7 +136,7 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
     start: cython.longlong
     stop: cython.longlong
     run_count: cython.Py_ssize_t = 0
-    triples: cython.p_longlong = numbers_of(runs, array("q", bytes(24 * row_count)))
+    triples: cython.p_longlong = zeros(runs, 3 * row_count)
     while i < row_count:
         start = load_i32(lent.p, 4 * i)
         if start < 0 or start >= count:

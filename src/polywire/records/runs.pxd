@@ -21,7 +21,7 @@ cdef class Runs:
 
 
 cdef Runs open_sources(object batches)
-cdef long long *numbers_of(Runs runs, object numbers) except *
+cdef long long *zeros(Runs runs, Py_ssize_t count) except *
 cdef void set_runs(Runs runs, long long *triples, Py_ssize_t run_count) except *
 cdef bytearray concatenate(Runs runs)
 cdef long long offset_delta(const unsigned char *p, long long deltas, long long index) noexcept nogil

@@ -78,11 +78,11 @@ class Runs:
 
 
 @cython.cfunc
-def numbers_of(runs: Runs, numbers: array[int]) -> cython.p_longlong:
-    """The address of an i64 array, which lives as long as ``runs``."""
+def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
+    """An i64 array that lives as long as ``runs``."""
     if not cython.compiled:
-        return numbers
-    lent: Lent = lend_writable(numbers)
+        return array("q", bytes(8 * count))
+    lent: Lent = lend_writable(bytearray(8 * count))
     runs.kept.append(lent)
     return cython.cast(cython.p_longlong, lent.p)
 
@@ -95,8 +95,8 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
     i: cython.Py_ssize_t
     runs.kept = []
     runs.sources = [lend(batch) for batch in batches]
-    runs.layouts = numbers_of(runs, array("q", bytes(8 * _LAYOUT * len(runs.sources))))
-    runs.places = numbers_of(runs, array("q", bytes(8 * _LAYOUT)))
+    runs.layouts = zeros(runs, _LAYOUT * len(runs.sources))
+    runs.places = zeros(runs, _LAYOUT)
     runs.deltas = False
     runs.sequences = False
     if cython.compiled:
@@ -130,7 +130,7 @@ def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bi
 
 @cython.cfunc
 def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
-    """Say which records to take: triples of source, start, stop, from ``numbers_of``; the caller has checked them."""
+    """Say which records to take: triples of source, start, stop, from ``zeros``; the caller has checked them."""
     i: cython.Py_ssize_t
     runs.run_count = run_count
     runs.triples = triples

@@ -59,8 +59,7 @@ class Served:
         async def drop() -> None:
             for connection in list(self._hub.connections):
                 connection.abort("dropped by a test")
-            while self._hub.connections:
-                await asyncio.sleep(0)
+            await self._emptied()
 
         self.call(drop())
 
@@ -86,6 +85,12 @@ class Served:
         close_listeners(self._listeners)
         for connection in list(self._hub.connections):
             connection.abort("the test is over")
-        while self._hub.connections:
-            await asyncio.sleep(0)
+        await self._emptied()
         self.memory.broker.close()
+
+    async def _emptied(self) -> None:
+        for _ in range(1000):
+            if not self._hub.connections:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("connections did not go away")

@@ -27,12 +27,11 @@ def connection(served: Served) -> Iterator[BulkConnection]:
 
 
 def values_in(connection: BulkConnection, topic: str, partition: int = 0, **options: int) -> list[bytes | None]:
-    found = []
+    found: list[bytes | None] = []
     for chunk in connection.fetch_range(topic, partition, **options):
-        for at in walk(chunk.data):
-            for record in to_records(chunk.data, at):
-                if chunk.offset <= record.offset < chunk.offset_end:
-                    found.append(record.value)
+        wanted = range(chunk.offset, chunk.offset_end)
+        records = [record for at in walk(chunk.data) for record in to_records(chunk.data, at)]
+        found += [record.value for record in records if record.offset in wanted]
     return found
 
 
