@@ -6,13 +6,17 @@ Promises: plain values without behaviour beyond checking themselves. Must not kn
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from polywire.errors import ErrorCode, Invalid
 
-Buffer = bytes | bytearray | memoryview
+if TYPE_CHECKING:
+    Buffer: TypeAlias = bytes | bytearray | memoryview | array[int]
+else:  # array cannot be subscripted before Python 3.12
+    Buffer = bytes | bytearray | memoryview | array
 
 NAME_BYTES_MAX: Final = 249  # design §2: full names are at most 249 bytes
 DEFAULT_STREAM: Final = "default"

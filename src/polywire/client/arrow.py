@@ -28,8 +28,7 @@ from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
 ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
-# Keys and values gathered into one record batch, so that its buffers fit one block of the arena.
-BYTES_MAX: Final = 3 << 20
+BYTES_MAX: Final = 4 << 20  # keys and values gathered into one record batch: those of one fetched frame
 # Stored batches of this size are wrapped where they lie; below, wrapping costs more than copying.
 WRAP_BYTES_MIN: Final = 512 << 10
 EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
@@ -41,6 +40,11 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
+# Plain numbers: in the loop over batches an enum would cost more than the test.
+_COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
+_COMPACTED: Final = int(BatchFlags.COMPACTED)
+_VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
+_KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
 # Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
 _FACTS: Final = Struct("<4xII16xIQ8xq28xI")
 
@@ -82,16 +86,16 @@ def _runs(chunk: StoredChunk) -> Iterator[_Run]:
         if base_offset + offset_span <= chunk.offset or base_offset >= chunk.offset_end:
             continue
         source, place = data, at
-        if flags & (BatchFlags.LZ4 | BatchFlags.ZSTD):
+        if flags & _COMPRESSED:
             source, place = memoryview(expand_body(data[at : at + length], EXPANDED_BYTES_MAX)), 0
         places = layout(source, place).tolist()
         start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
-        if flags & BatchFlags.COMPACTED:
+        if flags & _COMPACTED:
             deltas = _column(source, places, Column.OFFSET_DELTAS).cast("I")
             start = bisect_left(deltas, chunk.offset - base_offset)
             stop = bisect_left(deltas, chunk.offset_end - base_offset)
         if start < stop:
-            size = places[2 * Column.VALUE_BYTES + 1] + places[2 * Column.KEY_BYTES + 1]
+            size = places[_VALUE_SIZE] + places[_KEY_SIZE]
             share = size * (stop - start) // record_count
             yield _Run(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
 
@@ -239,7 +243,7 @@ def _as_binary(column: pa.Array[Any]) -> pa.Array[Any]:
     raise Invalid(ErrorCode.INVALID_REQUEST, f"keys and values are binary or string type={kind}")
 
 
-def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.ListArray[Any] | None) -> bytearray:
+def _stored(values: pa.Array[Any], keys: pa.Array[Any] | None, headers: pa.Array[Any] | None) -> bytearray:
     count = len(values)
     columns: dict[int, Buffer] = {}
     _put_binary(columns, values, Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -280,8 +284,8 @@ def _bits(column: pa.Array[Any]) -> Buffer:
     return bits
 
 
-def _put_headers(columns: dict[int, Buffer], lists: pa.ListArray[Any]) -> None:
-    pairs = lists.flatten()
+def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
+    pairs: Any = pc.list_flatten(lists)
     if not len(pairs):
         return
     keys, values = (_as_binary(part) for part in pairs.flatten())

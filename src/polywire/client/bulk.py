@@ -102,6 +102,43 @@ class PublishResult:
     ranges: tuple[tuple[str, int, int, int], ...]
 
 
+class _Progress:
+    """How far a range was read. Guards: no offset is handed out twice, however often the connection is lost."""
+
+    __slots__ = ("_asked_from", "_bytes_left", "_offset_end", "_partition", "_topic", "complete", "next_offset")
+
+    def __init__(self, topic: str, partition: int, offset: int, offset_end: int, bytes_max: int) -> None:
+        self._topic: Final = topic
+        self._partition: Final = partition
+        self._offset_end: Final = offset_end
+        self._bytes_left = bytes_max if bytes_max >= 0 else None
+        self._asked_from = offset
+        self.next_offset = offset
+        self.complete = False
+
+    def request(self, incarnation: int, epoch: int, wait_ms: int) -> messages.Fetch:
+        """What is still to be read."""
+        self._asked_from = self.next_offset
+        bytes_max = -1 if self._bytes_left is None else max(self._bytes_left, 1)
+        return messages.Fetch(
+            self._topic, self._partition, self.next_offset, self._offset_end, incarnation, epoch, bytes_max, wait_ms
+        )
+
+    def moved(self) -> bool:
+        """Whether anything was read since the last request."""
+        return self.next_offset > self._asked_from
+
+    def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
+        """Take one frame; None when it is empty."""
+        first, self.next_offset = self.next_offset, next_offset
+        if self._bytes_left is not None:
+            self._bytes_left -= len(data)
+        if not len(data):
+            return None
+        last = next_offset if self._offset_end < 0 else min(self._offset_end, next_offset)
+        return StoredChunk(self._topic, self._partition, data, first, last, next_offset)
+
+
 class BulkConnection:
     """Sockets to one broker, one per call under way. Guards: a socket whose answer was not read to its end is never used again."""
 
@@ -191,28 +228,18 @@ class BulkConnection:
         Raises Conflict(TOPIC_REPLACED) or Conflict(EPOCH_ENDED) when incarnation or epoch say that other data was meant,
         Missing(OFFSET_OUT_OF_RANGE) when part of the range does not exist.
         """
-        next_offset, sent_bytes, deadline = offset, 0, 0.0
-        while True:
-            rest = bytes_max if bytes_max < 0 else bytes_max - sent_bytes
-            request = messages.Fetch(topic, partition, next_offset, offset_end, incarnation, epoch, rest, wait_ms)
+        at = _Progress(topic, partition, offset, offset_end, bytes_max)
+        retries = self._retries()
+        while not at.complete:
             try:
-                for data, next_after in self._stream(request):
-                    deadline = 0.0
-                    sent_bytes += len(data)
-                    first, next_offset = next_offset, next_after
-                    if len(data):
-                        last = next_offset if offset_end < 0 else min(offset_end, next_offset)
-                        yield StoredChunk(topic, partition, data, first, last, next_offset)
-                break
-            except Unavailable:
-                deadline = deadline or self._clock.monotonic() + self.reconnect_s
-                if self._clock.monotonic() >= deadline:
-                    raise
-                sleep(RECONNECT_INTERVAL_S)
-        if bytes_max < 0 and 0 <= next_offset < offset_end:
+                yield from self._chunks(at, incarnation=incarnation, epoch=epoch, wait_ms=wait_ms)
+            except Unavailable as error:
+                retries = self._retries() if at.moved() else retries
+                self._retry_or_raise(retries, error)
+        if bytes_max < 0 and 0 <= at.next_offset < offset_end:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"range ends early topic={topic} partition={partition} next_offset={next_offset} offset_end={offset_end}",
+                f"range ends early topic={topic} partition={partition} next_offset={at.next_offset} offset_end={offset_end}",
             )
 
     def produce(
@@ -284,34 +311,45 @@ class BulkConnection:
         wire.receive_payload(prefix)
         return sum(a.record_count for a in _decode(head, messages.Produced).appended)
 
+    def _chunks(self, at: _Progress, *, incarnation: int, epoch: int, wait_ms: int) -> Iterator[StoredChunk]:
+        """One FETCH from where ``at`` stands."""
+        with self._lease() as wire:
+            correlation = wire.send(Verb.FETCH, at.request(incarnation, epoch, wait_ms))
+            while not at.complete:
+                prefix, head = wire.receive(correlation)
+                data = wire.receive_payload(prefix, self._arena)
+                chunk = at.advance(data, _decode(head, messages.Fetched).next_offset)
+                at.complete = not more_follows(prefix)
+                if chunk is not None:
+                    yield chunk
+
+    def _retries(self) -> Iterator[None]:
+        """One item per further attempt, each after a pause, until ``reconnect_s`` have passed since the first was asked for."""
+        deadline = self._clock.monotonic() + self.reconnect_s
+        while self._clock.monotonic() < deadline:
+            sleep(RECONNECT_INTERVAL_S)
+            yield
+
+    @staticmethod
+    def _retry_or_raise(retries: Iterator[None], error: Unavailable) -> None:
+        for _ in retries:
+            return
+        raise error
+
     def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
         """A call that may safely be made twice."""
-        deadline = 0.0
+        retries = self._retries()
         while True:
             try:
                 return self._write(verb, head, answer)[0]
-            except Unavailable:
-                deadline = deadline or self._clock.monotonic() + self.reconnect_s
-                if self._clock.monotonic() >= deadline:
-                    raise
-                sleep(RECONNECT_INTERVAL_S)
+            except Unavailable as error:
+                self._retry_or_raise(retries, error)
 
     def _write(self, verb: Verb, head: Head, answer: type[_H], payload: Sequence[Buffer] = ()) -> tuple[_H, bytes]:
         """A call that is made once."""
         with self._lease() as wire:
             prefix, received = wire.receive(wire.send(verb, head, payload))
             return _decode(received, answer), bytes(wire.receive_payload(prefix))
-
-    def _stream(self, request: messages.Fetch) -> Iterator[tuple[memoryview, int]]:
-        """Payload and next offset of each frame; the socket is given up when the caller stops before the last."""
-        with self._lease() as wire:
-            correlation = wire.send(Verb.FETCH, request)
-            more = True
-            while more:
-                prefix, head = wire.receive(correlation)
-                data = wire.receive_payload(prefix, self._arena)
-                more = more_follows(prefix)
-                yield data, _decode(head, messages.Fetched).next_offset
 
     @contextmanager
     def _lease(self) -> Iterator[FramedSocket]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -61,7 +61,7 @@ class Delivered:
 
 async def consume(
     client: Client, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
-) -> AsyncIterator[Delivered]:
+) -> AsyncGenerator[Delivered, None]:
     """Records of a topic as they come, for ever; close the iterator to stop.
 
     group: share the topic with the group's other members and go on at its stored positions; positions are stored while consuming and on

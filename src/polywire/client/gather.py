@@ -63,7 +63,7 @@ def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
             total += load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP))
             total -= load_i32(source.p, place + 4 * load_i64(runs.p, run + _START))
         run += _WIDTH
-    return total
+    return int(total)
 
 
 def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
@@ -149,7 +149,7 @@ def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_c
             at += 1
             row += 1
         run += _WIDTH
-    return nulls
+    return int(nulls)
 
 
 def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer) -> int:
@@ -176,7 +176,7 @@ def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer)
             at += 1
             row += 1
         run += _WIDTH
-    return nulls
+    return int(nulls)
 
 
 def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
@@ -191,7 +191,7 @@ def mark_lists(offsets: Buffer, row_count: int, target: Buffer) -> int:
             made.p[row >> 3] |= 1 << (row & 7)
         else:
             nulls += 1
-    return nulls
+    return int(nulls)
 
 
 def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -333,7 +333,7 @@ class PolywireClient:
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
-    ) -> AsyncIterator[Delivered]:
+    ) -> AsyncGenerator[Delivered, None]:
         """Records of a topic as they come, for ever; see ``client.consume``."""
         return consume(self, topic, group=group, member=member, start=start)
 

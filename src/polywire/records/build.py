@@ -12,6 +12,7 @@ import cython
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import Column
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -254,7 +255,7 @@ def _any_flag(
 
 
 def from_spans(
-    source: Buffer, spans: Buffer, rows: Buffer | None = None, record_flags: Buffer | None = None
+    source: Buffer, spans: Lendable, rows: Lendable | None = None, record_flags: Buffer | None = None
 ) -> bytearray:
     """Build a batch from payloads inside ``source``.
 
@@ -321,7 +322,11 @@ def _fill_both(
 
 
 def from_columns(
-    columns: Mapping[int, Buffer], record_count: int, *, producer_epoch: int = -1, base_sequence: int = 0
+    columns: Mapping[int, Lendable] | Mapping[Column, Lendable],
+    record_count: int,
+    *,
+    producer_epoch: int = -1,
+    base_sequence: int = 0,
 ) -> bytearray:
     """Build a batch from ready-made columns by ``Column`` number, copying each once.
 
@@ -338,7 +343,7 @@ def from_columns(
         places = [0] * 54
     lents: list[Lent | None] = []
     for i in range(_COLUMN_COUNT):
-        column = columns.get(i)
+        column = columns.get(i)  # type: ignore[call-overload, unused-ignore]  # a Column is an int
         places[2 * i + 1] = -1
         if column is None:
             lents.append(None)
@@ -350,7 +355,7 @@ def from_columns(
     target: Lent = lend_writable(batch)
     for i in range(_COLUMN_COUNT):
         if places[2 * i] >= 0:
-            lent = cython.cast(Lent, lents[i]) if cython.compiled else lents[i]
+            lent = cython.cast(Lent, lents[i]) if cython.compiled else lents[i]  # type: ignore[assignment, redundant-expr]
             move(target.p, places[2 * i], lent.p, 0, lent.size)
     rule = sizes_fit(target.p, places, count)
     if rule >= 0:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -34,7 +35,7 @@ _P3 = cython.declare(cython.ulonglong, 0x165667B19E3779F9)
 _P4 = cython.declare(cython.ulonglong, 0x85EBCA77C2B2AE63)
 _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
-_CRC_TABLES = cython.declare(cython.uint[4096])
+_CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -178,13 +179,13 @@ def _check_range(lent: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) 
         raise ValueError(f"range outside of the buffer start={start} stop={stop} size={lent.size}")
 
 
-def xxh64(data: Buffer) -> int:
+def xxh64(data: Lendable) -> int:
     """XXH64, seed 0, of a whole buffer."""
     lent: Lent = lend(data)
     return xxh64_at(data, 0, lent.size)
 
 
-def xxh64_at(data: Buffer, start: int, stop: int) -> int:
+def xxh64_at(data: Lendable, start: int, stop: int) -> int:
     """XXH64, seed 0, of ``data[start:stop]``. Raises ValueError for a range outside of the buffer."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -212,7 +213,7 @@ def crc32_at(data: Buffer, start: int, stop: int) -> int:
     return crc
 
 
-def crc32_column(value_offsets: Buffer, value_bytes: Buffer) -> bytes:
+def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
     """The column ``value_crc32`` (u32 × n) of values given by their i32 × (n+1) offsets.
 
     Raises ValueError when an offset falls or lies outside of the values.

@@ -17,7 +17,7 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, BatchFlags
 from polywire.records.header import check_body, check_header, read_header
 from polywire.types import Buffer
 
-_KINDS = BatchFlags.LZ4 | BatchFlags.ZSTD
+_KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
 class Compression(Enum):

@@ -8,8 +8,9 @@ memoryview of single bytes: both are indexed alike, and loads and stores have th
 
 from __future__ import annotations
 
+from array import array
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 import cython
 
@@ -17,6 +18,9 @@ from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.cpython.buffer import PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+
+Lendable: TypeAlias = "Buffer | array[int]"
+"""What can be borrowed: arrays of numbers, too."""
 
 
 @cython.final
@@ -36,7 +40,7 @@ class Lent:
 
 
 @cython.cfunc
-def lend(data: Buffer) -> Lent:
+def lend(data: Lendable) -> Lent:
     """Borrow a contiguous buffer for reading. Raises BufferError or TypeError for anything else."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:
@@ -50,7 +54,7 @@ def lend(data: Buffer) -> Lent:
 
 
 @cython.cfunc
-def lend_writable(data: Buffer) -> Lent:
+def lend_writable(data: Lendable) -> Lent:
     """Borrow a contiguous buffer for writing. Raises BufferError when it is read-only."""
     lent: Lent = Lent.__new__(Lent)
     if cython.compiled:

@@ -8,10 +8,11 @@ Must not know: topics, or which wire uses which function.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Any, Final
 
 import cython
 
+from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash
 
 if cython.compiled:
@@ -213,6 +214,7 @@ def _murmur3(
 
 @cython.cfunc
 @cython.nogil
+@cython.cdivision(True)  # the caller has checked that there are partitions
 @cython.exceptval(check=False)
 def _partition(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, count: cython.uint, kind: cython.int
@@ -231,7 +233,7 @@ def _partition(
 
 
 @cython.cfunc
-def _stop(lent: Lent, start: cython.Py_ssize_t, stop: object) -> cython.Py_ssize_t:
+def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
     """The end of a slice of ``lent``. Raises ValueError when the slice is not within it."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
@@ -270,7 +272,7 @@ def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
     return (high << 64) | low
 
 
-def partitions_of(source: Buffer, spans: Buffer, partition_count: int, hash_kind: KeyHash) -> array[int]:
+def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
     """The partition of every record of a spans array (see ``batch.from_spans``): an i32 array.
 
     Raises ValueError for a key outside of ``source`` or a partition count below 1.

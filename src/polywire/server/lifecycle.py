@@ -28,6 +28,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.base import SessionFactory
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
@@ -148,7 +149,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
     hub.commit()
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
-    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:
+    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(DRAIN_POLL_S)
     waiting = sum(connection.is_waiting for connection in hub.connections)
     if waiting:
@@ -161,7 +162,7 @@ async def _hang_up(hub: Hub) -> None:
         connection.close()
     loop = asyncio.get_running_loop()
     end = loop.time() + FLUSH_TIMEOUT_S
-    while hub.connections and loop.time() < end:
+    while hub.connections and loop.time() < end:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(DRAIN_POLL_S)
     for connection in list(hub.connections):
         connection.abort("the broker stops and the peer does not read its answers")
@@ -176,7 +177,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
     )
-    return [FluxFactory(broker, flux)]
+    return [FluxFactory(broker, flux), PolywireSessions(broker)]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
@@ -192,7 +193,9 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
     if any(not listener.address.is_loopback for listener in listeners):
         log.warning("no users are configured and other machines can connect: anybody may read, write and delete")
     if config.ready_file is not None:
-        ready = {listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners}
+        ready = {
+            listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners
+        }
         _write_whole(config.ready_file, json.dumps(ready) + "\n")
 
 

@@ -43,9 +43,13 @@ FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get 
 
 
 class PolywireSession:
-    """One connection. Guards: every request is answered exactly once while the connection lives."""
+    """One connection. Guards: every request is answered exactly once while the connection lives.
+
+    Answers known in one turn leave in one write: they are collected until nothing more can come at once.
+    """
 
     __slots__ = (
+        "_answers",
         "_appending",
         "_broker",
         "_busy",
@@ -70,6 +74,7 @@ class PolywireSession:
         self._appending: Final = Appending(broker, self, turns)
         self._catalog: Final = Catalog(broker, self)
         self._grouping: Final = Grouping(broker, self)
+        self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
         self._greeted = False
@@ -91,6 +96,7 @@ class PolywireSession:
             at = self._take(data, 0 if self._greeted else self._greet(data))
         finally:
             self._busy = False
+            self._flush()
         if self._ready:
             self._pump()
         return at
@@ -134,6 +140,7 @@ class PolywireSession:
             fetch.drop()
         self._fetches.clear()
         self._ready.clear()
+        self._answers.clear()
 
     # What the parts of a session ask for.
 
@@ -154,12 +161,12 @@ class PolywireSession:
         self._paid()
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send an answer at once."""
-        self._output.write(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+        """Send an answer in this turn."""
+        self._answers.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """Send an error at once."""
-        self._output.write(encode_head(verb, correlation, failure_of(error), flags=ERROR))
+        """Send an error in this turn."""
+        self._answers.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def ready(self, fetch: RangeFetch) -> None:
         """See ``FetchOwner``; during ``receive`` and while pumping, whoever is running takes it up."""
@@ -182,7 +189,7 @@ class PolywireSession:
             raise PeerError(f"not the polywire wire opening={given.hex()}", fatal=True)
         if len(given) < len(MAGIC):
             return 0
-        self._output.write(MAGIC)
+        self._answers.append(MAGIC)
         if given != MAGIC:
             message = f"unknown version version={int.from_bytes(given[len(NAME) :], 'big')}"
             self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, message))
@@ -260,25 +267,43 @@ class PolywireSession:
 
     def _pump(self) -> None:
         frames = 0
-        while self._ready and not self._closed and self._output.backlog < self._output.backlog_max:
-            if frames == FRAMES_PER_PASS:
-                self._schedule()
-                return
-            frames += 1
-            fetch = self._ready.popleft()
-            self._busy = True
-            try:
-                fetch.advance(self._broker, self._output)
-            except BrokerError as error:
-                self.failed(fetch, error)
-            finally:
-                self._busy = False
+        self._busy = True
+        try:
+            while self._ready and frames < FRAMES_PER_PASS and self._output.backlog < self._output.backlog_max:
+                frames += 1
+                self._advance(self._ready.popleft())
+        finally:
+            self._busy = False
+            self._flush()
+        if frames == FRAMES_PER_PASS and self._ready:
+            self._schedule()
+
+    def _advance(self, fetch: RangeFetch) -> None:
+        try:
+            fetch.advance(self._broker, self._output)
+        except BrokerError as error:
+            self.failed(fetch, error)
+
+    def _flush_soon(self) -> None:
+        """Write now if no other answer is about to come with this one, else once the turn is over."""
+        if self._owed == len(self._fetches):
+            self._flush()
+        elif len(self._answers) == 1:
+            self._broker.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._answers and not self._closed:
+            self._output.write(b"".join(self._answers))
+            self._answers.clear()
 
     def _paid(self) -> None:
         self._owed -= 1
         if self._closed:
             return
+        if self._answers and not self._busy:
+            self._flush_soon()
         if self._finished and not self._owed:
+            self._flush()
             self._output.close()
         elif self._owed == REQUESTS_MAX - 1:
             self._resume()

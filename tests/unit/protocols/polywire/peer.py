@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -97,7 +97,7 @@ class Peer:
         self.output = CapturedOutput()
         self.resumes = 0
         self.session = PolywireSessions(self.broker).open(self.output, self._resume)
-        self._correlations = count(1)
+        self.correlations: Iterator[int] = count(1)
         assert self.session.receive(memoryview(bytearray(MAGIC))) == len(MAGIC)
         self.opening = bytes(self.output.written)
         self.output.written.clear()
@@ -108,7 +108,7 @@ class Peer:
 
     def send(self, verb: Verb, head: Head, payload: Buffer = b"") -> int:
         """Send one request; returns its correlation."""
-        correlation = next(self._correlations)
+        correlation = next(self.correlations)
         frame = bytearray(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
         assert self.session.receive(memoryview(frame)) == len(frame)
         return correlation

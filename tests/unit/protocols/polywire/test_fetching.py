@@ -142,7 +142,7 @@ def test_open_fetches_are_limited_and_their_correlations_distinct(peer: Peer) ->
         last = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
     error = peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000)).error
     assert isinstance(error, Busy)
-    peer._correlations = iter([last])
+    peer.correlations = iter([last])
     assert peer.ask(Verb.FETCH, messages.Fetch("t", 0, 0)).error.code is ErrorCode.INVALID_REQUEST
 
 

@@ -1,0 +1,1 @@
+"""Workloads that anyone can rerun: ``make bench``."""

@@ -1,0 +1,135 @@
+"""``python -m benchmarks``: measure produce, fetch, lone-request latency and the Spark read on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from benchmarks import flux_load, polywire_load, spark_load
+from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
+
+MEBI = 1024 * 1024
+app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
+
+
+def produce_figures(rounds: int) -> list[Figure]:
+    """Produce over the ``polywire`` wire to one partition and to a thousand, and what the broker's memory was then."""
+    batch = polywire_load.value_batch(1000, 100)
+    found = []
+    with fresh_broker() as broker:
+        host, port = broker.addresses["polywire"]
+        connection = polywire_load.bulk.connect(f"polywire://{host}:{port}")
+        connection.create_topic("one", 1)
+        connection.create_topic("thousand", 1000)
+        for topic, partitions in (("one", 1), ("thousand", 1000)):
+            found.append(
+                figure(
+                    f"polywire produce, 1000 x 100 B, {partitions} partition{'s' * (partitions > 1)}",
+                    "records/s",
+                    lambda topic=topic, partitions=partitions: polywire_load.produce_rate(  # type: ignore[misc]
+                        host, port, topic, batch=batch, batch_records=1000, batches=20_000, partitions=partitions
+                    ),
+                    aim=8e6 if partitions == 1 else 0.7 * found[0].median,
+                    rounds=rounds,
+                )
+            )
+        memory = resident_bytes(broker.pid)
+        found.append(
+            Figure(
+                "broker memory after that",
+                "MiB",
+                memory["VmHWM"] / MEBI,
+                memory["RssAnon"] / MEBI,
+                memory["VmHWM"] / MEBI,
+                500,
+                False,
+                "median is the peak with mapped files, min is anonymous memory at the end",
+            )
+        )
+    return found
+
+
+def fetch_figures(rounds: int) -> list[Figure]:
+    """A range fetch of one gigabyte into Arrow."""
+    with fresh_broker() as broker:
+        host, port = broker.addresses["polywire"]
+        polywire_load.bulk.connect(f"polywire://{host}:{port}").create_topic("fetch", 1)
+        batch = polywire_load.value_batch(1000, 100)
+        polywire_load.produce_rate(host, port, "fetch", batch=batch, batch_records=1000, batches=10_000)
+        return [
+            figure(
+                "polywire range fetch into Arrow, 100 B",
+                "MB/s of values",
+                lambda: polywire_load.fetch_rate(host, port, "fetch")[0] / 1e6,
+                aim=2000,
+                rounds=rounds,
+            )
+        ]
+
+
+def flux_figures(rounds: int) -> list[Figure]:
+    """Lone and pipelined FLUX produce, beside a bare echo."""
+    found = []
+    with flux_load.EchoProcess() as (host, port):
+        found.append(
+            figure(
+                "bare uvloop echo, round trip",
+                "us",
+                lambda: flux_load.round_trip_us(host, port, b"x" * 130 + b"\n", requests=5_000),
+                more_is_better=False,
+                rounds=rounds,
+            )
+        )
+    with fresh_broker() as broker:
+        host, port = broker.addresses["flux"]
+        found.append(
+            figure(
+                "FLUX lone produce and reply, p50",
+                "us",
+                lambda: flux_load.lone_latency_us(host, port, "lone", requests=5_000),
+                aim=75,
+                more_is_better=False,
+                rounds=rounds,
+            )
+        )
+        found.append(
+            figure(
+                "FLUX pipelined produce, 100 B",
+                "records/s",
+                lambda: flux_load.pipelined_rate(host, port, "pipelined", requests=1_000_000),
+                aim=500_000,
+                rounds=rounds,
+            )
+        )
+    return found
+
+
+@app.default
+def run(
+    *,
+    only: Annotated[str, Parameter(help="One of produce, fetch, flux, spark; all when empty.")] = "",
+    rounds: int = ROUNDS,
+    keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
+) -> None:
+    """Measure and print a table of medians.
+
+    Example: python -m benchmarks --only flux --rounds 3
+    """
+    parts = {
+        "produce": produce_figures,
+        "fetch": fetch_figures,
+        "flux": flux_figures,
+        "spark": spark_load.spark_figures,
+    }
+    figures: list[Figure] = []
+    for name, part in parts.items():
+        if only in ("", name):
+            console.rule(name)
+            figures += part(rounds)
+    report(figures, command="make bench", keep=keep)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,143 @@
+"""What every workload shares: a broker of its own, rounds, medians, the machine's description, the table and the kept result.
+
+Promises: a figure is the median of rounds after a warm-up, beside its minimum and maximum; the broker runs as users run it, in a process
+of its own over a fresh data directory. Must not know: any workload.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.broker_process import BrokerProcess
+
+ROUNDS = 5
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure: the median of its rounds, with what the project aims at (None: only for comparison)."""
+
+    name: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    aim: float | None
+    more_is_better: bool
+    remark: str = ""
+
+    @property
+    def reached(self) -> str:
+        """Whether the aim was reached, as a word."""
+        if self.aim is None:
+            return ""
+        good = self.median >= self.aim if self.more_is_better else self.median <= self.aim
+        return "yes" if good else "no"
+
+
+def figure(
+    name: str,
+    unit: str,
+    one_round: Callable[[], float],
+    *,
+    aim: float | None = None,
+    more_is_better: bool = True,
+    rounds: int = ROUNDS,
+    remark: str = "",
+) -> Figure:
+    """Run a warm-up and ``rounds`` rounds of a workload; a round returns its figure in ``unit``."""
+    with console.status(f"{name}: warming up"):
+        one_round()
+    values: list[float] = []
+    for number in range(rounds):
+        with console.status(f"{name}: round {number + 1} of {rounds}"):
+            values.append(one_round())
+    found = Figure(name, unit, statistics.median(values), min(values), max(values), aim, more_is_better, remark)
+    console.print(f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})", highlight=False)
+    return found
+
+
+@contextmanager
+def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
+    """A broker over a new data directory, gone with all its files afterwards."""
+    with tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
+        with BrokerProcess(Path(place) / "data", *options) as broker:
+            yield broker
+
+
+def resident_bytes(pid: int) -> dict[str, int]:
+    """Memory of a process from /proc: all of it, and the part that is not shared mapped files."""
+    fields = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmHWM", "VmRSS", "RssAnon", "RssFile"):
+            fields[name] = int(value.split()[0]) * 1024
+    return fields
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time a process has used so far, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> dict[str, str]:
+    """What ran the workloads."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": model,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory:.0f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def spell(value: float) -> str:
+    """A figure as people read it."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
+    """Print the table, and keep it as JSON and Markdown when ``keep`` names a file without its ending."""
+    facts = machine()
+    table = Table(title="Polywire on " + ", ".join(facts.values()))
+    for column in ("workload", "median", "min", "max", "unit", "aim", "reached"):
+        table.add_column(column, justify="right" if column in ("median", "min", "max", "aim") else "left")
+    rows = [
+        (f.name, spell(f.median), spell(f.low), spell(f.high), f.unit, "" if f.aim is None else spell(f.aim), f.reached)
+        for f in figures
+    ]
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    if keep is None:
+        return
+    keep.with_suffix(".json").write_text(
+        json.dumps({"machine": facts, "command": command, "figures": [asdict(f) for f in figures]}, indent=2) + "\n"
+    )
+    lines = [f"# {keep.stem}", "", ", ".join(f"{name} {value}" for name, value in facts.items()), "", f"`{command}`", ""]
+    lines += ["| workload | median | min | max | unit | aim | reached | remark |", "|---|---:|---:|---:|---|---:|---|---|"]
+    lines += ["| " + " | ".join((*row, f.remark)) + " |" for row, f in zip(rows, figures, strict=True)]
+    keep.with_suffix(".md").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,1 @@
+"""The ``polywire`` command: one file per noun."""

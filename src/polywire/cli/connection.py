@@ -1,0 +1,42 @@
+"""The broker that a command talks to: its address option, and one place where clients are opened and closed.
+
+Promises: every noun reaches brokers through here, so the address option reads and behaves the same everywhere.
+Must not know: any noun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final, TypeVar
+
+from cyclopts import Parameter
+
+from polywire.client.connect import connect
+from polywire.client.base import Client
+
+Result = TypeVar("Result")
+
+ADDRESS_DEFAULT: Final = "polywire://127.0.0.1:9555"
+
+Address = Annotated[
+    str,
+    Parameter(
+        name=("--address", "-a"),
+        env_var="POLYWIRE_ADDRESS",
+        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux).",
+    ),
+]
+
+
+def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -> Result:
+    """Connect, run ``work``, close. Raises the kinds of ``polywire.errors`` and OSError when nobody answers."""
+
+    async def connected() -> Result:
+        client = await connect(address)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(connected())

@@ -1,0 +1,86 @@
+"""``polywire serve``: flags into a ``ServeConfig``, nothing else.
+
+Promises: every setting of the server that users may touch has one flag here, with its environment variable. Must not know: how serving works.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env
+
+from polywire.server import lifecycle
+from polywire.server.config import ServeConfig
+from polywire.types import Level
+
+app = App(name="serve", help_epilogue="", config=Env("POLYWIRE_", command=True))
+
+
+class Durability(Enum):
+    """The least an acknowledged record gets."""
+
+    WRITTEN = "written"
+    SYNCED = "synced"
+
+
+@app.default
+def serve(
+    *,
+    data_dir: Path = Path("polywire-data"),
+    flux: str = "127.0.0.1:9092",
+    polywire: str = "127.0.0.1:9555",
+    any: Annotated[str, Parameter(name="--any")] = "off",
+    ready_file: Path | None = None,
+    durability: Durability = Durability.WRITTEN,
+    partitions: int = 3,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
+    drain_timeout: float = 5.0,
+    flux_admin: bool = True,
+) -> int:
+    """Run a broker until SIGTERM or SIGINT.
+
+    Examples:
+    ``polywire serve``,
+    ``polywire serve --data-dir /var/lib/polywire --flux off --any 127.0.0.1:9999``,
+    ``POLYWIRE_SERVE_DURABILITY=synced polywire serve``
+
+    Parameters
+    ----------
+    data_dir
+        Where everything is kept; made when missing. One broker per directory.
+    flux
+        HOST:PORT of the FLUX wire, or off. Port 0 picks a free port.
+    polywire
+        HOST:PORT of the polywire wire, or off.
+    any
+        HOST:PORT of a port that recognises the wire from its first bytes, or off.
+    ready_file
+        Written as JSON, {"flux": {"host": "127.0.0.1", "port": 9092}, ...}, once every listener accepts.
+    durability
+        Least level of every acknowledgement; synced also hides unsynced records from readers.
+    partitions
+        Partitions of topics that are made automatically.
+    insecure
+        Allow listening beyond this machine although no users are configured.
+    drain_timeout
+        Seconds that owed answers may hold up a stop.
+    flux_admin
+        Serve the FLUX wire's ADMIN_ commands.
+    """
+    return lifecycle.run(
+        ServeConfig(
+            data_dir=data_dir,
+            flux=flux,
+            polywire=polywire,
+            any_wire=any,
+            ready_file=ready_file,
+            durability=Level[durability.name],
+            partition_count=partitions,
+            insecure=insecure,
+            drain_timeout_s=drain_timeout,
+            flux_admin=flux_admin,
+        )
+    )

@@ -1,0 +1,130 @@
+"""Runs every scenario through every wire that has the abilities it needs, and prints the table of what ran.
+
+A scenario is an ``async def`` that takes ``client`` (one wire) or ``writer`` and ``reader`` (every pair), and says what it needs
+with ``@needs(...)``. A wire that lacks an ability is not run for that scenario: that is a dash in the table, not a skip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.client.base import Client
+from tests.behaviour.compatibility import Table, abilities_needed
+from tests.behaviour.wires import WIRES, Wire
+from tests.broker_process import BrokerProcess
+
+SCENARIO_SECONDS_MAX = 30.0
+_topic_numbers = count(1)
+_table = Table()
+
+
+class WireClients:
+    """Opens clients of one wire on the broker under test."""
+
+    def __init__(self, wire: Wire, broker: BrokerProcess) -> None:
+        self.wire = wire
+        self.broker = broker
+        self._opened: list[Client] = []
+
+    async def open(self) -> Client:
+        """A new connection; it is closed after the scenario."""
+        client = await connect(self.broker.url(self.wire.name))
+        self._opened.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._opened:
+            await client.close()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all scenarios that do not stop it."""
+    with BrokerProcess(tmp_path_factory.mktemp("behaviour") / "data") as process:
+        yield process
+        assert process.stop() == 0, process.log_text()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker for one scenario, which may stop, kill and restart it."""
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name no other scenario uses."""
+    return f"topic-{next(_topic_numbers)}"
+
+
+@pytest.fixture
+def clients(request: pytest.FixtureRequest) -> WireClients:
+    return WireClients(request.param, request.getfixturevalue("broker"))
+
+
+@pytest.fixture
+def restartable(request: pytest.FixtureRequest) -> WireClients:
+    return WireClients(request.param, request.getfixturevalue("own_broker"))
+
+
+@pytest.fixture
+def writers(request: pytest.FixtureRequest) -> WireClients:
+    return WireClients(request.param, request.getfixturevalue("broker"))
+
+
+@pytest.fixture
+def readers(request: pytest.FixtureRequest) -> WireClients:
+    return WireClients(request.param, request.getfixturevalue("broker"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    needed = abilities_needed(metafunc.function)
+    able = [wire for wire in WIRES if needed <= wire.abilities]
+    if "writers" in metafunc.fixturenames:
+        pairs = list(product(WIRES, WIRES))
+        names = [f"{writer.name}-to-{reader.name}" for writer, reader in pairs]
+        metafunc.parametrize(("writers", "readers"), pairs, indirect=True, ids=names)
+        return
+    for name in ("clients", "restartable"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, able, indirect=True, ids=[wire.name for wire in able])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an ``async def`` scenario in a loop of its own, with a limit, and close its clients."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    asyncio.run(_run(pyfuncitem.obj, arguments))
+    return True
+
+
+async def _run(scenario: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
+    try:
+        async with asyncio.timeout(SCENARIO_SECONDS_MAX):
+            await scenario(**arguments)
+    finally:
+        for argument in arguments.values():
+            if isinstance(argument, WireClients):
+                await argument.close()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and "tests/behaviour/" in report.nodeid:
+        _table.record(report.nodeid, passed=report.passed)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _table.lines():
+        terminalreporter.write_line(line)

@@ -1,0 +1,70 @@
+"""Groups, members and positions, through every wire that has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.client.base import Ability
+from polywire.errors import BrokerError, Conflict
+from polywire.records.columns import Record
+from tests.behaviour.compatibility import needs
+from tests.behaviour.conftest import WireClients
+
+
+@needs(Ability.GROUPS)
+async def test_one_member_owns_everything(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.produce(topic, [Record(value=b"v", key=b"k")])
+    membership = await client.join(f"group-of-{topic}", topic, "m1")
+    assert membership.partitions == (0, 1, 2)
+
+
+@needs(Ability.GROUPS)
+async def test_two_members_share_without_overlap(clients: WireClients, topic: str) -> None:
+    first, second = await clients.open(), await clients.open()
+    await first.produce(topic, [Record(value=b"v", key=b"k")])
+    group = f"group-of-{topic}"
+    before = await first.join(group, topic, "m1")
+    two = await second.join(group, topic, "m2")
+    assert two.generation > before.generation
+    with pytest.raises(Conflict):
+        await first.heartbeat(group, topic, "m1", before.generation)
+    one = await first.join(group, topic, "m1")
+    assert one.generation == two.generation
+    assert sorted(one.partitions + two.partitions) == [0, 1, 2]
+    assert await first.heartbeat(group, topic, "m1", one.generation) == one
+
+
+@needs(Ability.GROUPS)
+async def test_a_member_that_leaves_frees_its_partitions(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.produce(topic, [Record(value=b"v", key=b"k")])
+    group = f"group-of-{topic}"
+    await client.join(group, topic, "m1")
+    two = await client.join(group, topic, "m2")
+    await client.leave(group, topic, "m2", two.generation)
+    again = await client.join(group, topic, "m1")
+    assert again.partitions == (0, 1, 2)
+
+
+@needs(Ability.GROUPS, Ability.POSITIONS)
+async def test_commits_are_fenced_by_generation_and_owner(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.produce(topic, [Record(value=b"v", key=b"k")])
+    group = f"group-of-{topic}"
+    old = await client.join(group, topic, "m1")
+    await client.commit(group, topic, 0, 1, member="m1", generation=old.generation)
+    two = await client.join(group, topic, "m2")
+    with pytest.raises(BrokerError):
+        await client.commit(group, topic, 0, 2, member="m1", generation=old.generation)
+    one = await client.join(group, topic, "m1")
+    with pytest.raises(BrokerError):
+        await client.commit(group, topic, two.partitions[0], 2, member="m1", generation=one.generation)
+    assert await client.position(group, topic, 0) == 1
+
+
+@needs(Ability.GROUPS, Ability.POSITIONS)
+async def test_a_position_never_committed(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.produce(topic, [Record(value=b"v", key=b"k")])
+    assert await client.position(f"group-of-{topic}", topic, 0) in (None, 0)

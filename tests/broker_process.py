@@ -1,0 +1,95 @@
+"""A real broker in a process of its own, for every test that has to see the outside of one.
+
+Promises: addresses come from the ready file; a process never outlives its test; what the broker logged is shown when it failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+READY_SECONDS_MAX: Final = 30.0
+STOP_SECONDS_MAX: Final = 20.0
+WIRES: Final = ("flux", "polywire")
+
+
+class BrokerProcess:
+    """One broker over one data directory; it can be stopped, killed and started again."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = data_dir.with_name(data_dir.name + ".log")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> BrokerProcess:
+        """Start and wait until every listener accepts."""
+        ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
+        ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(self.data_dir)]
+        for wire in WIRES:
+            host, port = self.addresses.get(wire, ("127.0.0.1", 0))
+            command += [f"--{wire}", f"{host}:{port}"]
+        command += ["--ready-file", str(ready_file), *self._options]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ)
+        deadline = time.monotonic() + READY_SECONDS_MAX
+        while not ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the broker did not get ready\n{self.log_text()}")
+            time.sleep(0.01)
+        ready = json.loads(ready_file.read_text())
+        self.addresses = {wire: (place["host"], place["port"]) for wire, place in ready.items()}
+        return self
+
+    def url(self, wire: str) -> str:
+        """Address of a wire for ``polywire.client.connect``."""
+        host, port = self.addresses[wire]
+        return f"{wire}://{host}:{port}"
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to do anything."""
+        self._end(signal.SIGKILL)
+
+    def log_text(self) -> str:
+        """What the broker has logged in all its starts."""
+        return self._log.read_text(errors="replace")
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        assert process is not None
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            return process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the broker did not stop in {STOP_SECONDS_MAX} s\n{self.log_text()}") from None
+
+    def __enter__(self) -> BrokerProcess:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()

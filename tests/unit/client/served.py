@@ -1,0 +1,96 @@
+"""A broker in memory behind real sockets, on a thread of its own, for tests of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.protocols.polywire.session import PolywireSessions
+from polywire.server.config import Address
+from polywire.server.connection import Hub
+from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.testing.broker import MemoryBroker
+
+T = TypeVar("T")
+
+
+class Served:
+    """Listens on a port of the system's choice while it is entered."""
+
+    def __init__(self, settings: BrokerSettings | None = None) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.call(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Call something on the server's thread."""
+
+        async def called() -> T:
+            return function()
+
+        return self.call(called())
+
+    def drop_connections(self) -> None:
+        """As if the broker had been killed, but its log lives."""
+
+        async def drop() -> None:
+            for connection in list(self._hub.connections):
+                connection.abort("dropped by a test")
+            await self._emptied()
+
+        self.call(drop())
+
+    def stop_listening(self) -> None:
+        self.run(lambda: close_listeners(self._listeners))
+
+    def listen_again(self) -> None:
+        self.call(self._listen(self.port))
+
+    async def _open(self) -> None:
+        self.memory = MemoryBroker(self._settings, loop=asyncio.get_running_loop(), clock=SystemClock())
+        self._hub = Hub(self.memory.broker.commit)
+        await self._listen(0)
+
+    async def _listen(self, port: int) -> None:
+        factories = [PolywireSessions(self.memory.broker)]
+        self._listeners: list[Listener] = await open_listeners(
+            self._hub, {"polywire": Address("127.0.0.1", port)}, factories
+        )
+        self.port = self._listeners[0].address.port
+
+    async def _close(self) -> None:
+        close_listeners(self._listeners)
+        for connection in list(self._hub.connections):
+            connection.abort("the test is over")
+        await self._emptied()
+        self.memory.broker.close()
+
+    async def _emptied(self) -> None:
+        for _ in range(1000):
+            if not self._hub.connections:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("connections did not go away")
