@@ -118,7 +118,9 @@ class _Connection(asyncio.Protocol):
         correlation = self._correlation
         pending = self._pending[correlation] = _Pending(self._loop.create_future())
         size = sum([len(part) for part in payload])
-        self._transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *payload])
+        self._transport.writelines(
+            [encode_head(verb, correlation, head, payload_bytes=size), *[memoryview(part) for part in payload]]
+        )
         try:
             await self._writable.wait()
             return await pending.done
