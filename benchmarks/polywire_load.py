@@ -11,6 +11,7 @@ import threading
 import time
 
 import msgspec
+import pyarrow as pa
 
 from polywire.client import arrow, bulk
 from polywire.records.batch import from_spans
@@ -20,6 +21,7 @@ MAGIC = b"\xf1PWIRE\x00\x01"
 PREFIX = struct.Struct("<IBBHII")  # docs/protocols/polywire.md §2
 VERB_PRODUCE = 34
 FLAG_ERROR = 2
+VALUES = pa.schema([pa.field("value", pa.binary())])
 
 
 def value_batch(records: int, value_bytes: int) -> bytes:
@@ -51,13 +53,13 @@ def produce_rate(
 def fetch_rate(host: str, port: int, topic: str, *, partition: int = 0) -> tuple[float, float]:
     """(payload bytes per second, records per second) of one range fetch of a whole partition into Arrow value columns."""
     connection = bulk.connect(f"polywire://{host}:{port}")
-    bounds = connection.bounds([topic])[topic][partition]
+    bounds = next(part for part in connection.bounds([topic]) if part.partition == partition)
     payload = records = 0
     begun = time.perf_counter()
     for chunk in connection.fetch_range(topic, partition, bounds.incarnation, bounds.first_offset, bounds.next_offset):
-        for batch in arrow.chunk_to_arrow(chunk, columns=("value",)):
+        for batch in arrow.chunk_to_arrow(chunk, ("value",), VALUES):
             records += batch.num_rows
-            payload += batch.column(0).nbytes
+            payload += batch.column(0).buffers()[2].size
     took = time.perf_counter() - begun
     if records != bounds.next_offset - bounds.first_offset:
         raise AssertionError(f"a record is missing found={records} bounds={bounds}")

@@ -118,7 +118,7 @@ def broker(output: Path) -> Iterator[str]:
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
     ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0"]
-    command = [sys.executable, "-c", "from polywire.cli.main import main; main()", *serve, *ports]
+    command = [sys.executable, "-m", "polywire", *serve, *ports]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)
     try:
@@ -171,7 +171,13 @@ def produce(address: str, flights: pa.Table) -> None:
     """Send every flight as a JSON record over the polywire wire, keyed by carrier."""
     connection = bulk.connect(address)
     connection.create_topic(TOPIC, PARTITION_COUNT)
-    columns = (SpinnerColumn(), TextColumn("[bold]producing "), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]producing "),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("producing", total=flights.num_rows)
         encoder = msgspec.json.Encoder()

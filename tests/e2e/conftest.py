@@ -53,8 +53,8 @@ def start_broker(directory: Path) -> Served:
     directory.mkdir(parents=True, exist_ok=True)
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    listen = ["--polywire", "127.0.0.1:0", "--flux", "off", "--any", "off", "--http", "off"]
-    command = [sys.executable, "-c", "from polywire.cli.main import main; main()", "serve", *listen]
+    listen = ["--polywire", "127.0.0.1:0", "--flux", "off"]
+    command = [sys.executable, "-m", "polywire", "serve", *listen]
     with (directory / "broker.log").open("ab") as log:
         process = subprocess.Popen(
             [*command, "--data-dir", str(directory / "data"), "--ready-file", str(ready)],

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from polywire.spark import session
 from polywire.spark.pipelines.land import land
+from polywire.spark.sessions import JAVA_OPTIONS
 
 BATCH_RECORDS_MAX = 1_000
 
 
 def main(address: str, topic: str, directory: str) -> None:
-    spark = session("driver", master="local[2]")
+    spark = session("driver", master="local[2]", **{JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
     land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
     spark.stop()

@@ -16,8 +16,8 @@ from tests.e2e.conftest import SOURCE, Served, environment, fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
-COUNTS = [9_000, 7_000, 4_000]
-KILLED_AT = (0, 7)  # micro-batches whose offsets are written down and whose end is not
+COUNTS = [4_000, 3_000, 1_000]
+KILLED_AT = (0, 4)  # micro-batches whose offsets are written down and whose end is not
 RUN_TIMEOUT_S = 90.0
 
 

@@ -9,9 +9,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from polywire.client import sync
 from polywire.spark.pipelines.land import Landed, land
 from polywire.spark.progress import BatchProgress
-from tests.e2e.conftest import Served, fill
+from tests.e2e.conftest import Served, fill, start_broker, stop_broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -117,6 +118,34 @@ def test_a_stream_lands_everything_once_in_limited_batches(
     again, _ = landing(spark, served, topic, tmp_path, most=200)
     assert again.records == 100
     assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([450, 100, 50])
+
+
+def test_a_stream_goes_on_after_the_broker_was_killed(spark: SparkSession, topic: str, tmp_path: Path) -> None:
+    broker = start_broker(tmp_path / "broker")
+    fill(broker.connection, topic, [40, 20])
+    assert landing(spark, broker, topic, tmp_path, most=1000)[0].records == 60
+    broker.process.kill()
+    broker.process.wait()
+    again = start_broker(tmp_path / "broker")
+    try:
+        assert landing(spark, again, topic, tmp_path, most=1000)[0].records == 0
+        fill(again.connection, topic, [0, 10])
+        assert landing(spark, again, topic, tmp_path, most=1000)[0].records == 10
+    finally:
+        stop_broker(again)
+    assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([40, 30])
+
+
+def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    fill(served.connection, topic, [30])
+    stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
+    frame = stream.options(
+        **{"startingOffsets": "earliest", "kafka.group.id": "shown", "maxOffsetsPerTrigger": "10"}
+    ).load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    with sync.connect(f"polywire://{served.address}") as client:
+        assert client.position("shown", topic, 0) == 20
 
 
 def test_a_stream_notices_that_its_topic_was_replaced(

@@ -62,8 +62,8 @@ class _Pieces:
 
     def __init__(self, base: Buffer, positions: array[int], lengths: array[int]) -> None:
         self.base = lend(base)
-        self.positions = lend(positions)
-        self.lengths = lend(lengths)
+        self.positions = lend(memoryview(positions))
+        self.lengths = lend(memoryview(lengths))
         self.count = min(self.positions.size, self.lengths.size) // 8
 
 
@@ -138,7 +138,7 @@ def gather(
     starts: Lent = pieces.positions
     sizes: Lent = pieces.lengths
     target: Lent = lend_writable(out)
-    state: Lent = lend_writable(cursor)
+    state: Lent = lend_writable(memoryview(cursor))
     if state.size != 24 or stop > pieces.count or min(cursor) < 0:
         raise IndexError((list(cursor), stop))
     failed: cython.bint
@@ -228,7 +228,7 @@ def survey(
     p: Lent = pieces.base
     starts: Lent = pieces.positions
     sizes: Lent = pieces.lengths
-    run: Lent = lend_writable(state)
+    run: Lent = lend_writable(memoryview(state))
     room: Lent = lend_writable(entries)
     if start < 0 or stop > pieces.count or run.size != 96:
         raise IndexError((start, stop))

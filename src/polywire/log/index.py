@@ -1,7 +1,7 @@
 """Searches over index entries and batch headers: compiled, one call per request.
 
-Promises: nothing here allocates per batch; searches are binary over entries and linear only between two entries (64 KiB). Must not
-know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
+Promises: nothing here allocates per batch; searches are binary over entries and linear only between two entries (64 KiB).
+Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
 """
 
 from __future__ import annotations
@@ -242,7 +242,9 @@ class TailIndex:
         p: cython.p_const_uchar = _bytes_of(self._data)
         positions: array[int] = array("q", bytes(8 * self._count))
         lengths: array[int] = array("q", bytes(8 * self._count))
-        count: cython.Py_ssize_t = _fill_spans(p, self._head, self._count, slot, positions, lengths)
+        count: cython.Py_ssize_t = _fill_spans(
+            p, self._head, self._count, slot, memoryview(positions), memoryview(lengths)
+        )
         del positions[count:], lengths[count:]
         return positions, lengths
 
@@ -391,8 +393,8 @@ def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
         length = _batch_bytes(lent.p, at, lent.size)
     positions: array[int] = array("q", bytes(8 * count))
     lengths: array[int] = array("q", bytes(8 * count))
-    starts: Lent = lend_writable(positions)
-    sizes: Lent = lend_writable(lengths)
+    starts: Lent = lend_writable(memoryview(positions))
+    sizes: Lent = lend_writable(memoryview(lengths))
     at = 0
     index: cython.Py_ssize_t
     for index in range(count):

@@ -135,7 +135,7 @@ class SegmentInfo:
 
 
 def read_info(store: Store, name: str) -> SegmentInfo:
-    """Read and verify a segment's trailer and footer. Raises Missing, Corrupt."""
+    """Read and verify a segment's trailer and footer. Raises BlobMissing, Corrupt."""
     size = store.size(name)
     if size < TRAILER.size:
         raise blob_corrupt(name, f"too short size={size}")
@@ -213,7 +213,7 @@ class Segment:
 
     @classmethod
     def open(cls, store: Store, name: str, cache: EntryCache | None = None) -> Segment:
-        """Read and verify the footer. Raises Missing, Corrupt."""
+        """Read and verify the footer. Raises BlobMissing, Corrupt."""
         return cls(store, read_info(store, name), cache)
 
     @property

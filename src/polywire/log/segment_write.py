@@ -112,7 +112,7 @@ def write_segment(
 ) -> SegmentInfo:
     """Write one blob with these runs; durable on return. ``chunk`` is an ``aligned_buffer()`` to be used again from blob to blob.
 
-    Raises Conflict when the name exists, Corrupt when a source does not hold the batches it promises, and what the store raises.
+    Raises BlobExists, Corrupt when a source does not hold the batches it promises, and what the store raises.
     """
     writer = _SegmentWriter(runs, aligned_buffer() if chunk is None else chunk, pace)
     store.put_new(name, writer.chunks())

@@ -343,7 +343,7 @@ def from_columns(
         places = [0] * 54
     lents: list[Lent | None] = []
     for i in range(_COLUMN_COUNT):
-        column = columns.get(i)
+        column = columns.get(i)  # type: ignore[call-overload, unused-ignore]  # a Column is an int
         places[2 * i + 1] = -1
         if column is None:
             lents.append(None)

@@ -334,7 +334,7 @@ def _broken_rule(
         return _NULLS
     if not _kinds_fit(p, places):
         return _KINDS
-    if flagged(p, places[20], count, 0xFC) or (places[36] < 0 and flagged(p, places[20], count, 2)):
+    if flagged(p, places[20], count, 0xF8) or (places[36] < 0 and flagged(p, places[20], count, 2)):
         return _FLAGS
     if places[50] >= 0:
         if not _deltas_fit(p, at, places, count):

@@ -67,6 +67,7 @@ class RecordFlags(IntFlag):
 
     KAFKA_MAGIC_0 = 1
     EVENT_SOURCED = 2
+    LINE_VALUE = 4
 
 
 class HeaderKind(IntEnum):

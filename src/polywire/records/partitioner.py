@@ -214,6 +214,7 @@ def _murmur3(
 
 @cython.cfunc
 @cython.nogil
+@cython.cdivision(True)  # the caller has checked that there are partitions
 @cython.exceptval(check=False)
 def _partition(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, count: cython.uint, kind: cython.int

@@ -6,7 +6,6 @@ been validated. Must not know: when the log merges, any wire.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import cython
@@ -24,13 +23,14 @@ if cython.compiled:
         offset_delta,
         open_sources,
         set_runs,
+        zeros,
     )
 else:
     from polywire.records.header import seal_header
     from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
-    from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs
+    from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
 
-_LAYOUT = cython.declare(cython.int, 54)
+_LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 
 
 @cython.cfunc
@@ -80,14 +80,14 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
     if len(runs.sources) == 1:
         return bytearray(memoryview(batches[0]).cast("B")[: load_u32(first.p, 4)])
     _check_neighbours(runs)
-    triples = array("q")
+    triples: cython.p_longlong = zeros(runs, 3 * len(runs.sources))
     for i in range(len(runs.sources)):
-        lent = runs.sources[i]
-        triples.extend((i, 0, load_u32(lent.p, 28)))
+        triples[3 * i] = i
+        triples[3 * i + 2] = load_u32(runs.bases[i], 28)
         runs.deltas = runs.deltas or runs.layouts[_LAYOUT * i + 50] >= 0
-    set_runs(runs, triples)
+    set_runs(runs, triples, len(runs.sources))
     batch = concatenate(runs)
-    lent = runs.target
+    lent = runs.batch
     move(lent.p, 16, first.p, 16, 12)  # partition, epoch
     move(lent.p, 32, first.p, 32, 24)  # offset, address, time
     seal_header(lent.p, 0)
@@ -108,9 +108,12 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
         raise IndexError(f"no such records start={start} stop={stop} records={count}")
     runs.sequences = runs.layouts[14] >= 0
     runs.deltas = runs.layouts[50] >= 0
-    set_runs(runs, array("q", (0, start, stop)))
+    triples: cython.p_longlong = zeros(runs, 3)
+    triples[1] = first
+    triples[2] = last
+    set_runs(runs, triples, 1)
     result = concatenate(runs)
-    target: Lent = runs.target
+    target: Lent = runs.batch
     move(target.p, 16, source.p, 16, 12)  # partition, epoch
     store_u64(target.p, 32, load_u64(source.p, 32) + offset_delta(source.p, runs.layouts[50], first))
     store_u64(target.p, 40, load_u64(source.p, 40) + address_delta(source.p, runs.layouts, 0, first))
@@ -132,7 +135,8 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
     i: cython.Py_ssize_t = 0
     start: cython.longlong
     stop: cython.longlong
-    triples = array("q")
+    run_count: cython.Py_ssize_t = 0
+    triples: cython.p_longlong = zeros(runs, 3 * row_count)
     while i < row_count:
         start = load_i32(lent.p, 4 * i)
         if start < 0 or start >= count:
@@ -141,7 +145,9 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
         while i < row_count and stop < count and load_i32(lent.p, 4 * i) == stop:
             stop += 1
             i += 1
-        triples.extend((0, start, stop))
-    runs.sequences = runs.layouts[12] >= 0 and (runs.layouts[14] >= 0 or len(triples) > 3)
-    set_runs(runs, triples)
+        triples[3 * run_count + 1] = start
+        triples[3 * run_count + 2] = stop
+        run_count += 1
+    runs.sequences = runs.layouts[12] >= 0 and (runs.layouts[14] >= 0 or run_count > 1)
+    set_runs(runs, triples, run_count)
     return concatenate(runs)

@@ -19,9 +19,7 @@ from polywire.types import Buffer
 _ID_BYTES = 16
 _NO_ID = bytes(_ID_BYTES)
 _UNSIGNED_MAX = 2**64 - 1
-_FLAGS = int(
-    RecordFlags.KAFKA_MAGIC_0 | RecordFlags.EVENT_SOURCED
-)  # a plain int: ~ of a flag drops what it does not know
+_FLAGS = sum(RecordFlags)  # a plain int: ~ of a flag drops what it does not know
 
 
 def from_records(
@@ -152,7 +150,7 @@ def _flags(record: Record) -> int:
     """The record's flags; whether it is event-sourced follows from its event."""
     if record.flags & ~_FLAGS:
         raise Invalid(ErrorCode.INVALID_BATCH, f"unknown record flags flags={record.flags:#x}")
-    plain = record.flags & RecordFlags.KAFKA_MAGIC_0
+    plain = record.flags & ~RecordFlags.EVENT_SOURCED
     return plain | RecordFlags.EVENT_SOURCED if record.event is not None else plain
 
 

@@ -15,11 +15,14 @@ cdef class Runs:
     cdef bint sequences  # the producer's sequences do not stay consecutive
     cdef long long offset_span
     cdef long long address_span
-    cdef Lent target
+    cdef unsigned char **bases  # where the sources begin
+    cdef unsigned char *target  # where the batch being built begins
+    cdef Lent batch
 
 
 cdef Runs open_sources(object batches)
-cdef void set_runs(Runs runs, object triples) except *
+cdef long long *zeros(Runs runs, Py_ssize_t count) except *
+cdef void set_runs(Runs runs, long long *triples, Py_ssize_t run_count) except *
 cdef bytearray concatenate(Runs runs)
 cdef long long offset_delta(const unsigned char *p, long long deltas, long long index) noexcept nogil
 cdef long long address_delta(const unsigned char *p, const long long *layouts, long long base, long long index) noexcept nogil

@@ -50,7 +50,8 @@ else:
     )
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
-_LAYOUT = cython.declare(cython.int, 54)
+_LAYOUT = cython.declare(cython.Py_ssize_t, 54)
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 
 
@@ -71,15 +72,17 @@ class Runs:
         sequences: bool
         offset_span: int
         address_span: int
-        target: Lent
+        target: memoryview
+        bases: list[memoryview]
+        batch: Lent
 
 
 @cython.cfunc
-def _numbers(runs: Runs, numbers: array[int]) -> cython.p_longlong:
-    """The address of an i64 array, which lives as long as ``runs``."""
+def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
+    """An i64 array that lives as long as ``runs``."""
     if not cython.compiled:
-        return numbers
-    lent: Lent = lend_writable(numbers)
+        return array("q", bytes(8 * count))
+    lent: Lent = lend_writable(bytearray(8 * count))
     runs.kept.append(lent)
     return cython.cast(cython.p_longlong, lent.p)
 
@@ -90,38 +93,50 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
     runs: Runs = Runs.__new__(Runs)
     lent: Lent
     i: cython.Py_ssize_t
-    j: cython.int
     runs.kept = []
     runs.sources = [lend(batch) for batch in batches]
-    runs.layouts = _numbers(runs, array("q", bytes(8 * _LAYOUT * len(runs.sources))))
-    runs.places = _numbers(runs, array("q", bytes(8 * _LAYOUT)))
+    runs.layouts = zeros(runs, _LAYOUT * len(runs.sources))
+    runs.places = zeros(runs, _LAYOUT)
     runs.deltas = False
     runs.sequences = False
     if cython.compiled:
-        places = cython.declare(cython.longlong[54])
+        lent = lend_writable(bytearray(8 * len(runs.sources)))
+        runs.kept.append(lent)
+        runs.bases = cython.cast(cython.pointer(cython.p_uchar), lent.p)
     else:
-        places = [0] * 54
+        runs.bases = [source.p for source in runs.sources]
     for i in range(len(runs.sources)):
         lent = runs.sources[i]
-        if (
-            fill_layout(lent.p, 0, lent.size, places) < 0
-            or places[1] != 4 * cython.cast(cython.longlong, load_u32(lent.p, 28)) + 4
-        ):
+        if cython.compiled:
+            runs.bases[i] = lent.p
+        if not _fill_source(runs, i, lent):
             raise Invalid(ErrorCode.INVALID_BATCH, f"no whole plain batch number={i} size={lent.size}")
-        for j in range(_LAYOUT):
-            runs.layouts[_LAYOUT * i + j] = places[j]
     return runs
 
 
 @cython.cfunc
-def set_runs(runs: Runs, triples: array[int]) -> cython.void:
-    """Say which records to take: i64 triples of source, start, stop; the caller has checked them."""
+def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bint:
+    """Find the columns of one source; False when it is not whole and plain."""
+    if cython.compiled:
+        if fill_layout(lent.p, 0, lent.size, runs.layouts + _LAYOUT * number) < 0:
+            return False
+    else:
+        places = [0] * _LAYOUT
+        if fill_layout(lent.p, 0, lent.size, places) < 0:
+            return False
+        runs.layouts[_LAYOUT * number : _LAYOUT * (number + 1)] = array("q", places)
+    return runs.layouts[_LAYOUT * number + 1] == 4 * cython.cast(cython.longlong, load_u32(lent.p, 28)) + 4
+
+
+@cython.cfunc
+def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
+    """Say which records to take: triples of source, start, stop, from ``zeros``; the caller has checked them."""
     i: cython.Py_ssize_t
-    runs.run_count = len(triples) // 3
-    runs.triples = _numbers(runs, triples)
+    runs.run_count = run_count
+    runs.triples = triples
     runs.count = 0
-    for i in range(runs.run_count):
-        runs.count += runs.triples[3 * i + 2] - runs.triples[3 * i + 1]
+    for i in range(run_count):
+        runs.count += triples[3 * i + 2] - triples[3 * i + 1]
 
 
 @cython.cfunc
@@ -159,9 +174,11 @@ def _nulls(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _measure(runs: Runs) -> cython.void:
     """Put the size of every column of the result into ``places``."""
-    lent: Lent
+    p: cython.p_const_uchar
     start: cython.longlong
     stop: cython.longlong
     base: cython.longlong
@@ -175,24 +192,24 @@ def _measure(runs: Runs) -> cython.void:
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = 0
     for i in range(runs.run_count):
-        lent = runs.sources[runs.triples[3 * i]]
+        p = runs.bases[runs.triples[3 * i]]
         base = _LAYOUT * runs.triples[3 * i]
         start = runs.triples[3 * i + 1]
         stop = runs.triples[3 * i + 2]
-        columns |= load_u32(lent.p, 12)
-        value_nulls += _nulls(lent.p, layouts[base], layouts[base + 4], start, stop)
-        key_nulls += _nulls(lent.p, layouts[base + 6], layouts[base + 10], start, stop)
-        places[3] += _between(lent.p, layouts[base], start, stop)
-        places[9] += _between(lent.p, layouts[base + 6], start, stop)
-        places[39] += _between(lent.p, layouts[base + 36], start, stop)
-        places[47] += _between(lent.p, layouts[base + 44], start, stop)
+        columns |= load_u32(p, 12)
+        value_nulls += _nulls(p, layouts[base], layouts[base + 4], start, stop)
+        key_nulls += _nulls(p, layouts[base + 6], layouts[base + 10], start, stop)
+        places[3] += _between(p, layouts[base], start, stop)
+        places[9] += _between(p, layouts[base + 6], start, stop)
+        places[39] += _between(p, layouts[base + 36], start, stop)
+        places[47] += _between(p, layouts[base + 44], start, stop)
         places[13] = layouts[base + 13]
         if layouts[base + 22] >= 0:
-            start = load_i32(lent.p, layouts[base + 22] + 4 * start)
-            stop = load_i32(lent.p, layouts[base + 22] + 4 * stop)
+            start = load_i32(p, layouts[base + 22] + 4 * start)
+            stop = load_i32(p, layouts[base + 22] + 4 * stop)
             places[25] += stop - start
-            places[29] += _between(lent.p, layouts[base + 26], start, stop)
-            places[35] += _between(lent.p, layouts[base + 32], start, stop)
+            places[29] += _between(p, layouts[base + 26], start, stop)
+            places[35] += _between(p, layouts[base + 32], start, stop)
     if key_nulls == count:
         columns &= ~cython.cast(cython.uint, 1 << 3)
     if places[25] == 0:
@@ -203,6 +220,8 @@ def _measure(runs: Runs) -> cython.void:
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _size_columns(
     runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
 ) -> cython.void:
@@ -244,10 +263,12 @@ def _size_columns(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
     """Concatenate a column of offsets, and the bytes it points into unless ``payload`` is -1; ``nested``: one a header, not a record."""
-    lent: Lent
-    target: Lent = runs.target
+    p: cython.p_const_uchar
+    target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * offsets]
     start: cython.longlong
     stop: cython.longlong
@@ -259,43 +280,45 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
     j: cython.longlong
     if place < 0:
         return
-    store_u32(target.p, place, 0)
+    store_u32(target, place, 0)
     for i in range(runs.run_count):
-        lent = runs.sources[runs.triples[3 * i]]
+        p = runs.bases[runs.triples[3 * i]]
         base = _LAYOUT * runs.triples[3 * i]
         start = runs.triples[3 * i + 1]
         stop = runs.triples[3 * i + 2]
         if nested:
             if runs.layouts[base + 22] < 0:
                 continue
-            start = load_i32(lent.p, runs.layouts[base + 22] + 4 * start)
-            stop = load_i32(lent.p, runs.layouts[base + 22] + 4 * stop)
+            start = load_i32(p, runs.layouts[base + 22] + 4 * start)
+            stop = load_i32(p, runs.layouts[base + 22] + 4 * stop)
         at = runs.layouts[base + 2 * offsets]
         if at < 0:
-            for _j in range(start, stop):
+            for j in range(start, stop):  # noqa: B007 (a typed counter)
                 place += 4
-                store_u32(target.p, place, end)
+                store_u32(target, place, end)
             continue
-        shift = end - load_i32(lent.p, at + 4 * start)
+        shift = end - load_i32(p, at + 4 * start)
         for j in range(start, stop):
             place += 4
-            store_u32(target.p, place, load_i32(lent.p, at + 4 * j + 4) + shift)
+            store_u32(target, place, load_i32(p, at + 4 * j + 4) + shift)
         if payload >= 0:
             move(
-                target.p,
+                target,
                 runs.places[2 * payload] + end,
-                lent.p,
+                p,
                 runs.layouts[base + 2 * payload] + end - shift,
-                _between(lent.p, at, start, stop),
+                _between(p, at, start, stop),
             )
-        end += _between(lent.p, at, start, stop)
+        end += _between(p, at, start, stop)
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
     """Concatenate a column of elements of ``width`` bytes; where a source lacks it: zeros, or ``NO_TIME`` for origin times."""
-    lent: Lent
-    target: Lent = runs.target
+    p: cython.p_const_uchar
+    target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * column]
     start: cython.longlong
     stop: cython.longlong
@@ -306,50 +329,54 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
     if place < 0:
         return
     for i in range(runs.run_count):
-        lent = runs.sources[runs.triples[3 * i]]
+        p = runs.bases[runs.triples[3 * i]]
         base = _LAYOUT * runs.triples[3 * i]
         start = runs.triples[3 * i + 1]
         stop = runs.triples[3 * i + 2]
         if nested:
             if runs.layouts[base + 22] < 0:
                 continue
-            start = load_i32(lent.p, runs.layouts[base + 22] + 4 * start)
-            stop = load_i32(lent.p, runs.layouts[base + 22] + 4 * stop)
+            start = load_i32(p, runs.layouts[base + 22] + 4 * start)
+            stop = load_i32(p, runs.layouts[base + 22] + 4 * stop)
         at = runs.layouts[base + 2 * column]
         if at >= 0:
-            move(target.p, place, lent.p, at + width * start, width * (stop - start))
+            move(target, place, p, at + width * start, width * (stop - start))
         elif column == 9:
             for j in range(stop - start):
-                store_u64(target.p, place + 8 * j, _NO_TIME)
+                store_u64(target, place + 8 * j, _NO_TIME)
         elif column == 24:
             _fill_crcs(runs, runs.triples[3 * i], start, stop, place)
         else:
-            clear(target.p, place, width * (stop - start))
+            clear(target, place, width * (stop - start))
         place += width * (stop - start)
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
     """CRCs of values whose source has none."""
-    lent: Lent = runs.sources[source]
-    target: Lent = runs.target
+    p: cython.p_const_uchar = runs.bases[source]
+    target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]
     values: cython.longlong = runs.layouts[_LAYOUT * source + 2]
     first: cython.longlong
     j: cython.longlong
     for j in range(start, stop):
-        first = load_i32(lent.p, at + 4 * j)
-        store_u32(target.p, place, crc32_raw(lent.p, values + first, load_i32(lent.p, at + 4 * j + 4) - first))
+        first = load_i32(p, at + 4 * j)
+        store_u32(target, place, crc32_raw(p, values + first, load_i32(p, at + 4 * j + 4) - first))
         place += 4
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.void:
     """Concatenate a bitmap of validity."""
-    lent: Lent
-    target: Lent = runs.target
+    p: cython.p_const_uchar
+    target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[2 * validity]
     base: cython.longlong
     bits: cython.longlong
@@ -358,30 +385,34 @@ def _fill_bits(runs: Runs, validity: cython.int, offsets: cython.int) -> cython.
     j: cython.longlong
     if place < 0:
         return
-    clear(target.p, place, runs.places[2 * validity + 1])
+    clear(target, place, runs.places[2 * validity + 1])
     for i in range(runs.run_count):
-        lent = runs.sources[runs.triples[3 * i]]
+        p = runs.bases[runs.triples[3 * i]]
         base = _LAYOUT * runs.triples[3 * i]
         bits = runs.layouts[base + 2 * validity]
         for j in range(runs.triples[3 * i + 1], runs.triples[3 * i + 2]):
-            if runs.layouts[base + 2 * offsets] >= 0 and (bits < 0 or (lent.p[bits + (j >> 3)] >> (j & 7)) & 1):
-                target.p[place + (row >> 3)] |= cython.cast(cython.uchar, 1 << (row & 7))
+            if runs.layouts[base + 2 * offsets] >= 0 and (bits < 0 or (p[bits + (j >> 3)] >> (j & 7)) & 1):
+                target[place + (row >> 3)] |= cython.cast(cython.uchar, 1 << (row & 7))
             row += 1
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _sequence(runs: Runs, source: cython.longlong, index: cython.longlong) -> cython.ulonglong:
     """Producer sequence of one record of a source."""
-    lent: Lent = runs.sources[source]
+    p: cython.p_const_uchar = runs.bases[source]
     at: cython.longlong = runs.layouts[_LAYOUT * source + 14]
     if at >= 0:
-        return load_u64(lent.p, at + 8 * index)
-    return load_u64(lent.p, 64) + cython.cast(cython.ulonglong, index)
+        return load_u64(p, at + 8 * index)
+    return load_u64(p, 64) + cython.cast(cython.ulonglong, index)
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_sequences(runs: Runs) -> cython.void:
-    target: Lent = runs.target
+    target: cython.p_uchar = runs.target
     place: cython.longlong = runs.places[14]
     i: cython.Py_ssize_t
     j: cython.longlong
@@ -389,7 +420,7 @@ def _fill_sequences(runs: Runs) -> cython.void:
         return
     for i in range(runs.run_count):
         for j in range(runs.triples[3 * i + 1], runs.triples[3 * i + 2]):
-            store_u64(target.p, place, _sequence(runs, runs.triples[3 * i], j))
+            store_u64(target, place, _sequence(runs, runs.triples[3 * i], j))
             place += 8
 
 
@@ -432,10 +463,12 @@ def _record_size(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
     """Offsets and addresses that go on from run to run, holes of compaction included, and the spans they add up to."""
-    lent: Lent
-    target: Lent = runs.target
+    p: cython.p_const_uchar
+    target: cython.p_uchar = runs.target
     layouts: cython.p_longlong = runs.layouts
     base: cython.longlong
     start: cython.longlong
@@ -447,34 +480,32 @@ def _fill_deltas(runs: Runs) -> cython.void:
     i: cython.Py_ssize_t
     j: cython.longlong
     for i in range(runs.run_count):
-        lent = runs.sources[runs.triples[3 * i]]
+        p = runs.bases[runs.triples[3 * i]]
         base = _LAYOUT * runs.triples[3 * i]
         start = runs.triples[3 * i + 1]
         stop = runs.triples[3 * i + 2]
-        step = address_delta(lent.p, layouts, base, start)
-        offset -= offset_delta(lent.p, layouts[base + 50], start)
+        step = address_delta(p, layouts, base, start)
+        offset -= offset_delta(p, layouts[base + 50], start)
         address -= step
         for j in range(start, stop):
             if layouts[base + 52] >= 0:
-                step = load_u32(lent.p, layouts[base + 52] + 4 * j)
-            store_u32(target.p, runs.places[50] + place, offset + offset_delta(lent.p, layouts[base + 50], j))
-            store_u32(target.p, runs.places[52] + place, address + step)
-            step += _record_size(lent.p, layouts, base, j)
+                step = load_u32(p, layouts[base + 52] + 4 * j)
+            store_u32(target, runs.places[50] + place, offset + offset_delta(p, layouts[base + 50], j))
+            store_u32(target, runs.places[52] + place, address + step)
+            step += _record_size(p, layouts, base, j)
             place += 4
-        offset += offset_delta(lent.p, layouts[base + 50], stop)
-        address += address_delta(lent.p, layouts, base, stop)
+        offset += offset_delta(p, layouts[base + 50], stop)
+        address += address_delta(p, layouts, base, stop)
     runs.offset_span = offset
     runs.address_span = address
 
 
 @cython.cfunc
-def concatenate(runs: Runs) -> bytearray:
-    """The batch of all runs, not numbered. Raises Invalid when it would be too large or have no records."""
-    source: Lent
-    _measure(runs)
-    batch = allocate(runs.places, runs.count)
-    runs.target = lend_writable(batch)
-    target: Lent = runs.target
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill(runs: Runs) -> cython.void:
+    """All columns, producer numbers, spans and checksums."""
+    target: cython.p_uchar = runs.target
     _fill_offsets(runs, 0, 1, False)
     _fill_bits(runs, 2, 0)
     _fill_offsets(runs, 3, 4, False)
@@ -494,15 +525,28 @@ def concatenate(runs: Runs) -> bytearray:
     _fill_offsets(runs, 22, 23, False)
     _fill_fixed(runs, 24, 4, False)
     if runs.places[12] >= 0:
-        source = runs.sources[0]
-        move(target.p, runs.places[12], source.p, runs.layouts[12], runs.layouts[13])
-        store_u64(target.p, 56, load_u64(source.p, 56))
-        store_u64(target.p, 64, _sequence(runs, 0, runs.triples[1]))
+        move(target, runs.places[12], runs.bases[0], runs.layouts[12], runs.layouts[13])
+        store_u64(target, 56, load_u64(runs.bases[0], 56))
+        store_u64(target, 64, _sequence(runs, 0, runs.triples[1]))
     if runs.deltas:
         _fill_deltas(runs)
-    finish(target.p, runs.places, runs.count)
+    finish(target, runs.places, runs.count)
     if runs.deltas:  # a compacted batch covers the holes behind its last record, too
-        store_u32(target.p, 80, runs.address_span)
-        store_u32(target.p, 84, runs.offset_span)
-        seal_header(target.p, 0)
+        store_u32(target, 80, runs.address_span)
+        store_u32(target, 84, runs.offset_span)
+        seal_header(target, 0)
+
+
+@cython.cfunc
+def concatenate(runs: Runs) -> bytearray:
+    """The batch of all runs, not numbered. Raises Invalid when it would be too large or have no records."""
+    _measure(runs)
+    batch = allocate(runs.places, runs.count)
+    runs.batch = lend_writable(batch)
+    runs.target = runs.batch.p
+    if runs.batch.size < _NOGIL_BYTES_MIN:
+        _fill(runs)
+    else:
+        with cython.nogil:
+            _fill(runs)
     return batch

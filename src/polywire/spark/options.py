@@ -88,7 +88,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of a read, checked. Counts are records, None is no limit."""
+    """All options of a read, checked. Counts are records, None is no limit. ``group`` is told a stream's positions, to show its lag."""
 
     addresses: tuple[str, ...]
     subscription: Subscription
@@ -103,6 +103,7 @@ class SourceOptions:
     trigger_bytes_max: int | None
     trigger_records_min: int | None
     trigger_delay_s: float
+    group: str | None
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -126,6 +127,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         trigger_bytes_max=_count(options, "maxBytesPerTrigger"),
         trigger_records_min=_count(options, "minOffsetsPerTrigger"),
         trigger_delay_s=_duration_s(options, "maxTriggerDelay", default_s=15 * 60.0),
+        group=options.get("kafka.group.id"),
     )
 
 

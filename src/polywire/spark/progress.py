@@ -76,7 +76,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
     columns = (
         SpinnerColumn(),
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
         TimeElapsedColumn(),

@@ -7,6 +7,7 @@ appended after an ``availableNow`` run began. Holds no socket. Must not know: si
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from polywire.clock import Clock, SystemClock
-from polywire.errors import Conflict, ErrorCode, Missing
+from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.spark import planning, snapshot
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset, decode_offset, encode_offset
 from polywire.spark.options import SourceOptions
@@ -90,6 +91,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ranges and not options.fail_on_data_loss:
             ranges = planning.clip(ranges, snapshot.extents(snapshot.connect(options), options.subscription))
         return input_partitions(options, ranges)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the broker how far the query is, so that its lag can be seen beside that of others. Nothing depends on it."""
+        group = self._options.group
+        if group is None:
+            return
+        connection = snapshot.connect(self._options)
+        for key, position in decode_offset(end).positions.items():
+            with suppress(BrokerError):
+                connection.commit_position(key.topic, key.partition, group, position.next_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, self._schema, partition)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from polywire.errors import Conflict, Corrupt, ErrorCode, Invalid, Missing
+from polywire.errors import Corrupt, ErrorCode, Invalid
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves room for the temporary suffix within the 255 bytes file systems allow
@@ -21,6 +21,14 @@ CHUNK_BYTES: Final = (
 BLOCK_BYTES: Final = 4096  # direct writes begin and end at multiples of this, in memory and in the file
 
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class BlobExists(Exception):
+    """``put_new``: the name is taken, and what it names was not touched. Whoever chose the name decides what that means."""
+
+
+class BlobMissing(Exception):
+    """There is no blob of this name. Whoever was told of the name decides what that means."""
 
 
 class Blob(Protocol):
@@ -47,20 +55,22 @@ class Store(Protocol):
     """Named immutable blobs. A name is one file name, or a directory, a slash and a file name (``segments/0001.pws``).
 
     Every verb but ``put_new`` of a new name may be repeated without harm. Failures of what lies below raise Unavailable(STORAGE_FAILED).
+    BlobExists and BlobMissing are no kinds of BrokerError, because they never leave the floors that name blobs: the log settles a
+    collision by reading, and a blob that is named but missing is Corrupt to it.
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         """Store the parts, in order, as one blob; durable on return. A part is consumed before the next one is asked for, so its memory
         may be used again. Page-aligned parts of whole blocks are written without a copy.
 
-        Raises Conflict when the name exists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
+        Raises BlobExists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
         """
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of a blob, cut at its end. Raises Missing."""
+        """Bytes [start, stop) of a blob, cut at its end. Raises BlobMissing."""
 
     def open(self, name: str) -> Blob:
-        """The blob, shared with others who opened it; a bounded number stays open. Raises Missing."""
+        """The blob, shared with others who opened it; a bounded number stays open. Raises BlobMissing."""
 
     def list(self, prefix: str) -> list[str]:
         """Sorted names that begin with ``prefix`` and have no slash after it."""
@@ -69,7 +79,7 @@ class Store(Protocol):
         """Remove a blob; a name that does not exist is no error."""
 
     def size(self, name: str) -> int:
-        """Bytes of a blob. Raises Missing."""
+        """Bytes of a blob. Raises BlobMissing."""
 
 
 def aligned_buffer(size: int = CHUNK_BYTES) -> memoryview:
@@ -81,16 +91,6 @@ def check_blob_name(name: str) -> None:
     """Refuse a name no store may hold. Raises Invalid(INVALID_NAME)."""
     if len(name) > BLOB_NAME_BYTES_MAX or _NAME.fullmatch(name) is None:
         raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name!r}")
-
-
-def blob_exists(name: str) -> Conflict:
-    """The error of ``put_new`` on a name that exists; it stays inside the storage floors and reaches no wire."""
-    return Conflict(ErrorCode.STORAGE_FAILED, f"blob already exists name={name!r}")
-
-
-def blob_missing(name: str) -> Missing:
-    """The error of reading a name that does not exist; it stays inside the storage floors and reaches no wire."""
-    return Missing(ErrorCode.STORAGE_FAILED, f"no such blob name={name!r}")
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.store.base import BLOCK_BYTES, aligned_buffer, blob_exists, blob_missing, check_blob_name
+from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, aligned_buffer, check_blob_name
 from polywire.store.residency import address_of, is_resident
 from polywire.types import Buffer
 
@@ -181,13 +181,13 @@ class FileStore:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
         with _storage_errors("write", path):
             if path.exists():  # a courtesy that saves the writing; the link below decides
-                raise blob_exists(name)
+                raise BlobExists(name)
             self._make_directory(path.parent)
             try:
                 self._write(temporary, parts)
                 os.link(temporary, path)
             except FileExistsError:
-                raise blob_exists(name) from None
+                raise BlobExists(name) from None
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_directory(path.parent)
@@ -200,15 +200,15 @@ class FileStore:
         return bytes(content[:count])
 
     def open(self, name: str) -> FileBlob:
-        path = self._path(name)
         blob = self._open.get(name)
         if blob is not None:
             return blob
+        path = self._path(name)
         with _storage_errors("open", path):
             try:
                 return self._open.add(name, FileBlob(path))
             except FileNotFoundError:
-                raise blob_missing(name) from None
+                raise BlobMissing(name) from None
 
     def list(self, prefix: str) -> list[str]:
         directory, slash, start = prefix.rpartition("/")
@@ -232,7 +232,7 @@ class FileStore:
             try:
                 return path.stat().st_size
             except FileNotFoundError:
-                raise blob_missing(name) from None
+                raise BlobMissing(name) from None
 
     def _path(self, name: str) -> Path:
         check_blob_name(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from polywire.store.base import blob_exists, blob_missing, check_blob_name
+from polywire.store.base import BlobExists, BlobMissing, check_blob_name
 from polywire.types import Buffer
 
 
@@ -49,7 +49,7 @@ class MemoryStore:
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         check_blob_name(name)
         if name in self._blobs:
-            raise blob_exists(name)
+            raise BlobExists(name)
         content = bytearray()
         for part in parts:
             content += part
@@ -76,5 +76,5 @@ class MemoryStore:
         check_blob_name(name)
         content = self._blobs.get(name)
         if content is None:
-            raise blob_missing(name)
+            raise BlobMissing(name)
         return content

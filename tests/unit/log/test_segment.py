@@ -66,26 +66,37 @@ def test_runs_are_sorted_and_tell_their_bounds() -> None:
     assert segment.info.find(1) is segment.info.find(2**64 - 1) is segment.info.find(5) is None
 
 
-def test_reads_are_whole_batches_from_the_one_asked_for() -> None:
+def expected_read(partition: Partition, offset: int, bytes_max: int) -> tuple[bytes, int]:
+    """The batch that holds the offset, and those after it that fit."""
+    first = holding(partition, offset)
+    content, last = partition.batches[first].content, first + 1
+    while last < len(partition.batches) and len(content) + len(partition.batches[last].content) <= bytes_max:
+        content += partition.batches[last].content
+        last += 1
+    return content, partition.batches[last - 1].next_offset
+
+
+@pytest.mark.parametrize("bytes_max", [0, 5_000, 200_000])
+def test_reads_are_whole_batches_from_the_one_asked_for(bytes_max: int) -> None:
     slot = large_slot()
     _, segment = stored(slot)
     for number, partition in slot.partitions.items():
         for offset in range(0, partition.next_offset, 7):
-            first = holding(partition, offset)
-            for bytes_max in (0, 5_000, 200_000):
-                chunk, next_offset = segment.read(number, offset, bytes_max)
-                last, size = first, 0
-                while last < len(partition.batches):
-                    size += len(partition.batches[last].content)
-                    if size > bytes_max and last > first:
-                        break
-                    last += 1
-                assert chunk == b"".join(batch.content for batch in partition.batches[first:last])
-                assert next_offset == partition.batches[last - 1].next_offset
-            chunk, next_offset = segment.read(number, offset, 10**9, offset + 9)
-            last = holding(partition, min(offset + 8, partition.next_offset - 1)) + 1
-            assert chunk == b"".join(batch.content for batch in partition.batches[first:last])
-            assert segment.batch_at(number, offset) == partition.batches[first].content
+            chunk, next_offset = segment.read(number, offset, bytes_max)
+            assert (bytes(chunk), next_offset) == expected_read(partition, offset, bytes_max)
+
+
+def test_reads_end_with_the_batch_that_reaches_their_end() -> None:
+    slot = large_slot()
+    _, segment = stored(slot)
+    partition = slot.partitions[4]
+    for offset in range(0, partition.next_offset, 7):
+        chunk, next_offset = segment.read(4, offset, 10**9, offset + 9)
+        first = holding(partition, offset)
+        last = holding(partition, min(offset + 8, partition.next_offset - 1)) + 1
+        assert chunk == b"".join(batch.content for batch in partition.batches[first:last])
+        assert next_offset == partition.batches[last - 1].next_offset
+        assert segment.batch_at(4, offset) == partition.batches[first].content
 
 
 def test_reads_touch_one_stride_more_at_most() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.errors import Conflict, Unavailable
+from polywire.errors import Unavailable
 from polywire.log.segment import Segment
 from polywire.log.segment_write import OWN_BLOB_BYTES_MIN, Part, RunSource, plan_blobs, write_segment
-from polywire.store.base import aligned_buffer
+from polywire.store.base import BlobExists, aligned_buffer
 from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
 from tests.unit.log.batches import Slot
@@ -49,7 +49,7 @@ def test_chunks_are_announced_before_they_are_written() -> None:
 def test_a_name_is_written_once() -> None:
     store = MemoryStore()
     written(some_slot(), store)
-    with pytest.raises(Conflict):
+    with pytest.raises(BlobExists):
         written(some_slot(), store)
 
 

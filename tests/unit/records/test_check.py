@@ -103,7 +103,7 @@ def test_no_producer_no_numbers_of_one(field: int) -> None:
         (Column.HEADER_VALUE_KINDS, 1, "B", 0, "kind"),
         (Column.HEADER_KEY_OFFSETS, 1, "i", 3, "offsets"),
         (Column.HEADER_VALUE_OFFSETS, 1, "i", 5, "offsets"),
-        (Column.RECORD_FLAGS, 0, "B", 4, "flags"),
+        (Column.RECORD_FLAGS, 0, "B", 8, "flags"),
         (Column.RECORD_FLAGS, 0, "B", 1, "spans"),
         (Column.EVENT_TYPE_OFFSETS, 3, "i", 3, "utf-8"),
         (Column.EVENT_TYPE_BYTES, 0, "B", 0xFF, "utf-8"),

@@ -32,8 +32,10 @@ def test_every_name_of_the_address(name: str) -> None:
 
 
 def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
-    given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "kafka.group.id": "g"}
+    given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "groupIdPrefix": "g"}
     assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
+    grouped = read_options({**BASE, "kafka.group.id": "g"}, streaming=True)
+    assert grouped.group == "g"
 
 
 def test_subscriptions() -> None:

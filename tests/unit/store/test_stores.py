@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer
+from polywire.errors import ErrorCode, Invalid
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobExists, BlobMissing, Store, aligned_buffer
 from polywire.store.file import FileStore
 from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import FaultyStore
@@ -62,7 +62,7 @@ def test_parts_may_share_one_aligned_chunk(store: Store) -> None:
 
 def test_a_name_is_never_overwritten(store: Store) -> None:
     store.put_new("one", [b"first"])
-    with pytest.raises(Conflict):
+    with pytest.raises(BlobExists):
         store.put_new("one", [b"second"])
     assert store.get("one") == b"first"
 
@@ -76,7 +76,7 @@ def test_of_many_writers_one_wins(store: Store) -> None:
         try:
             store.put_new("blobs/one", [bytes([number]) * 100_000])
             outcomes.append(f"won {number}")
-        except Conflict:
+        except BlobExists:
             outcomes.append("lost")
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
@@ -116,12 +116,12 @@ def test_lists_are_sorted_and_of_one_directory(store: Store) -> None:
 
 def test_missing_names_are_missing(store: Store) -> None:
     for read in (store.get, store.open, store.size):
-        with pytest.raises(Missing):
+        with pytest.raises(BlobMissing):
             read("blobs/one")
     store.delete("blobs/one")
     store.put_new("blobs/one", [b"x"])
     store.delete("blobs/one")
-    with pytest.raises(Missing):
+    with pytest.raises(BlobMissing):
         store.get("blobs/one")
     store.put_new("blobs/one", [b"y"])
     assert store.get("blobs/one") == b"y"

@@ -118,6 +118,17 @@ def parse(line: bytes) -> Request:
     return Request(correlation, _upper(command), words(args))
 
 
+def is_plain(value: bytes) -> bool:
+    """Whether a value is UTF-8 without control bytes; others are marked as having come on a line, to be shown as they are (§7)."""
+    if _CONTROL.search(value) is not None:
+        return False
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def integer(text: bytes, field: str) -> int:
     """A signed 64-bit number in decimal. Raises Refused ``invalid <field>``."""
     match = _INTEGER.fullmatch(text)
