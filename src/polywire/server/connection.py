@@ -1,8 +1,9 @@
 """The one connection driver, for all wires: moves bytes between a socket and a session.
 
-Promises: a session is offered its bytes in order, each exactly once beyond what it left; it is not called while it is paused or while too many of
-its answers wait for the peer; bytes handed to the broker are not overwritten before their turn was committed. Whatever one peer does, floods,
-stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the broker's verbs.
+Promises: a session is offered its bytes in order, each exactly once beyond what it left; it is not called while it is paused or while too
+many of its answers wait for the peer; bytes handed to the broker are not overwritten before their turn was committed. Whatever one peer
+does, floods, stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the
+broker's verbs.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SMALL_FRAME_BYTES: Final = 64 * 1024  # an unfinished frame up to this size may 
 class ConnectionLimits:
     """Limits of connections.
 
-    connections_max: open at once; each may cost a buffer. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a larger
-    one. backlog_bytes_max: unsent answers of one connection above which nothing more is read from it. receive_total_bytes_max,
+    connections_max: open at once; each may cost a buffer. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a
+    larger one. backlog_bytes_max: unsent answers of one connection above which nothing more is read from it. receive_total_bytes_max,
     backlog_total_bytes_max: of all connections; when passed, the one stalled longest is closed. stalled_s: how long a large unfinished
     frame, or answers nobody takes, may stand still. unknown_s: how long a connection may hide its wire.
     """
@@ -69,13 +70,17 @@ class Hub:
         for connection in list(self.connections):
             connection.sweep()
         if self.refused:
-            log.warning("connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max)
+            log.warning(
+                "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
+            )
             self.refused = 0
 
     def make_room(self, size: int, asking: Connection) -> None:
         """See to it that a buffer of this size may be taken. Raises PeerError when nobody else holds a large one."""
         while not self.arena.fits(size):
-            others = [other for other in self.connections if other is not asking and other.held_bytes > SMALL_FRAME_BYTES]
+            others = [
+                other for other in self.connections if other is not asking and other.held_bytes > SMALL_FRAME_BYTES
+            ]
             if not others:
                 raise PeerError(f"no memory for a longer request bytes={size}", fatal=True)
             min(others, key=_seen_tick).abort("receive memory is short, this request has stood still longest")

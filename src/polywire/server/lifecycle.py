@@ -149,7 +149,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
     hub.commit()
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
-    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:
+    while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(DRAIN_POLL_S)
     waiting = sum(connection.is_waiting for connection in hub.connections)
     if waiting:
@@ -162,7 +162,7 @@ async def _hang_up(hub: Hub) -> None:
         connection.close()
     loop = asyncio.get_running_loop()
     end = loop.time() + FLUSH_TIMEOUT_S
-    while hub.connections and loop.time() < end:
+    while hub.connections and loop.time() < end:  # noqa: ASYNC110 - looking is the point
         await asyncio.sleep(DRAIN_POLL_S)
     for connection in list(hub.connections):
         connection.abort("the broker stops and the peer does not read its answers")
@@ -193,7 +193,9 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
     if any(not listener.address.is_loopback for listener in listeners):
         log.warning("no users are configured and other machines can connect: anybody may read, write and delete")
     if config.ready_file is not None:
-        ready = {listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners}
+        ready = {
+            listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners
+        }
         _write_whole(config.ready_file, json.dumps(ready) + "\n")
 
 

@@ -64,7 +64,7 @@ def test_the_event_flag_follows_the_event() -> None:
     [
         Record(value=b"", sequence=1),
         Record(value=b"", id=b"short"),
-        Record(value=b"", flags=4),
+        Record(value=b"", flags=8),
         Record(value=b"", origin_time_us=2**63),
         Record(value=b"", event=Event("t", 2**32, 0)),
         Record(value=b"", event=Event("t", 0, -1)),

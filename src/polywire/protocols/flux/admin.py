@@ -9,7 +9,7 @@ from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition
 from polywire.protocols.flux.answers import Answer
 from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, role, topic_name
-from polywire.protocols.flux.records import find_partition, usage
+from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import DEFAULT_STREAM, TopicName
 

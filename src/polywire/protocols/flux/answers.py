@@ -1,6 +1,7 @@
 """Places in the order of answers of one FLUX connection, and what fills them.
 
-Promises: an answer is filled once, by a callback of the broker or of a timer; a run of PRODUCE lines is one answer, written by one compiled call.
+Promises: an answer is filled once, by a callback of the broker or of a timer; a run of PRODUCE lines is one answer, written by one
+compiled call.
 Must not know: how lines are read, sockets.
 """
 
@@ -8,13 +9,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
-from polywire.log.base import Done
-from polywire.protocols.flux import codec
+from polywire.protocols.flux import codec, spelling
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
@@ -189,8 +188,8 @@ class Run(Answer):
         if self.errors or not plain:
             return b"".join(self._reply(number, name) for number, name in enumerate(self.ids.split(b"\n")[:-1]))
         scratch = self.session.scratch
-        scratch.reserve_out(len(self.ids) + codec.REPLY_BYTES * len(self.groups))
-        size = codec.put_produced(self.ids, self.groups, self.numbers, scratch.out)
+        scratch.reserve_out(len(self.ids) + spelling.REPLY_BYTES * len(self.groups))
+        size = spelling.put_produced(self.ids, self.groups, self.numbers, scratch.out)
         return bytes(memoryview(scratch.out)[:size])
 
     def _reply(self, number: int, name: bytes) -> bytes:

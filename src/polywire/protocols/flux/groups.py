@@ -96,4 +96,3 @@ def offset(session: FluxSession, request: Request, /) -> bytes:
     number = integer(request.args[2], "partition")
     group, topic = (text.decode("utf-8", "surrogateescape") for text in request.args[:2])
     return b"offset=%d" % (session.broker.position(topic, number, PositionKind.GROUP, group) or 0)
-

@@ -1,8 +1,8 @@
 """What only the FLUX wire knows: broker registry, roles and leaders, in-sync replicas and the high watermark (dossier §8, §9, §11).
 
-Promises: registry, roles and leaders survive restarts through the broker's wire state; follower reports do not, as a follower of an earlier start is
-not in sync. The high watermark told for a partition never falls while this broker leads it (Q7), and freezes nobody but FLUX readers.
-Must not know: lines, sessions, sockets.
+Promises: registry, roles and leaders survive restarts through the broker's wire state; follower reports do not, as a follower of an
+earlier start is not in sync. The high watermark told for a partition never falls while this broker leads it (Q7), and freezes nobody but
+FLUX readers. Must not know: lines, sessions, sockets.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = structlog.get_logger("polywire.flux")
 class FluxSettings:
     """Settings of the wire, with the reference's defaults (dossier §13).
 
-    replication_factor_max: of one topic; its replicas are listed. ack_all_timeout_ms: clients give up after 5 s, so this stays well below. strict_leaders: created topics begin without leaders, as in
-    the reference (Q3). admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17). consume_bytes_max: of one CONSUME reply (§7); one
-    record is always sent.
+    replication_factor_max: of one topic; its replicas are listed. ack_all_timeout_ms: clients give up after 5 s, so this stays well below.
+    strict_leaders: created topics begin without leaders, as in the reference (Q3). admin: whether ADMIN_* and SET_PARTITION_ROLE are known
+    (Q17). consume_bytes_max: of one CONSUME reply (§7); one record is always sent.
     """
 
     broker_id: int = 0

@@ -1,6 +1,7 @@
 """FLUX commands on records: PRODUCE as single lines, CONSUME, and the replicas' reports (dossier §5, §7, §9).
 
-Promises: a reply holds at least one record and at most ``consume_bytes_max`` bytes of them; values a line cannot carry are escaped, never torn.
+Promises: a reply holds at least one record and at most ``consume_bytes_max`` bytes of them; values a line cannot carry are escaped,
+never torn.
 Must not know: sockets, how bulk PRODUCE works.
 """
 
@@ -15,7 +16,7 @@ from typing import Final
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.flux import codec
+from polywire.protocols.flux import spelling
 from polywire.protocols.flux.answers import Answer, Produced
 from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
 from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, is_plain, listed, topic_name
@@ -24,7 +25,6 @@ from polywire.protocols.flux.session import FluxSession
 from polywire.records.batch import from_spans, layout, walk
 from polywire.records.columns import BatchFlags, Column, RecordFlags
 from polywire.records.compression import expand_body
-
 from polywire.types import KeyHash, Level
 
 FETCH_BYTES_MIN: Final = 4096
@@ -272,7 +272,7 @@ def _put_batch(
             base,
         ),
     )
-    at, row, need, escaped = codec.put_values(data, where, array("q", (start, end, limit, row)), out, at)
+    at, row, need, escaped = spelling.put_values(data, where, array("q", (start, end, limit, row)), out, at)
     if need:
         grown = bytearray(max(2 * len(out), at + need))
         grown[:at] = out[:at]
@@ -294,9 +294,7 @@ def _report(session: FluxSession, request: Request, field: str, offset_field: st
 
 
 def _replicated(offset: int, now: Replication) -> str:
-    return (
-        f"acked_offset={offset} hw={now.hw} isr={listed(now.isr)} under_replicated={flag(now.under_replicated)}"
-    )
+    return f"acked_offset={offset} hw={now.hw} isr={listed(now.isr)} under_replicated={flag(now.under_replicated)}"
 
 
 def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
@@ -312,4 +310,3 @@ def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
     number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
     head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)
     return head + _replicated(offset, now).encode()
-

@@ -1,0 +1,347 @@
+"""The asynchronous client of the FLUX wire.
+
+Promises: requests are pipelined on one connection and answered in order; what a line cannot carry is refused before anything is sent;
+values are read back exactly, also where the wire's text is ambiguous. Must not know: the broker's insides, other wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, ParamSpec, Self, TypeVar
+
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.flux_replies import (
+    Batch,
+    Reply,
+    field,
+    items,
+    number,
+    parse_reply,
+    read_records,
+    settle,
+    split_consumed,
+)
+from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.messages import WHITE, Acks, Refused, topic_name
+from polywire.records.columns import Record
+from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
+
+OPEN_TIMEOUT_S: Final = 10.0
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cap no reply may send long ones
+PIPELINE_RECORDS: Final = 1_000  # of one ``produce`` under way at a time
+SETTLE_MAX: Final = 16  # doubtful records settled by one ``fetch``; the next call goes on
+OFFSET_MAX: Final = 2**63 - 1
+
+ABILITIES: Final = frozenset({Ability.CREATE_TOPIC, Ability.GROUPS, Ability.POSITIONS})
+
+_ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Expected:
+    """Replies owed to one call."""
+
+    __slots__ = ("done", "ids", "replies")
+
+    def __init__(self, done: asyncio.Future[list[Reply]], ids: range) -> None:
+        self.done: Final = done
+        self.ids: Final = ids
+        self.replies: list[Reply] = []
+
+
+class _Connection(asyncio.Protocol):
+    """Lines out and in. Guards: replies are told to calls in the order in which these were made."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop: Final = loop
+        self._transport: asyncio.Transport | None = None
+        self._line = bytearray()
+        self._expected: deque[_Expected] = deque()
+        self._sent = 0
+        self._lost: Unavailable | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def fail(self, error: Unavailable) -> None:
+        """End the connection; whatever is under way fails with ``error``."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
+        while self._expected:
+            call = self._expected.popleft()
+            if not call.done.done():
+                call.done.set_exception(error)
+
+    def data_received(self, data: bytes) -> None:
+        if b"\n" not in data:
+            self._line += data
+            if len(self._line) > REPLY_BYTES_MAX:
+                self.fail(Unavailable(ErrorCode.STOPPING, f"a reply is too long limit={REPLY_BYTES_MAX}"))
+            return
+        lines = (bytes(self._line) + data).split(b"\n")
+        self._line = bytearray(lines.pop())
+        try:
+            for line in lines:
+                self._take(parse_reply(line))
+        except PeerError as error:
+            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+
+    def _take(self, reply: Reply) -> None:
+        if not self._expected:
+            raise PeerError(f"a reply to no request id={reply.id[:40]!r}", fatal=True)
+        call = self._expected[0]
+        wanted = call.ids[len(call.replies)]
+        if reply.id != b"%d" % wanted and reply.error is None:
+            raise PeerError(f"a reply to another request id={reply.id[:40]!r} expected={wanted}", fatal=True)
+        call.replies.append(reply)
+        if len(call.replies) == len(call.ids):
+            self._expected.popleft()
+            if not call.done.done():
+                call.done.set_result(call.replies)
+
+    async def ask_all(self, requests: Sequence[bytes]) -> list[Reply]:
+        """Send requests (``COMMAND|args``) at once; returns their replies, errors among them."""
+        if self._lost is not None:
+            raise Unavailable(self._lost.code, self._lost.message)
+        assert self._transport is not None, "asked before the connection was made"
+        first = self._sent + 1
+        self._sent += len(requests)
+        call = _Expected(self._loop.create_future(), range(first, self._sent + 1))
+        self._expected.append(call)
+        self._transport.write(b"".join(b"V1|%d|%b\n" % pair for pair in zip(call.ids, requests, strict=True)))
+        await self._writable.wait()
+        return await call.done
+
+    async def ask(self, request: bytes) -> bytes:
+        """Send one request; returns the payload. Raises BrokerError."""
+        (reply,) = await self.ask_all([request])
+        if reply.error is not None:
+            raise reply.error
+        return reply.payload
+
+
+class FluxClient:
+    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
+
+    A record's key is sent and never comes back; a record without one is sent with an empty key. ``Level.SYNCED`` asks for ``acks=all``,
+    which a broker without followers answers by Unavailable(REPLICATION_TIMEOUT) although the record stays.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection: Final = connection
+
+    @classmethod
+    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> FluxClient:
+        """Connect. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+        return cls(connection)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return ABILITIES
+
+    async def close(self) -> None:
+        self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
+        _checked(field, payload, b"topic")
+
+    async def delete_topic(self, topic: str) -> None:
+        raise _impossible("delete topics")
+
+    async def topics(self) -> list[TopicInfo]:
+        """Names come from the metadata; partitions are counted by asking for them."""
+        payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
+        names = [name.decode("utf-8", "surrogateescape") for name in _checked(items, payload, b"topics")]
+        return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
+
+    async def _count_partitions(self, topic: str) -> int:
+        """Binary search for the first partition that does not exist; reading past the end costs nothing."""
+        low, high = 0, 1
+        while high < PARTITION_COUNT_MAX and await self._has_partition(topic, high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._has_partition(topic, middle):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    async def _has_partition(self, topic: str, partition: int) -> bool:
+        (reply,) = await self._connection.ask_all([b"CONSUME|%b %d %d" % (_topic(topic), partition, OFFSET_MAX)])
+        return reply.error is None
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        raise _impossible("tell where partitions begin")
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        raise _impossible("look records up by time")
+
+    async def produce(
+        self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
+    ) -> list[Produced]:
+        if partition is not None:
+            raise _impossible("choose a partition")
+        tail = b" acks=" + _ACKS[level].value
+        name = _topic(topic)
+        requests = [b"PRODUCE|%b %b" % (name, _message(record)) + tail for record in records]
+        longest = max(map(len, requests), default=0) + len(b"V1||\n") + len(str(OFFSET_MAX))
+        if longest > LINE_BYTES_MAX:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"a record does not fit a line bytes={longest} limit={LINE_BYTES_MAX}"
+            )
+        produced: list[Produced] = []
+        for start in range(0, len(requests), PIPELINE_RECORDS):
+            for reply in await self._connection.ask_all(requests[start : start + PIPELINE_RECORDS]):
+                if reply.error is not None:
+                    raise reply.error
+                place = reply.payload
+                produced.append(Produced(_checked(number, place, b"partition"), _checked(number, place, b"offset")))
+        return produced
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+    ) -> list[Record]:
+        """The wire cannot wait: with nothing to read the answer is empty at once, whatever ``wait_ms``."""
+        text, hw = await self._consume(topic, partition, offset)
+        records: list[Record] = []
+        for _ in range(SETTLE_MAX):
+            batch = _checked(read_records, text, hw)
+            records += _records(batch)
+            if not batch.rest or len(records) >= records_max:
+                break
+            following, hw = await self._consume(topic, partition, batch.next + 1)
+            value = settle(batch.rest, following)
+            if value is None:
+                break
+            records.append(Record(value, offset=batch.next))
+            text = following
+        if not records and text:
+            raise Unavailable(
+                ErrorCode.STORAGE_FAILED,
+                f"a record cannot be told from its neighbours partition={partition} offset={offset}",
+            )
+        return records[:records_max]
+
+    async def _consume(self, topic: str, partition: int, offset: int) -> tuple[bytes, int]:
+        payload = await self._connection.ask(b"CONSUME|%b %d %d" % (_topic(topic), partition, offset))
+        return _checked(split_consumed, payload, offset)
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
+        payload = await self._connection.ask(b"JOIN|%b %b %b" % (_word(group), _topic(topic), _word(member)) + suffix)
+        return _membership(payload)
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        payload = await self._connection.ask(b"SYNC|" + _member(group, topic, member, generation))
+        return _membership(payload)
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        await self._connection.ask(b"LEAVE|" + _member(group, topic, member, generation))
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        if not member:
+            raise _impossible("store a position without being a member")
+        await self._connection.ask(b"COMMIT|%b %d %d" % (_member(group, topic, member, generation), partition, offset))
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """0 also when nothing was ever committed: the wire cannot tell."""
+        payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
+        return _checked(number, payload, b"offset")
+
+
+def _impossible(what: str) -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the FLUX wire cannot {what}")
+
+
+def _topic(topic: str) -> bytes:
+    name = topic.encode("utf-8", "surrogateescape")
+    try:
+        topic_name(name)
+    except Refused:
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"the FLUX wire cannot carry this name name={topic!r}") from None
+    return name
+
+
+def _word(name: str) -> bytes:
+    text = name.encode("utf-8", "surrogateescape")
+    if not text or WHITE.search(text) is not None:
+        raise Invalid(ErrorCode.INVALID_NAME, f"a name must be one word name={name!r}")
+    return text
+
+
+def _member(group: str, topic: str, member: str, generation: int) -> bytes:
+    return b"%b %b %b %d" % (_word(group), _topic(topic), _word(member), generation)
+
+
+def _message(record: Record) -> bytes:
+    """``key:value`` of a record, refused when a line cannot carry it."""
+    if record.value is None:
+        raise _impossible("carry a null value")
+    if record.headers or record.id is not None or record.origin_time_us is not None or record.event is not None:
+        raise _impossible("carry headers, ids, times or events")
+    key = record.key or b""
+    if b":" in key or WHITE.search(key) is not None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "a key must not hold white space or a colon on the FLUX wire")
+    if WHITE.search(record.value) is not None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "a value must not hold white space on the FLUX wire")
+    return key + b":" + record.value
+
+
+def _membership(payload: bytes) -> Membership:
+    partitions = _checked(items, payload, b"assigned")
+    return Membership(_checked(number, payload, b"generation"), tuple(map(int, partitions)))
+
+
+def _records(batch: Batch) -> list[Record]:
+    return [Record(value, offset=batch.first + index) for index, value in enumerate(batch.values)]
+
+
+def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Read something out of a reply; a broker that makes no sense is one that cannot be used."""
+    try:
+        return read(*args, **kwargs)
+    except PeerError as error:
+        raise Unavailable(ErrorCode.STOPPING, error.message) from None

@@ -1,0 +1,150 @@
+"""Reading FLUX replies, which are not always readable: CONSUME joins values by commas and escapes none (FLUX specification §7).
+
+Promises: pure; where a reply can be read in more than one way this is said, never guessed. Must not know: sockets, asyncio.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, NotOwner, PeerError, Unavailable
+from polywire.protocols.flux.messages import VERSION, WireCode
+
+CAPPED_BYTES_MIN: Final = 1024 * 1024  # brokers that cut replies short do so above this
+
+_BORDER: Final = re.compile(rb",([0-9]+):")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply line: the request's id, and the payload or the error."""
+
+    id: bytes
+    payload: bytes
+    error: BrokerError | None
+
+
+def parse_reply(line: bytes) -> Reply:
+    """Read a line without its ending. Raises PeerError."""
+    version, _, rest = line.removesuffix(b"\r").partition(b"|")
+    correlation, _, rest = rest.partition(b"|")
+    status, _, rest = rest.partition(b"|")
+    if version != VERSION or status not in (b"OK", b"ERR"):
+        raise PeerError(f"not a reply of this protocol line={line[:80]!r}", fatal=True)
+    if status == b"OK":
+        return Reply(correlation, rest, None)
+    code, _, message = rest.partition(b"|")
+    return Reply(correlation, b"", _error(code, message.decode("utf-8", "replace")))
+
+
+def _error(code: bytes, message: str) -> BrokerError:
+    """The kind by the code alone: texts are for people."""
+    match code:
+        case WireCode.NOT_LEADER.value:
+            return NotOwner(ErrorCode.NOT_OWNER, message)
+        case WireCode.REPLICATION_TIMEOUT.value:
+            return Unavailable(ErrorCode.REPLICATION_TIMEOUT, message)
+        case WireCode.GENERATION_MISMATCH.value:
+            return Conflict(ErrorCode.GENERATION_STALE, message)
+        case _:
+            return Invalid(ErrorCode.INVALID_REQUEST, message)
+
+
+def field(payload: bytes, name: bytes) -> bytes:
+    """The text of ``name=…`` up to the next space, or up to the closing bracket of a list. Raises PeerError."""
+    for part in re.finditer(rb"(?:^| )([a-z_]+)=(\[[^\]]*\]|[^ ]*)", payload):
+        if part[1] == name:
+            return part[2]
+    raise PeerError(f"a reply lacks a field field={name.decode()} payload={payload[:80]!r}", fatal=True)
+
+
+def number(payload: bytes, name: bytes) -> int:
+    """An integer field. Raises PeerError."""
+    text = field(payload, name)
+    if re.fullmatch(rb"-?[0-9]+", text) is None:
+        raise PeerError(f"a field is no number field={name.decode()} text={text[:40]!r}", fatal=True)
+    return int(text)
+
+
+def items(payload: bytes, name: bytes) -> list[bytes]:
+    """A list field. Raises PeerError."""
+    return field(payload, name).strip(b"[]").split()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a CONSUME reply certainly says.
+
+    values: of the offsets from ``first`` on. rest: the text from the first record on that can be read in more than one way, empty when all
+    was clear.
+    """
+
+    first: int
+    values: list[bytes]
+    rest: bytes
+    hw: int
+
+    @property
+    def next(self) -> int:
+        """Offset after the last value."""
+        return self.first + len(self.values)
+
+
+def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
+    """Text of the records and hw of a CONSUME payload. Raises PeerError."""
+    text, found, hw = payload.rpartition(b" hw=")
+    if not found or not text.startswith(b"messages=") or re.match(rb"-?[0-9]+", hw) is None:
+        raise PeerError(f"not a reply to CONSUME offset={first} payload={payload[:80]!r}", fatal=True)
+    return text.removeprefix(b"messages="), int(hw.split()[0])
+
+
+def read_records(text: bytes, hw: int) -> Batch:
+    """Cut the records of one reply at their borders, as far as these are beyond doubt.
+
+    Offsets follow each other, so the border after record n reads ``,n+1:``. When every such text occurs once there is one way to read
+    them. A long reply may have been cut short, so that the last border may be one that only looks like it. Raises PeerError.
+    """
+    head, colon, _ = text.partition(b":")
+    if not text:
+        return Batch(0, [], b"", hw)
+    if not colon or not head.isdigit():
+        raise PeerError(f"records do not begin with an offset text={text[:80]!r}", fatal=True)
+    first = int(head)
+    borders: dict[int, list[int]] = {}
+    for border in _BORDER.finditer(text):
+        offset = int(border[1]) if len(border[1]) < 20 else -1
+        if first < offset <= hw and str(offset).encode() == border[1]:
+            borders.setdefault(offset, []).append(border.start())
+    values: list[bytes] = []
+    at, offset = 0, first
+    whole = len(text) < CAPPED_BYTES_MIN
+    while True:
+        places = borders.get(offset + 1, [])
+        start = at + len(str(offset)) + 1
+        last = not places
+        if (
+            len(places) > 1
+            or (places and places[0] < start)
+            or (last and not whole and offset < hw and _BORDER.search(text, at))
+        ):
+            return Batch(first, values, text[at:], hw)
+        values.append(text[start:] if last else text[start : places[0]])
+        if last:
+            return Batch(first, values, b"", hw)
+        at, offset = places[0] + 1, offset + 1
+
+
+def settle(text: bytes, following: bytes) -> bytes | None:
+    """The value of the first record of ``text``, given the text of a reply that begins with the record after it; None when it does
+    not settle the matter."""
+    head, _, _ = text.partition(b":")
+    border = b",%d:" % (int(head) + 1)
+    start = len(head) + 1
+    at = text.find(border, start)
+    while at >= 0:
+        if following.startswith(text[at + 1 :]):
+            return text[start:at]
+        at = text.find(border, at + 1)
+    return text[start:] if not following else None
