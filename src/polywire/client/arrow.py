@@ -28,8 +28,7 @@ from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
 ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
-# Keys and values gathered into one record batch, so that its buffers fit one block of the arena.
-BYTES_MAX: Final = 3 << 20
+BYTES_MAX: Final = 4 << 20  # keys and values gathered into one record batch: those of one fetched frame
 # Stored batches of this size are wrapped where they lie; below, wrapping costs more than copying.
 WRAP_BYTES_MIN: Final = 512 << 10
 EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
@@ -41,6 +40,11 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
+# Plain numbers: in the loop over batches an enum would cost more than the test.
+_COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
+_COMPACTED: Final = int(BatchFlags.COMPACTED)
+_VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
+_KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
 # Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
 _FACTS: Final = Struct("<4xII16xIQ8xq28xI")
 
@@ -82,16 +86,16 @@ def _runs(chunk: StoredChunk) -> Iterator[_Run]:
         if base_offset + offset_span <= chunk.offset or base_offset >= chunk.offset_end:
             continue
         source, place = data, at
-        if flags & (BatchFlags.LZ4 | BatchFlags.ZSTD):
+        if flags & _COMPRESSED:
             source, place = memoryview(expand_body(data[at : at + length], EXPANDED_BYTES_MAX)), 0
         places = layout(source, place).tolist()
         start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
-        if flags & BatchFlags.COMPACTED:
+        if flags & _COMPACTED:
             deltas = _column(source, places, Column.OFFSET_DELTAS).cast("I")
             start = bisect_left(deltas, chunk.offset - base_offset)
             stop = bisect_left(deltas, chunk.offset_end - base_offset)
         if start < stop:
-            size = places[2 * Column.VALUE_BYTES + 1] + places[2 * Column.KEY_BYTES + 1]
+            size = places[_VALUE_SIZE] + places[_KEY_SIZE]
             share = size * (stop - start) // record_count
             yield _Run(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
 

@@ -19,6 +19,7 @@ from polywire.spark.offsets import PartitionKey
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
+ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # where `polywire serve` listens for the polywire wire unless told otherwise
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
 _T = TypeVar("_T")
@@ -158,8 +159,10 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
     given = [name for name in _ADDRESSES if name in options]
-    if len(given) != 1:
-        _refuse("address", f"is needed once, as host:port of the polywire wire (or under the name {_ADDRESSES[1]})")
+    if not given:
+        return (ADDRESS_DEFAULT,)
+    if len(given) > 1:
+        _refuse("address", f"is given more than once, under the names {', '.join(given)}")
     addresses = tuple(part.strip() for part in options[given[0]].split(",") if part.strip())
     for address in addresses:
         host, colon, port = address.removeprefix("polywire://").rpartition(":")

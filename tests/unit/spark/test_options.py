@@ -31,6 +31,10 @@ def test_every_name_of_the_address(name: str) -> None:
     assert options.addresses == ("a:1", "polywire://b:2")
 
 
+def test_without_an_address_it_is_this_machines_broker() -> None:
+    assert read_options({"subscribe": "t"}, streaming=False).addresses == ("127.0.0.1:9555",)
+
+
 def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
     given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "groupIdPrefix": "g"}
     assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
@@ -76,7 +80,7 @@ def test_durations(text: str, seconds: float) -> None:
         ({"kafka.security.protocol": "SSL"}, "has no meaning here"),
         ({"path": "/x"}, "subscribe"),
         ({"assign": '{"a":[0]}'}, "exactly one of the options subscribe, subscribePattern, assign"),
-        ({"bootstrap.servers": "a:1"}, "needed once"),
+        ({"bootstrap.servers": "a:1"}, "more than once"),
         ({"address": "localhost"}, "must be host:port"),
         ({"address": "localhost:0"}, "must be host:port"),
         ({"address": " , "}, "is empty"),

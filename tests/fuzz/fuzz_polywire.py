@@ -1,0 +1,138 @@
+"""Fuzz the `polywire` wire: whatever bytes come, a session answers or raises PeerError, and a client's decoder likewise.
+
+Run as ``python -m tests.fuzz.fuzz_polywire``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import MAGIC, PREFIX_BYTES, decode_prefix, encode_head
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.records.columns import Header, Record
+from polywire.records.rows import from_records
+from polywire.types import Assignor
+from tests.unit.protocols.polywire.peer import Peer, batch_of
+
+TOKEN: Final = b"0123456789abcdef"
+FRAMES_MAX: Final = 12
+
+
+def samples() -> list[bytes]:
+    """One good frame of every verb."""
+    batch = bytes(batch_of((b"k", b"value"), (None, b"")))
+    headed = bytes(from_records([Record(b"v", headers=(Header(b"h", b"x"),), id=b"i" * 16)]))
+    requests: list[tuple[Verb, Head, bytes]] = [
+        (Verb.PING, Head(), b""),
+        (Verb.CANCEL, messages.Cancel(3), b""),
+        (Verb.TOPICS, messages.ListTopics(True), b""),
+        (Verb.CREATE_TOPIC, messages.CreateTopic("u", 2, settings={"key_hash": "xxh32"}), b""),
+        (Verb.DESCRIBE, messages.Describe("t"), b""),
+        (Verb.GROW_TOPIC, messages.GrowTopic("t", 4), b""),
+        (Verb.PURGE_TOPIC, messages.PurgeTopic("t"), b""),
+        (Verb.DELETE_TOPIC, messages.DeleteTopic("u"), b""),
+        (Verb.BOUNDS, messages.AskBounds(["t"], [5]), b""),
+        (Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=1000), b""),
+        (Verb.FETCH, messages.Fetch("t", 1, 0, 5, 1, 1, 100), b""),
+        (Verb.PRODUCE, messages.Produce("t", 0), batch + headed),
+        (Verb.PRODUCE, messages.Produce("t", -1), batch),
+        (Verb.STAGE, messages.Stage(TOKEN, "t", -1), headed),
+        (Verb.PUBLISH, messages.Publish("w", 1, [TOKEN]), b""),
+        (Verb.ABANDON, messages.Abandon([TOKEN]), b""),
+        (Verb.COMMIT, messages.Commit("t", 0, 1, "g", 5), b""),
+        (Verb.POSITION, messages.AskPosition("t", 0, 1, "g"), b""),
+        (Verb.JOIN, messages.Join("g", "t", "m", Assignor.RANGE.value), b""),
+        (Verb.HEARTBEAT, messages.Member("g", "t", "m", 1), b""),
+        (Verb.LEAVE, messages.Member("g", "t", "m", 1), b""),
+    ]
+    return [
+        encode_head(verb, number, head, payload_bytes=len(payload)) + payload
+        for number, (verb, head, payload) in enumerate(requests, 1)
+    ]
+
+
+def mutated(chance: random.Random, frames: list[bytes]) -> bytearray:
+    """A stream of good frames with some damage."""
+    stream = bytearray(b"".join(chance.choices(frames, k=chance.randrange(1, FRAMES_MAX))))
+    for _ in range(chance.randrange(6)):
+        place = chance.randrange(len(stream) + 1)
+        match chance.randrange(4):
+            case 0 if place < len(stream):
+                stream[place] ^= 1 << chance.randrange(8)
+            case 1:
+                stream[place : place + chance.randrange(20)] = b""
+            case 2:
+                stream[place:place] = chance.randbytes(chance.randrange(8))
+            case _:
+                stream[place : place + 4] = chance.choice(
+                    (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
+                )
+    return stream
+
+
+def feed(chance: random.Random, peer: Peer, stream: bytearray) -> None:
+    """Give a session the stream in pieces, as a connection would."""
+    buffer = bytearray()
+    while stream or buffer:
+        size = chance.randrange(1, 400)
+        buffer += stream[:size]
+        fed = len(stream[:size])
+        del stream[:size]
+        taken = peer.session.receive(memoryview(buffer))
+        assert 0 <= taken <= len(buffer), "a session takes what it was given"
+        buffer = buffer[taken:]
+        if chance.random() < 0.5:
+            peer.loop.run_due()
+        if not fed:
+            break
+
+
+def check_answers(written: bytes) -> None:
+    """What was written are whole frames."""
+    at = 0
+    while at < len(written):
+        at += PREFIX_BYTES + decode_prefix(written, at, length_max=1 << 30).length
+    assert at == len(written), "half a frame was written"
+
+
+def run_once(seed: int, frames: list[bytes]) -> None:
+    """One connection's life. Raises whatever is no documented answer."""
+    chance = random.Random(seed)
+    peer = Peer()
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
+    try:
+        feed(chance, peer, mutated(chance, frames))
+    except PeerError as error:
+        if not error.fatal:  # only what ends the connection may leave a session
+            raise
+    peer.loop.advance(2.0)
+    check_answers(bytes(peer.output.written))
+    if chance.random() < 0.5:
+        peer.session.finish(memoryview(b""))
+    peer.session.close()
+    peer.loop.advance(70.0)
+
+
+def main() -> None:
+    """Fuzz until time is up."""
+    seed = int(os.environ.get("FUZZ_SEED", str(time.time_ns())))
+    deadline = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "30"))
+    frames, runs = samples(), 0
+    print(f"seed {seed}, opening {MAGIC.hex()}", flush=True)
+    while time.monotonic() < deadline:
+        try:
+            run_once(seed + runs, frames)
+        except BaseException:
+            print(f"failed, repeat with FUZZ_SEED={seed + runs}", flush=True)
+            raise
+        runs += 1
+    print(f"{runs} connections, no surprise")
+
+
+if __name__ == "__main__":
+    main()
