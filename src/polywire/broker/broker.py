@@ -392,6 +392,15 @@ class Broker:
 
     # The turn
 
+    @property
+    def congested(self) -> bool:
+        """Whether producers should be read no further for now; a hint, given long before ``produce`` refuses."""
+        return self._log.congested
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when the log is not congested (any more)."""
+        self._log.on_relief(callback)
+
     def commit(self) -> None:
         """Write this turn now; what asked for ``written`` or less is answered before this returns."""
         self._log.commit()

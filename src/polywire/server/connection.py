@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -24,6 +24,7 @@ from polywire.types import Buffer
 log = structlog.get_logger("polywire.server")
 
 PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
+LARGE_READ_BYTES: Final = 4 * 1024  # smaller reads do not fill a log
 SMALL_FRAME_BYTES: Final = 64 * 1024  # an unfinished frame up to this size may wait for ever
 
 
@@ -46,23 +47,48 @@ class ConnectionLimits:
     unknown_s: int = 10
 
 
+class Store(Protocol):
+    """What connections need of the broker."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should be read no further for now."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once when it is not congested any more."""
+
+    def commit(self) -> None:
+        """Write the turn now."""
+
+
 class Hub:
     """What the connections of one server share.
 
     Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second.
     """
 
-    __slots__ = ("arena", "commit", "connections", "draining", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "connections", "draining", "limits", "refused", "store", "tick")
 
-    def __init__(self, commit: Callable[[], None], limits: ConnectionLimits | None = None) -> None:
-        """commit: writes the broker's turn."""
+    def __init__(self, store: Store, limits: ConnectionLimits | None = None) -> None:
         self.limits: Final = limits or ConnectionLimits()
-        self.commit: Final = commit
-        self.arena: Final = Arena(commit, self.limits.receive_total_bytes_max)
+        self.store: Final = store
+        self.arena: Final = Arena(store.commit, self.limits.receive_total_bytes_max)
         self.connections: set[Connection] = set()
         self.draining = False
         self.refused = 0
         self.tick = 0
+        self._held: set[Connection] = set()
+
+    def hold(self, connection: Connection) -> None:
+        """Let a connection go on once the log is not congested any more."""
+        if not self._held:
+            self.store.on_relief(self._relieved)
+        self._held.add(connection)
+
+    def _relieved(self) -> None:
+        held, self._held = self._held, set()
+        for connection in held:
+            connection.relieved()
 
     def sweep(self) -> None:
         """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
@@ -109,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         "_end",
         "_ended",
         "_factories",
+        "_held",
         "_hub",
         "_paused",
         "_receiving",
@@ -135,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         self._want = BUFFER_BYTES_MIN
         self._paused = False
         self._receiving = False
+        self._held = False
         self._ended = False
         self._clogged = False
         self._clogged_tick = 0
@@ -161,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         start, end = self._start, self._end
         if start == end:
             if start:
-                self._hub.commit()
+                self._hub.store.commit()
                 self._start = self._end = 0
             if self._buffer is None or len(self._buffer) < self._want:
                 self._replace(self._want)
@@ -201,6 +229,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
             self._want = 4 * self._end
         self._offer()
+        if nbytes >= LARGE_READ_BYTES and self._hub.store.congested and not self._ended:
+            self._held = True
+            self._pause()
+            self._hub.hold(self)
+
+    def relieved(self) -> None:
+        """The log has room again."""
+        self._held = False
+        self._take_up()
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
@@ -283,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = True
         self._start = self._end
         self._pause()
-        self._hub.commit()
+        self._hub.store.commit()
         self.close()
 
     def resume(self) -> None:
@@ -294,7 +331,9 @@ class Connection(asyncio.BufferedProtocol):
     def _take_up(self) -> None:
         """Offer what waited, then read on, unless the session pauses again."""
         session = self._session
-        if session is None or self._ended or not self._paused or session.paused() or self.backlog > self.backlog_max:
+        if session is None or self._ended or self._held or not self._paused:
+            return
+        if session.paused() or self.backlog > self.backlog_max:
             return
         self._paused = False
         if self._start < self._end:

@@ -62,7 +62,7 @@ async def serve(config: ServeConfig) -> int:
     addresses = config.listeners()
     server = Server(config)
     broker = server.open_broker()
-    hub = Hub(broker.commit)
+    hub = Hub(broker)
     try:
         listeners = await open_listeners(hub, addresses, _factories(broker, config))
     except BrokerError:
@@ -96,6 +96,7 @@ class Server:
             settings,
             self._loop,
             SystemClock(),
+            log_settings=config.log_settings(),
             on_failure=self.storage_failed,
         )
 
@@ -146,7 +147,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
     hub.draining = True
     for connection in list(hub.connections):
         connection.stop_reading()
-    hub.commit()
+    hub.store.commit()
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - looking is the point

@@ -151,10 +151,15 @@ class Place:
     def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
         self.commits = 0
         self.wires = wires or (FramesWire(),)
-        self.hub = Hub(self._commit, limits)
+        self.congested = False
+        self.relieve: list[Callable[[], None]] = []
+        self.hub = Hub(self, limits)
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         self.commits += 1
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        self.relieve.append(callback)
 
     def connect(self) -> Wire:
         connection = Connection(self.hub, self.wires)

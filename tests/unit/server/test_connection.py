@@ -233,3 +233,22 @@ def test_nobody_connects_while_draining() -> None:
     place = Place()
     place.hub.draining = True
     assert place.connect().aborted
+
+
+def test_a_congested_log_stops_the_flood_and_nobody_else() -> None:
+    place = Place()
+    flood, trickle = place.connect(), place.connect()
+    first, second = place.wires[0].opened
+    place.congested = True
+    send(flood, b"x" * 10_000)
+    send(trickle, b"y")
+    assert len(first.frames) == 10_000
+    assert not flood.reading
+    assert trickle.reading
+    first.resume()
+    assert not flood.reading
+    place.congested = False
+    (relieved,) = place.relieve
+    relieved()
+    assert flood.reading
+    assert second.frames == [b"y"]
