@@ -8,7 +8,7 @@ Must not know: sockets, how bulk PRODUCE works.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import Struct
 from typing import Final
@@ -231,20 +231,27 @@ def put_chunks(
     The buffer returned is another one when the one given was too small. Raises Corrupt.
     """
     at = escaped = 0
+    for data, position in _batches(chunks):
+        _, count, base = _HEADER.unpack_from(data, position)
+        places = layout(data, position)
+        row = 0
+        while row < count:
+            out, at, row, need, more = _put_batch(data, places, count, base, row, start, end, limit, out, at)
+            escaped += more
+            if row < count and not need:
+                return out, at, escaped
+    return out, at, escaped
+
+
+def _batches(chunks: Sequence[memoryview]) -> Iterator[tuple[memoryview | bytearray, int]]:
+    """Every batch, expanded if need be: the bytes it lies in and its position there."""
     for chunk in chunks:
         for position in walk(chunk):
-            flags, count, base = _HEADER.unpack_from(chunk, position)
-            data: memoryview | bytearray = chunk
+            flags, _, _ = _HEADER.unpack_from(chunk, position)
             if flags & _COMPRESSED:
-                data, position = bytearray(expand_body(chunk[position:], EXPANDED_BYTES_MAX)), 0
-            places = layout(data, position)
-            row = 0
-            while row < count:
-                out, at, row, need, more = _put_batch(data, places, count, base, row, start, end, limit, out, at)
-                escaped += more
-                if row < count and not need:
-                    return out, at, escaped
-    return out, at, escaped
+                yield bytearray(expand_body(chunk[position:], EXPANDED_BYTES_MAX)), 0
+            else:
+                yield chunk, position
 
 
 def _put_batch(

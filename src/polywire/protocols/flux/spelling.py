@@ -2,8 +2,8 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """FLUX replies in bulk: the answers of a run of PRODUCE lines, and the records of a CONSUME reply.
 
-Promises: one call per run, one per stored batch; no Python object per record; a value a line cannot carry is escaped, never torn. Must
-not know: sockets, the broker, the layout of a stored batch beyond the column positions it is given.
+Promises: one call per run, one per stored batch; no Python object per record; a value a line cannot carry is escaped, never torn.
+Must not know: sockets, the broker, the layout of a stored batch beyond the column positions it is given.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
         out[k] = 0x30 + value % 10
         value = value // 10
         k -= 1
-    return end
+    return end  # type: ignore[no-any-return]
 
 
 @cython.cfunc
@@ -67,7 +67,7 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
         out[at + k] = text[k]
-    return at + n
+    return at + n  # type: ignore[no-any-return]
 
 
 @cython.locals(
@@ -159,6 +159,43 @@ def _one_word(data: Buffer, i: int, stop: int) -> bool:
             return False
         i += 1
     return True
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, offset=cython.longlong)
+def _put_offset(out: bytearray, at: int, offset: int) -> int:
+    """Write what stands before a value, a comma included unless it is the first; position after it."""
+    if at > 0:
+        out[at] = 0x2C
+        at += 1
+    at = _put_number(out, at, offset)
+    out[at] = 0x3A
+    return at + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data="const unsigned char[::1]",
+    i=cython.Py_ssize_t,
+    stop=cython.Py_ssize_t,
+    out="unsigned char[::1]",
+    at=cython.Py_ssize_t,
+)
+def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
+    """Write a value as it is; position after it."""
+    while i < stop:
+        out[at] = data[i]
+        at += 1
+        i += 1
+    return at
 
 
 @cython.cfunc
@@ -281,20 +318,11 @@ def put_values(data: Buffer, places: Numbers, limits: Numbers, out: Buffer, at: 
             raise ValueError(f"value outside its column row={row}")
         if at + 24 + 3 * (end - begin) > len(out):
             return at, row, 24 + 3 * (end - begin), escaped
-        put = at
-        if at > 0:
-            out[put] = 0x2C  # type: ignore[index]
-            put += 1
-        put = _put_number(out, put, offset)  # type: ignore[arg-type]
-        out[put] = 0x3A  # type: ignore[index]
-        put += 1
+        put = _put_offset(out, at, offset)  # type: ignore[arg-type]
         begin += values_at
         end += values_at
         if _clean(data, begin, end) or (flags_at >= 0 and data[flags_at + row] & 4 and _one_word(data, begin, end)):
-            while begin < end:
-                out[put] = data[begin]  # type: ignore[index]
-                put += 1
-                begin += 1
+            put = _put_plain(data, begin, end, out, put)  # type: ignore[arg-type]
         else:
             put = _put_escaped(data, begin, end, out, put)  # type: ignore[arg-type]
             escaped += 1
