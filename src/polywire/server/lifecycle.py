@@ -96,6 +96,7 @@ class Server:
             settings,
             self._loop,
             SystemClock(),
+            log_settings=config.log_settings(),
             on_failure=self.storage_failed,
         )
 
