@@ -141,7 +141,7 @@ class Log(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether producers should be read no further for now; a hint, given long before ``append`` refuses."""
+        """Whether producers should be read no further for now: sealing or syncing is behind. Never because the disk is full."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when the log is not congested (any more)."""

@@ -24,7 +24,6 @@ from polywire.types import Buffer
 log = structlog.get_logger("polywire.server")
 
 PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
-LARGE_READ_BYTES: Final = 4 * 1024  # smaller reads do not fill a log
 SMALL_FRAME_BYTES: Final = 64 * 1024  # an unfinished frame up to this size may wait for ever
 
 
@@ -47,48 +46,43 @@ class ConnectionLimits:
     unknown_s: int = 10
 
 
-class Store(Protocol):
-    """What connections need of the broker."""
+class Intake(Protocol):
+    """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
+
+    @property
+    def appended(self) -> int:
+        """Batches taken so far; it grows while a session is offered bytes that produce."""
 
     @property
     def congested(self) -> bool:
-        """Whether producers should be read no further for now."""
+        """Whether peers that produce should be read no further for now."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once when it is not congested any more."""
+        """Call back once, on the loop, when there is no congestion (any more)."""
 
     def commit(self) -> None:
-        """Write the turn now."""
+        """Write this turn now."""
 
 
 class Hub:
     """What the connections of one server share.
 
-    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second.
+    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
+    ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("_held", "arena", "connections", "draining", "limits", "refused", "store", "tick")
+    __slots__ = ("_held", "arena", "commit", "connections", "draining", "intake", "limits", "refused", "tick")
 
-    def __init__(self, store: Store, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None) -> None:
         self.limits: Final = limits or ConnectionLimits()
-        self.store: Final = store
-        self.arena: Final = Arena(store.commit, self.limits.receive_total_bytes_max)
+        self.intake: Final = intake
+        self.commit: Final = intake.commit
+        self.arena: Final = Arena(intake.commit, self.limits.receive_total_bytes_max)
+        self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self.draining = False
         self.refused = 0
         self.tick = 0
-        self._held: set[Connection] = set()
-
-    def hold(self, connection: Connection) -> None:
-        """Let a connection go on once the log is not congested any more."""
-        if not self._held:
-            self.store.on_relief(self._relieved)
-        self._held.add(connection)
-
-    def _relieved(self) -> None:
-        held, self._held = self._held, set()
-        for connection in held:
-            connection.relieved()
 
     def sweep(self) -> None:
         """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
@@ -100,6 +94,17 @@ class Hub:
                 "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
             )
             self.refused = 0
+
+    def hold(self, connection: Connection) -> None:
+        """Let a connection whose peer produces wait until the intake has caught up."""
+        if not self._held:
+            self.intake.on_relief(self._relieved)
+        self._held.add(connection)
+
+    def _relieved(self) -> None:
+        held, self._held = self._held, set()
+        for connection in held:
+            connection.relieve()
 
     def make_room(self, size: int, asking: Connection) -> None:
         """See to it that a buffer of this size may be taken. Raises PeerError when nobody else holds a large one."""
@@ -138,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         "_held",
         "_hub",
         "_paused",
+        "_produces",
         "_receiving",
         "_released",
         "_seen_tick",
@@ -161,8 +167,9 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self._want = BUFFER_BYTES_MIN
         self._paused = False
-        self._receiving = False
         self._held = False
+        self._produces = False  # as far as the last offer showed
+        self._receiving = False
         self._ended = False
         self._clogged = False
         self._clogged_tick = 0
@@ -189,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         start, end = self._start, self._end
         if start == end:
             if start:
-                self._hub.store.commit()
+                self._hub.commit()
                 self._start = self._end = 0
             if self._buffer is None or len(self._buffer) < self._want:
                 self._replace(self._want)
@@ -229,15 +236,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
             self._want = 4 * self._end
         self._offer()
-        if nbytes >= LARGE_READ_BYTES and self._hub.store.congested and not self._ended:
-            self._held = True
-            self._pause()
-            self._hub.hold(self)
-
-    def relieved(self) -> None:
-        """The log has room again."""
-        self._held = False
-        self._take_up()
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
@@ -284,6 +282,11 @@ class Connection(asyncio.BufferedProtocol):
         session = self._session or self._recognise()
         if session is None or self._ended:
             return
+        intake = self._hub.intake
+        if self._produces and intake.congested:
+            self._hold()
+            return
+        appended = intake.appended
         self._receiving = True
         try:
             self._start += session.receive(self._view[self._start : self._end])
@@ -292,7 +295,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._receiving = False
-        if session.paused() or (self._clogged and self.backlog > self.backlog_max):
+        self._produces = intake.appended != appended
+        if self._produces and intake.congested:
+            self._hold()
+        elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause()
         elif self._start < self._end:
             self._want = max(self._want, rounded(session.wanted()))
@@ -320,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = True
         self._start = self._end
         self._pause()
-        self._hub.store.commit()
+        self._hub.commit()
         self.close()
 
     def resume(self) -> None:
@@ -331,7 +337,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_up(self) -> None:
         """Offer what waited, then read on, unless the session pauses again."""
         session = self._session
-        if session is None or self._ended or self._held or not self._paused:
+        if session is None or self._ended or not self._paused or self._held:
             return
         if session.paused() or self.backlog > self.backlog_max:
             return
@@ -342,6 +348,18 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._paused = True
+
+    def _hold(self) -> None:
+        """Wait, with what was not offered yet, until the intake has caught up."""
+        if not self._held:
+            self._held = True
+            self._hub.hold(self)
+            self._pause()
+
+    def relieve(self) -> None:
+        """The intake has caught up."""
+        self._held = False
+        self._take_up()
 
     def _pause(self) -> None:
         if not self._paused:

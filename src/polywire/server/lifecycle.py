@@ -147,7 +147,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
     hub.draining = True
     for connection in list(hub.connections):
         connection.stop_reading()
-    hub.store.commit()
+    hub.commit()
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     while any(connection.is_waiting for connection in hub.connections) and loop.time() < end:  # noqa: ASYNC110 - looking is the point

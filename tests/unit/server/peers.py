@@ -150,16 +150,21 @@ class Place:
 
     def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
         self.commits = 0
-        self.wires = wires or (FramesWire(),)
         self.congested = False
-        self.relieve: list[Callable[[], None]] = []
+        self.relief: list[Callable[[], None]] = []
+        self.wires = wires or (FramesWire(),)
         self.hub = Hub(self, limits)
+
+    @property
+    def appended(self) -> int:
+        """As if every frame produced something."""
+        return sum(len(session.frames) for wire in self.wires for session in wire.opened)
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        self.relief.append(callback)
 
     def commit(self) -> None:
         self.commits += 1
-
-    def on_relief(self, callback: Callable[[], None]) -> None:
-        self.relieve.append(callback)
 
     def connect(self) -> Wire:
         connection = Connection(self.hub, self.wires)
