@@ -140,6 +140,16 @@ def test_produce_all_keeps_many_requests_under_way(connection: BulkConnection) -
     assert values_in(connection, "t") == [b"%d" % n for n in range(100)]
 
 
+def test_batches_that_do_not_fit_one_frame_go_in_several_requests(connection: BulkConnection) -> None:
+    connection.create_topic("t", 2)
+    batches = [batch(bytes([n]) * (5 << 20)) for n in range(7)]
+    result = connection.produce("t", 1, batches)
+    assert [a.base_offset for a in result.appended] == list(range(7))
+    assert connection.stage(b"t" * 16, "t", 0, batches) == 7
+    connection.publish("w", 1, [b"t" * 16])
+    assert values_in(connection, "t", 0) == values_in(connection, "t", 1)
+
+
 def test_staged_batches_are_published_once(connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     token = b"t" * 16
