@@ -92,6 +92,13 @@ class MemoryLog:
         self._killed = False
 
     @property
+    def congested(self) -> bool:
+        return False
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    @property
     def group_count(self) -> int:
         """Groups committed so far."""
         return len(self._history)
