@@ -10,7 +10,9 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker import changes
 from polywire.broker.catalog import Catalog
@@ -28,6 +30,9 @@ from polywire.log.base import Done, Log, Loop, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
+
+if TYPE_CHECKING:
+    from polywire.log.settings import LogSettings
 
 _ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
 _OFFSET_MIN: Final = -(2**63)
@@ -72,6 +77,38 @@ class Broker:
         for partition in state.catalog.partitions():
             partition.log = log.partition(partition.incarnation)
         self._retention.start()
+
+    @classmethod
+    def open(
+        cls,
+        data_dir: Path,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        *,
+        log_settings: LogSettings | None = None,
+        on_failure: Callable[[BrokerError], None] | None = None,
+    ) -> Broker:
+        """A broker over a data directory, recovered and with its new epoch synced; the directory is made when missing.
+
+        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own.
+        on_failure: called on the loop when storage fails; nothing is acknowledged after it.
+        Raises Unavailable(STORAGE_FAILED) when the directory cannot be used or another broker owns it, Corrupt when synced data is
+        damaged, Busy(DISK_FULL).
+        """
+        from polywire.log.opening import open_log  # here, so that a broker in memory needs no files and no lock
+        from polywire.log.settings import LogSettings
+
+        sizes = log_settings or LogSettings()
+        own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
+
+        def recover(state: Replay) -> Log:
+            log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state)
+            if on_failure is not None:
+                log.on_failure(on_failure)
+            return log
+
+        return cls.over(recover, settings=settings, loop=loop, clock=clock)
 
     @classmethod
     def over(cls, open_log: Callable[[Replay], Log], *, settings: BrokerSettings, loop: Loop, clock: Clock) -> Broker:

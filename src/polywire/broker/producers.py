@@ -122,11 +122,14 @@ class Producers:
         self._insert(key, known)
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
-        """A batch came back in recovery; one that the snapshot already holds only tells its place."""
+        """A batch came back in recovery; one that the snapshot already holds at most tells its place.
+
+        Live, such a batch would have been refused or answered as a repeat, so it can only be one that is told twice.
+        """
         known = self._living((incarnation, producer), now_us)
-        if known is not None and epoch == known.epoch and known.first <= batch.base and batch.last <= known.last:
+        if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
             for remembered in known.window:
-                if remembered.base == batch.base:
+                if remembered.base == batch.base and epoch == known.epoch:
                     remembered.offset = batch.offset
             return
         self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=now_us)

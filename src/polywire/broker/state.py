@@ -90,8 +90,9 @@ class State:
                 assert_never(change)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """A batch of a producer came back in recovery."""
-        if is_tracked(header.columns, header.producer_epoch):
+        """A batch of a producer came back in recovery; one that the state already knows of changes nothing."""
+        alive = self.catalog.find_partition(header.partition) is not None
+        if alive and is_tracked(header.columns, header.producer_epoch):
             last = header.base_sequence + header.record_count - 1
             self.producers.replayed(
                 header.partition,

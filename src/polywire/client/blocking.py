@@ -15,23 +15,19 @@ from typing import Final
 from polywire.client.arena import Arena
 from polywire.errors import ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
-    ANSWER_HEAD_BYTES_MAX,
     ERROR,
     MAGIC,
     MORE,
     PREFIX_BYTES,
     Prefix,
     decode_answer,
-    decode_prefix,
+    decode_answer_prefix,
     encode_head,
 )
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Limits, Verb
 from polywire.types import Buffer
 
-ANSWER_BYTES_LIMIT: Final = ANSWER_HEAD_BYTES_MAX + (
-    64 << 20
-)  # no honest answer is longer; a wrong peer must not make us allocate
 SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the system's limit of 1,024
 
 
@@ -129,7 +125,7 @@ class FramedSocket:
         start = bytearray(PREFIX_BYTES)
         self._receive_into(memoryview(start))
         try:
-            prefix = decode_prefix(start, length_max=ANSWER_BYTES_LIMIT)
+            prefix = decode_answer_prefix(start)
             head = bytearray(prefix.head_bytes)
             self._receive_into(memoryview(head))
             if not prefix.flags & ERROR:

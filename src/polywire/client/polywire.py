@@ -17,13 +17,12 @@ from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
-    ANSWER_HEAD_BYTES_MAX,
     ERROR,
     MAGIC,
     MORE,
     PREFIX_BYTES,
     decode_answer,
-    decode_prefix,
+    decode_answer_prefix,
     encode_head,
 )
 from polywire.protocols.polywire.errors import error_of
@@ -36,7 +35,6 @@ from polywire.types import Assignor, Buffer, Level, PositionKind
 
 OPEN_TIMEOUT_S: Final = 10.0
 FETCH_BYTES_MAX: Final = 4 << 20  # of one fetch into Python records: some 10 MB of objects per MiB are enough at a time
-ANSWER_BYTES_LIMIT: Final = ANSWER_HEAD_BYTES_MAX + (64 << 20)  # no honest answer is longer
 EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
 BATCH_BYTES: Final = 1 << 20  # records of one call are cut into batches of about this size
 RECORD_OVERHEAD_BYTES: Final = 64  # what a record may cost beside its key and value
@@ -117,8 +115,9 @@ class _Connection(asyncio.Protocol):
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
         pending = self._pending[correlation] = _Pending(self._loop.create_future())
-        size = sum([len(part) for part in payload])
-        self._transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *payload])
+        parts = [memoryview(part).cast("B") for part in payload]
+        size = sum([len(part) for part in parts])
+        self._transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
         try:
             await self._writable.wait()
             return await pending.done
@@ -144,7 +143,7 @@ class _Connection(asyncio.Protocol):
             self._opened = True
             at = len(MAGIC)
         while len(self._buffer) - at >= PREFIX_BYTES:
-            prefix = decode_prefix(self._buffer, at, length_max=ANSWER_BYTES_LIMIT)
+            prefix = decode_answer_prefix(self._buffer, at)
             end = at + PREFIX_BYTES + prefix.length
             if end > len(self._buffer):
                 break

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polywire.broker.fetch import Bounds
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
 from polywire.records import batch as batches
@@ -220,3 +223,21 @@ def test_bounds_sync_first(memory: MemoryBroker) -> None:
     memory.run()
     assert told == [Bounds(first_offset=0, next_offset=2, epoch=1, next_address=23)]
     assert memory.restart(synced_only=True).topic("orders").partitions[0].log.next_offset == 2
+
+
+def test_batches_told_twice_in_recovery_change_nothing(memory: MemoryBroker) -> None:
+    gone = memory.broker.ensure_topic("gone")
+    memory.broker.produce(gone.partitions[0], batch_by(b"p", 0, 0), level=Level.WRITTEN, done=None)
+    for epoch, base in ((0, 0), (0, 1), (3, 0), (3, 1)):
+        produced(memory, batch_by(b"p", epoch, base))
+    memory.broker.delete_topic(gone)
+    memory.run()
+    state = memory.log.state()
+    recovered = State(memory.settings)
+    recovered.restore(state)
+    read = memory.broker.fetch(partition_of(memory), 0, bytes_max=10_000, then=lambda _: None)
+    assert read is not None
+    headers = [batches.read_header(chunk) for chunk in read.chunks]
+    for header in (replace(headers[0], partition=gone.partitions[0].incarnation), *headers):
+        recovered.replayed(header, b"p")
+    assert recovered.snapshot() == state

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
 TIMES_MAX: Final = 16
+BOUNDS_MAX: Final = (
+    100_000  # partitions, once more for each time: some tenth of a second in which nobody else is served
+)
 _KEY_HASHES: Final = {kind.value: kind for kind in KeyHash}
 
 
@@ -98,7 +101,10 @@ class Catalog:
                 f"too many names or times names={len(request.names)} limit={TOPICS_MAX} "
                 f"times={len(request.times_us)} limit={TIMES_MAX}",
             )
-        topics = [self._broker.topic(name) for name in request.names]
+        topics = [self._broker.topic(name) for name in dict.fromkeys(request.names)]
+        count = sum([len(topic.partitions) for topic in topics]) * (1 + len(request.times_us))
+        if count > BOUNDS_MAX:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
         # What this connection sent before counts; an empty turn costs next to nothing.
         self._broker.commit()
         _BoundsAnswer(self._session, correlation, topics, request.times_us).ask(self._broker)

@@ -31,9 +31,9 @@ ERROR: Final = 2
 HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 249 bytes, 10,000 tokens, with room
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
 ANSWER_BYTES_MAX: Final = 4 << 20  # payload of a FETCH frame: large enough to amortise, small enough to take turns
-ANSWER_HEAD_BYTES_MAX: Final = (
-    64 << 20
-)  # a client refuses longer heads: 1,000 topics of 10,000 partitions do not fit, 500,000 partitions do
+# What a client takes from a broker before it calls it something else: heads of half a million partitions, and any honest payload.
+ANSWER_HEAD_BYTES_MAX: Final = 64 << 20
+ANSWER_FRAME_BYTES_MAX: Final = ANSWER_HEAD_BYTES_MAX + (64 << 20)
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: Final = {verb: msgspec.msgpack.Decoder(head) for verb, head in REQUESTS.items()}
@@ -51,16 +51,27 @@ class Prefix(NamedTuple):
     head_bytes: int
 
 
-def decode_prefix(data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX) -> Prefix:
-    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True) when it breaks §2 or ``length_max``."""
+def decode_prefix(
+    data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
+) -> Prefix:
+    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True) when it breaks §2 or a limit, a request's by default."""
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(
             f"broken frame prefix verb={verb} flags={flags} length={length} head_bytes={head_bytes}", fatal=True
         )
-    if length > length_max:
-        raise PeerError(f"frame too long length={length} length_max={length_max}", fatal=True)
+    if length > length_max or head_bytes > head_bytes_max:
+        raise PeerError(
+            f"frame too long length={length} length_max={length_max} head_bytes={head_bytes} "
+            f"head_bytes_max={head_bytes_max}",
+            fatal=True,
+        )
     return Prefix(length, verb, flags, correlation, head_bytes)
+
+
+def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
+    """The prefix of an answer at ``at``, as ``decode_prefix`` with a client's limits."""
+    return decode_prefix(data, at, length_max=ANSWER_FRAME_BYTES_MAX, head_bytes_max=ANSWER_HEAD_BYTES_MAX)
 
 
 def decode_request(verb: int, head: Buffer) -> Head:

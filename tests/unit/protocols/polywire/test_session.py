@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from polywire.broker.settings import BrokerSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, decode_prefix, encode_head
@@ -87,6 +88,7 @@ def test_a_stream_cut_at_every_byte_gives_the_same_answers() -> None:
         PREFIX.pack(4, Verb.PING, 0, 7, 1, 0),
         PREFIX.pack(4, Verb.PING, 4, 0, 1, 0),
         PREFIX.pack(0xFFFF_FFFF, Verb.PING, 0, 0, 1, 0),
+        PREFIX.pack(2 << 20, Verb.BOUNDS, 0, 0, 1, 2 << 20),
     ],
 )
 def test_a_broken_prefix_is_answered_and_fatal(peer: Peer, prefix: bytes) -> None:
@@ -230,6 +232,15 @@ def test_bounds_report_what_is_synced_and_offsets_of_times(peer: Peer) -> None:
     assert peer.ask(Verb.BOUNDS, messages.AskBounds(["t", "gone"])).error.code is ErrorCode.TOPIC_MISSING
     too_many = peer.ask(Verb.BOUNDS, messages.AskBounds(["t"] * 1001)).error
     assert too_many.code is ErrorCode.INVALID_REQUEST
+
+
+def test_bounds_are_limited_and_repeated_names_count_once() -> None:
+    peer = Peer(BrokerSettings(partitions_max=20_000))
+    create(peer, "wide", 9000)
+    again = peer.ask(Verb.BOUNDS, messages.AskBounds(["wide"] * 900)).decode(messages.BoundsList)
+    assert [len(topic.partitions) for topic in again.topics] == [9000]
+    error = peer.ask(Verb.BOUNDS, messages.AskBounds(["wide"], [0] * 16)).error
+    assert "count=153000" in error.message
 
 
 def test_another_life_of_the_partition_is_a_conflict(peer: Peer) -> None:
