@@ -76,7 +76,7 @@ class Served:
 
     async def _open(self) -> None:
         self.memory = MemoryBroker(self._settings, loop=asyncio.get_running_loop(), clock=SystemClock())
-        self._hub = Hub(self.memory.broker.commit)
+        self._hub = Hub(self.memory.broker)
         await self._listen(0)
 
     async def _listen(self, port: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
 from polywire.protocols.base import Output
@@ -59,7 +59,6 @@ class PolywireSession:
         "_finished",
         "_greeted",
         "_grouping",
-        "_halted",
         "_output",
         "_owed",
         "_pumping",
@@ -81,7 +80,6 @@ class PolywireSession:
         self._greeted = False
         self._closed = False
         self._finished = False
-        self._halted: Any = None  # the loop's timer while a request waits for room in the log
         self._pumping = False
         self._busy = False
         self._owed = 0
@@ -106,7 +104,7 @@ class PolywireSession:
     def _take(self, data: memoryview, at: int) -> int:
         size = len(data)
         self._wanted = 0
-        while self._greeted and size - at >= PREFIX_BYTES and not self.paused():
+        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX:
             try:
                 prefix = decode_prefix(data, at)
             except PeerError as error:
@@ -117,8 +115,7 @@ class PolywireSession:
                 self._wanted = end - at
                 break
             body = at + PREFIX_BYTES + prefix.head_bytes
-            if not self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end]):
-                break
+            self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
             at = end
         return at
 
@@ -131,7 +128,7 @@ class PolywireSession:
         return self._wanted
 
     def paused(self) -> bool:
-        return self._halted is not None or self._owed >= REQUESTS_MAX
+        return self._owed >= REQUESTS_MAX
 
     def drained(self) -> None:
         self._pump()
@@ -139,16 +136,11 @@ class PolywireSession:
     def finish(self, data: memoryview) -> None:
         """Half of a frame is dropped; answers owed, open fetches included, still go out before the connection is closed."""
         self._finished = True
-        if self._halted is not None:
-            self._halted.cancel()
-            self._appending.give_up()
         if not self._owed:
             self._output.close()
 
     def close(self) -> None:
         self._closed = True
-        if self._halted is not None:
-            self._halted.cancel()
         for fetch in self._fetches.values():
             fetch.drop()
         self._fetches.clear()
@@ -160,10 +152,6 @@ class PolywireSession:
     def owe(self) -> None:
         """One more answer will come later."""
         self._owed += 1
-
-    def halt(self, retry_after_ms: int) -> None:
-        """The log has no room for the request at hand: offer it again after a while, and nothing behind it before."""
-        self._halted = self._broker.loop.call_later(retry_after_ms / 1000, self._go_on)
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send an answer that was owed."""
@@ -200,10 +188,6 @@ class PolywireSession:
         self._fetches.pop(fetch.correlation, None)
         self._paid()
 
-    def _go_on(self) -> None:
-        self._halted = None
-        self._resume()
-
     def _greet(self, data: memoryview) -> int:
         given = bytes(data[: len(MAGIC)])
         if given[: len(NAME)] != NAME[: len(given)]:
@@ -230,23 +214,21 @@ class PolywireSession:
             stage_expiry_ms=self._broker.settings.stage_expiry_us // 1000,
         )
 
-    def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> bool:
-        """Carry out one request. False: not now, it must be offered again."""
+    def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
         try:
             request = decode_request(verb, head)
             if isinstance(request, messages.Produce):
-                return self._appending.produce(correlation, request, payload)
-            if isinstance(request, messages.Stage):
-                return self._appending.stage(correlation, request, payload)
-            if isinstance(request, messages.Fetch):
+                self._appending.produce(correlation, request, payload)
+            elif isinstance(request, messages.Fetch):
                 self._fetch(correlation, request)
+            elif isinstance(request, messages.Stage):
+                self._appending.stage(correlation, request, payload)
             else:
                 self._handle_rare(verb, correlation, request)
         except PeerError as error:
             self.refuse(verb, correlation, Invalid(ErrorCode.INVALID_REQUEST, error.message))
         except BrokerError as error:
             self.refuse(verb, correlation, error)
-        return True
 
     def _handle_rare(self, verb: int, correlation: int, request: Head) -> None:
         if isinstance(request, messages.Cancel):

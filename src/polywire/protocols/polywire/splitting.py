@@ -59,55 +59,48 @@ _NUMBER: Final = Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A batch and the partition it goes to: a place in the request's payload, or a batch made of some of its records."""
+    """A batch and the partition it goes to."""
 
     partition: Partition
-    record_count: int
-    place: slice
-    made: bytearray | None = None
+    batch: Buffer
 
-    def batch(self, payload: memoryview) -> Buffer:
-        """The batch, given the payload of its request (wherever that lies now)."""
-        return payload[self.place] if self.made is None else self.made
+    @property
+    def record_count(self) -> int:
+        return int(_FACTS.unpack_from(self.batch)[2])
 
 
-def accepted_batches(payload: memoryview) -> list[slice]:
-    """Where the batches lie that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH)."""
-    places = []
+def accepted_batches(payload: memoryview) -> list[memoryview]:
+    """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH)."""
+    batches = []
     at = 0
     while at < len(payload):
         length = validate(payload, at)
-        flags, columns, _ = _FACTS.unpack_from(payload, at)
+        batch = payload[at : at + length]
+        flags, columns, _ = _FACTS.unpack_from(batch)
         if flags & _REFUSED_FLAGS or columns & REFUSED_COLUMNS:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"batch has what clients may not send flags={flags:#x} columns={columns:#x}"
             )
-        places.append(slice(at, at + length))
+        batches.append(batch)
         at += length
-    if not places:
+    if not batches:
         raise Invalid(ErrorCode.INVALID_BATCH, "request has no batch")
-    return places
+    return batches
 
 
-def whole_part(partition: Partition, payload: memoryview, place: slice) -> Part:
-    """A batch that goes to one partition as it came."""
-    return Part(partition, int(_FACTS.unpack_from(payload, place.start)[2]), place)
-
-
-def split_by_key(topic: Topic, payload: memoryview, place: slice, turns: Iterator[int]) -> tuple[list[Part], bytes]:
+def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple[list[Part], bytes]:
     """A batch's records by the partition of their key, and each record's partition number as u32.
 
     A batch without any key goes whole to the partition whose turn it is. Raises Invalid(INVALID_BATCH) for a batch with a producer, whose
     sequence means one partition.
     """
-    batch = payload[place]
     _, columns, record_count = _FACTS.unpack_from(batch)
     if columns & _PRODUCER_BIT:
         raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
     partitions = topic.partitions
     if not columns & _KEY_BIT or len(partitions) == 1:
         partition = partitions[next(turns) % len(partitions)]
-        return [whole_part(partition, payload, place)], _NUMBER.pack(partition.number) * record_count
+        return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
     spans = memoryview(spans_of(batch))
     numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
     rows: dict[int, array[int]] = {}
@@ -116,11 +109,10 @@ def split_by_key(topic: Topic, payload: memoryview, place: slice, turns: Iterato
             rows[number] = array("i")
         rows[number].append(row)
     if len(rows) == 1:
-        return [whole_part(partitions[numbers[0]], payload, place)], numbers.tobytes()
+        return [Part(partitions[numbers[0]], batch)], numbers.tobytes()
     if columns & ~_PLAIN_BITS:
         records = to_records(batch)
         made = {number: from_records([records[row] for row in chosen]) for number, chosen in rows.items()}
     else:
         made = {number: from_spans(batch, spans, memoryview(chosen)) for number, chosen in rows.items()}
-    parts = [Part(partitions[number], len(rows[number]), place, made[number]) for number in sorted(made)]
-    return parts, numbers.tobytes()
+    return [Part(partitions[number], made[number]) for number in sorted(made)], numbers.tobytes()
