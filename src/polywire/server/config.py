@@ -82,13 +82,13 @@ class ServeConfig:
 
     def log_settings(self) -> LogSettings:
         """Sizes of the journal, where they were given."""
-        given = {
-            "slot_bytes": self.slot_bytes,
-            "slot_count_min": self.slot_count_min,
-            "slot_count_max": self.slot_count_max,
-            "sync_interval_ms": self.sync_interval_ms,
-        }
-        return LogSettings(**{name: value for name, value in given.items() if value is not None})
+        usual = LogSettings()
+        return LogSettings(
+            slot_bytes=self.slot_bytes or usual.slot_bytes,
+            slot_count_min=self.slot_count_min or usual.slot_count_min,
+            slot_count_max=self.slot_count_max or usual.slot_count_max,
+            sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
+        )
 
     def listeners(self) -> Mapping[str, Address]:
         """Addresses by listener name, those switched off left out.
