@@ -42,7 +42,7 @@ class Producer:
         while self.running:
             try:
                 client = await connect(self.url())
-            except OSError:
+            except (BrokerError, OSError):
                 await asyncio.sleep(0.02)
                 continue
             try:

@@ -63,7 +63,7 @@ def field(payload: bytes, name: bytes) -> bytes:
 def number(payload: bytes, name: bytes) -> int:
     """An integer field. Raises PeerError."""
     text = field(payload, name)
-    if re.fullmatch(rb"-?[0-9]+", text) is None:
+    if re.fullmatch(rb"-?[0-9]{1,19}", text) is None:
         raise PeerError(f"a field is no number field={name.decode()} text={text[:40]!r}", fatal=True)
     return int(text)
 
@@ -95,9 +95,10 @@ class Batch:
 def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
     """Text of the records and hw of a CONSUME payload. Raises PeerError."""
     text, found, hw = payload.rpartition(b" hw=")
-    if not found or not text.startswith(b"messages=") or re.match(rb"-?[0-9]+", hw) is None:
+    shown = re.match(rb"(-?[0-9]{1,19})(?: |$)", hw)
+    if not found or not text.startswith(b"messages=") or shown is None:
         raise PeerError(f"not a reply to CONSUME offset={first} payload={payload[:80]!r}", fatal=True)
-    return text.removeprefix(b"messages="), int(hw.split()[0])
+    return text.removeprefix(b"messages="), int(shown[1])
 
 
 def read_records(text: bytes, hw: int) -> Batch:
@@ -109,7 +110,7 @@ def read_records(text: bytes, hw: int) -> Batch:
     head, colon, _ = text.partition(b":")
     if not text:
         return Batch(0, [], b"", hw)
-    if not colon or not head.isdigit():
+    if not colon or re.fullmatch(rb"[0-9]{1,19}", head) is None:
         raise PeerError(f"records do not begin with an offset text={text[:80]!r}", fatal=True)
     first = int(head)
     borders: dict[int, list[int]] = {}

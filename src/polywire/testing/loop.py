@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from math import ceil
 from typing import Any, Final
 
 from polywire.testing.clock import SimulatedClock
@@ -87,6 +88,7 @@ class ManualLoop:
         end = self.clock.monotonic() + seconds
         self.run_due()
         while self._timers and self._timers[0][0] <= end:
-            self.clock.advance(max(0.0, self._timers[0][0] - self.clock.monotonic()))
+            gap_s = self._timers[0][0] - self.clock.monotonic()
+            self.clock.advance(max(0, ceil(gap_s * 1_000_000)) / 1_000_000)  # the clock knows whole microseconds only
             self.run_due()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))

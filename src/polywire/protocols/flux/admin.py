@@ -8,7 +8,7 @@ from __future__ import annotations
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition
 from polywire.protocols.flux.answers import Answer
-from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, role, topic_name
+from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, plain_name, role, topic_name
 from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import DEFAULT_STREAM, TopicName
@@ -86,7 +86,7 @@ def register_broker(session: FluxSession, request: Request, /) -> None:
         raise bad("broker id must be >= 0")
     if port <= 0:
         raise bad("broker port must be > 0")
-    host = request.args[1].decode("utf-8", "surrogateescape")
+    host = plain_name(request.args[1], "host")
     answer = _answer(session, request)
     session.state.register(number, host, port, epoch, done=answer.done)
     _finish(session, answer, f"broker_id={number} host={host} port={port} {session.state.term_and_index()}")

@@ -156,10 +156,10 @@ def topic_name(text: bytes) -> str:
 
 
 def plain_name(text: bytes, field: str) -> str:
-    """A group or consumer id: at most 255 bytes without control bytes (dossier Q11). Raises Refused ``invalid <field>``."""
-    if len(text) > 255 or _CONTROL.search(text) is not None:
+    """A group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (dossier Q11). Raises Refused ``invalid <field>``."""
+    if len(text) > 255 or not is_plain(text):
         raise bad(f"invalid {field}")
-    return text.decode("utf-8", "surrogateescape")
+    return text.decode()
 
 
 def acks(text: bytes) -> Acks:

@@ -251,7 +251,8 @@ class FluxSession:
 
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
-        self._rest = bytes(data) + b"\n" if len(data) else b""
+        rest = bytes(data)
+        self._rest = rest if rest.endswith(b"\n") or not rest else rest + b"\n"
         if self._rest and not self._ending:
             if self._waits():
                 return

@@ -72,13 +72,13 @@ class Dialogue:
         buffer = bytearray(self._pending)
         consumed = self.session.receive(memoryview(buffer))
         self._pending = bytes(buffer[consumed:])
+        self.session.paused()
 
     def feed(self, data: bytes) -> None:
         """Bytes arrive in one pass of the loop."""
         self._pending += data
         if not self.session.paused():
             self._offer()
-        self.session.paused()
 
     def pass_by(self) -> None:
         """Everything that is due happens."""
@@ -86,7 +86,8 @@ class Dialogue:
 
     def finish(self) -> None:
         """The peer closes its side."""
-        self.session.finish(memoryview(self._pending))
+        rest, self._pending = self._pending, b""
+        self.session.finish(memoryview(rest))
         self.pass_by()
 
     def take(self) -> bytes:

@@ -1,0 +1,387 @@
+"""The journal's group: its header and directory, built and verified (decision 0002). Compiled.
+
+Promises: one call per entry when a group is built, one per group when it is verified; a batch is numbered and entered in the same call;
+nothing is read beyond the buffer, whatever its bytes say. Must not know: slots, files, what an entry means.
+
+```
+group header, 64 bytes                             directory entry, 32 bytes
+ 0 u32 magic "PWG1" (0x31475750)                    0 u32 kind (``EntryKind``)
+ 4 u32 length   whole group, multiple of 8          4 u32 length, unpadded; entries start at multiples of 8
+ 8 u64 start                                        8 u64 partition
+16 u64 sequence                                    16 u64 argument
+24 u64 synced                                      24 u64 checksum  batch: its header_checksum;
+32 u64 previous                                                     staged: XXH64 of token and batch header;
+40 u32 entries   44 u32 zero   48 i64 time_us                       others: XXH64 of the entry
+56 u64 checksum  XXH64 of bytes 0..56 and the directory
+64 directory, then entries in its order
+```
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+import cython
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import xxh64_raw
+    from cython.cimports.polywire.records.header import body_matches, seal_header
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+else:
+    from polywire.records.checksum import xxh64_raw
+    from polywire.records.header import body_matches, seal_header
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+
+GROUP_MAGIC: Final = b"PWG1"
+GROUP_HEADER_BYTES: Final = 64
+ENTRY_BYTES: Final = 32
+ENTRIES_MAX: Final = 524_288  # what 16 MiB hold
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
+TOKEN_BYTES: Final = 16
+
+_MAGIC = cython.declare(cython.uint, 0x31475750)
+_BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
+_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 64)
+_ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
+_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)
+_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
+_BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+_SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
+_PRODUCER_BIT = cython.declare(cython.uint, 64)
+_NO_PRODUCER = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+_SHIFT = cython.declare(
+    cython.Py_ssize_t, 8
+)  # header and directory are hashed in one piece, without the checksum between them
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262144)
+
+_HEADER: Final = Struct("<IIQQQQIIqQ")
+_ENTRY: Final = Struct("<IIQQQ")
+
+
+class EntryKind(IntEnum):
+    """What an entry is."""
+
+    BATCH = 1
+    STAGED = 2
+    PUBLISH = 3
+    ABANDON = 4
+    CHANGE = 5
+    OPEN = 6
+    DROP = 7
+    TRIM = 8
+    SEALED = 9
+    SNAPSHOT = 10
+    START = 11
+
+
+class GroupFields(NamedTuple):
+    """A group's header."""
+
+    length: int
+    start: int
+    sequence: int
+    synced: int
+    previous: int
+    entries: int
+    time_us: int
+    checksum: int
+    kinds: int
+    """Bit k: there is an entry of kind k."""
+
+
+class Entry(NamedTuple):
+    """One directory entry; ``position`` is that of its bytes in the buffer that holds the group."""
+
+    kind: int
+    partition: int
+    argument: int
+    position: int
+    length: int
+
+
+@cython.cclass
+class GroupHead:
+    """Header and directory of the group that is being built; used again for the next.
+
+    Guards: ``size`` is what the group takes if it is finished now; entries are in the order they were added.
+    """
+
+    _data: bytearray
+    _lent: Lent
+    _count: cython.Py_ssize_t
+    _payload: cython.Py_ssize_t
+    _producers: cython.bint
+    _checksum: cython.ulonglong
+
+    def __init__(self) -> None:
+        self._make_room(16)
+        self._count = 0
+        self._payload = 0
+        self._producers = False
+        self._checksum = 0
+
+    @property
+    def producers(self) -> bool:
+        """Whether a batch names its producer."""
+        return self._producers
+
+    @property
+    def count(self) -> int:
+        """Entries so far."""
+        return self._count
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole group."""
+        return _HEADER_BYTES + self._count * _ENTRY_BYTES + self._payload
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the entries so far, padding included."""
+        return self._payload
+
+    @property
+    def checksum(self) -> int:
+        """Checksum of the group that was finished last."""
+        return self._checksum
+
+    def clear(self) -> None:
+        """Begin a new group."""
+        self._count = 0
+        self._payload = 0
+        self._producers = False
+
+    @cython.cfunc
+    def _make_room(self, capacity: cython.Py_ssize_t) -> cython.void:
+        data = bytearray(_HEADER_BYTES + capacity * _ENTRY_BYTES)
+        if capacity > 16:
+            data[: len(self._data)] = self._data
+        self._data = data
+        self._lent = lend_writable(data)
+
+    @cython.cfunc
+    def _enter(
+        self,
+        kind: cython.uint,
+        length: cython.Py_ssize_t,
+        partition: cython.ulonglong,
+        argument: cython.ulonglong,
+        checksum: cython.ulonglong,
+    ) -> cython.void:
+        at: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
+        if at + _ENTRY_BYTES > self._lent.size:
+            if self._count >= _ENTRIES_MAX:
+                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group has too many entries limit={_ENTRIES_MAX}")
+            self._make_room(2 * self._count)
+        store_u32(self._lent.p, at, kind)
+        store_u32(self._lent.p, at + 4, length)
+        store_u64(self._lent.p, at + 8, partition)
+        store_u64(self._lent.p, at + 16, argument)
+        store_u64(self._lent.p, at + 24, checksum)
+        self._count += 1
+        self._payload += (length + 7) & ~7
+
+    def batch(
+        self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
+    ) -> tuple[int, int, bytearray | None]:
+        """Number a batch and enter it: (offset span, address span, the numbered header to write in place of the batch's own when the
+        batch is read-only). Raises Invalid(INVALID_BATCH) for anything but one whole batch."""
+        lent: Lent = lend(batch)
+        size: cython.Py_ssize_t = lent.size
+        if size < _BATCH_HEADER_BYTES or size & 7 or load_u32(lent.p, 0) != _BATCH_MAGIC or load_u32(lent.p, 4) != size:
+            raise Invalid(ErrorCode.INVALID_BATCH, f"not one whole batch size={size}")
+        header: bytearray | None = None
+        readonly: cython.bint = lent.view.readonly if cython.compiled else lent.p.readonly  # type: ignore[attr-defined, unused-ignore]
+        if readonly:
+            header = bytearray(batch[:104])
+            lent = lend_writable(header)
+        store_u64(lent.p, 16, partition)
+        store_u32(lent.p, 24, epoch)
+        store_u64(lent.p, 32, base_offset)
+        store_u64(lent.p, 40, base_address)
+        store_i64(lent.p, 48, time_us)
+        seal_header(lent.p, 0)
+        self._enter(1, size, partition, 0, load_u64(lent.p, 96))
+        if load_u32(lent.p, 12) & _PRODUCER_BIT:
+            self._producers = True
+        return load_u32(lent.p, 84), load_u32(lent.p, 80), header
+
+    def entry(self, kind: int, partition: int, argument: int, content: Buffer) -> None:
+        """Enter an entry that is covered by a checksum of its own. Its bytes must be written padded to a multiple of 8."""
+        lent: Lent = lend(content)
+        self._enter(kind, lent.size, partition, argument, xxh64_raw(lent.p, 0, lent.size))
+
+    def staged(self, token: bytes, batch: Buffer, partition: int, expires_at_us: int) -> None:
+        """Enter a staged batch; what is written is the token, then the batch."""
+        lent: Lent = lend(token + bytes(batch[:104]))
+        size: cython.Py_ssize_t = 16 + len(batch)
+        self._enter(2, size, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
+
+    def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
+        """Header and directory, ready to be written before the entries; valid until ``clear``."""
+        lent: Lent = self._lent
+        stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
+        store_u32(lent.p, _SHIFT, _MAGIC)
+        store_u32(lent.p, _SHIFT + 4, stop + self._payload)
+        store_u64(lent.p, _SHIFT + 8, start)
+        store_u64(lent.p, _SHIFT + 16, sequence)
+        store_u64(lent.p, _SHIFT + 24, synced)
+        store_u64(lent.p, _SHIFT + 32, previous)
+        store_u32(lent.p, _SHIFT + 40, self._count)
+        store_u32(lent.p, _SHIFT + 44, 0)
+        store_i64(lent.p, _SHIFT + 48, time_us)
+        self._checksum = xxh64_raw(lent.p, _SHIFT, stop - _SHIFT)
+        i: cython.int
+        for i in range(7):  # eight bytes at a time towards the front: the ranges overlap
+            store_u64(lent.p, 8 * i, load_u64(lent.p, 8 * i + _SHIFT))
+        store_u64(lent.p, 56, self._checksum)
+        return memoryview(self._data)[:stop]
+
+
+def mergeable_records(batch: Buffer) -> tuple[int, int]:
+    """(record count, columns) of a small plain batch without a producer, which may be merged with others of the same columns; else (0, 0)."""
+    lent: Lent = lend(batch)
+    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_u32(lent.p, 8) > 1:
+        return 0, 0
+    if load_u32(lent.p, 12) & _PRODUCER_BIT or load_u64(lent.p, 56) != _NO_PRODUCER:
+        return 0, 0
+    return load_u32(lent.p, 28), load_u32(lent.p, 12)
+
+
+# ---- reading back ---------------------------------------------------------------------------------------------------------------
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Length of the group whose header lies at ``at``, as far as sizes tell; 0 when there is none before ``limit``."""
+    if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
+        return 0
+    length: cython.Py_ssize_t = load_u32(p, at + 4)
+    count: cython.Py_ssize_t = load_u32(p, at + 40)
+    if length > _BYTES_MAX or length & 7 or count > _ENTRIES_MAX or _HEADER_BYTES + count * _ENTRY_BYTES > length:
+        return 0
+    return length if length <= limit - at else 0
+
+
+def read_group(slot: Buffer, at: int) -> GroupFields | None:
+    """The header of the group at ``at`` when header and directory verify and its length fits the slot; the entries are not looked at."""
+    lent: Lent = lend(slot)
+    place: cython.Py_ssize_t = at
+    length: cython.Py_ssize_t = _group_bytes(lent.p, place, lent.size)
+    if length == 0:
+        return None
+    stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, place + 40) * _ENTRY_BYTES
+    scratch = bytearray(stop - 8)
+    copy: Lent = lend_writable(scratch)
+    move(copy.p, 0, lent.p, place, 56)
+    move(copy.p, 56, lent.p, place + 64, stop - 64)
+    if xxh64_raw(copy.p, 0, stop - 8) != load_u64(lent.p, place + 56):
+        return None
+    kinds: cython.uint = 0
+    entry: cython.Py_ssize_t = 56
+    while entry < stop - 8:
+        kinds |= cython.cast(cython.uint, 1) << (load_u32(copy.p, entry) & 31)
+        entry += _ENTRY_BYTES
+    fields = _HEADER.unpack_from(slot, at)
+    return GroupFields(fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[8], fields[9], kinds)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.bint:
+    """Whether ``length`` bytes at ``at`` are one batch whose header and body verify."""
+    if length < _BATCH_HEADER_BYTES or load_u32(p, at) != _BATCH_MAGIC or load_u32(p, at + 4) != length:
+        return False
+    body: cython.Py_ssize_t = load_u32(p, at + 72)
+    if (_BATCH_HEADER_BYTES + body + 7) & ~7 != length or load_u64(p, at + 96) != xxh64_raw(p, at, 96):
+        return False
+    return body_matches(p, at)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _entry_fits(
+    p: cython.p_const_uchar, entry: cython.Py_ssize_t, at: cython.Py_ssize_t, length: cython.Py_ssize_t
+) -> cython.bint:
+    """Whether the bytes at ``at`` are what the directory entry at ``entry`` says."""
+    kind: cython.uint = load_u32(p, entry)
+    checksum: cython.ulonglong = load_u64(p, entry + 24)
+    if kind == 1:
+        return _batch_fits(p, at, length) and load_u64(p, at + 96) == checksum
+    if kind == 2:
+        return length > 120 and xxh64_raw(p, at, 120) == checksum and _batch_fits(p, at + 16, length - 16)
+    return xxh64_raw(p, at, length) == checksum
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Number of the first entry that does not verify; -1 when all do and fill the group exactly."""
+    count: cython.Py_ssize_t = load_u32(p, at + 40)
+    place: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
+    size: cython.Py_ssize_t
+    number: cython.Py_ssize_t = 0
+    while number < count:
+        size = load_u32(p, at + _HEADER_BYTES + number * _ENTRY_BYTES + 4)
+        if place + size > at + length or not _entry_fits(p, at + _HEADER_BYTES + number * _ENTRY_BYTES, place, size):
+            return number
+        place += (size + 7) & ~7
+        number += 1
+    return -1 if place == at + length else count
+
+
+def bad_entry(slot: Buffer, at: int) -> int:
+    """Number of the first entry of the group at ``at`` that does not verify, -1 when all do. ``read_group`` must have accepted it."""
+    lent: Lent = lend(slot)
+    place: cython.Py_ssize_t = at
+    found: cython.Py_ssize_t
+    length: cython.Py_ssize_t = _group_bytes(lent.p, place, lent.size)
+    if length == 0:
+        return 0
+    if length < _NOGIL_BYTES_MIN:
+        return _bad_entry(lent.p, place, length)
+    with cython.nogil:
+        found = _bad_entry(lent.p, place, length)
+    return found
+
+
+def read_directory(slot: Buffer, at: int) -> list[Entry]:
+    """The entries of a group that verified, in order."""
+    count = int.from_bytes(slot[at + 40 : at + 44], "little")
+    place = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
+    entries = []
+    for number in range(count):
+        kind, length, partition, argument, _ = _ENTRY.unpack_from(slot, at + GROUP_HEADER_BYTES + number * ENTRY_BYTES)
+        entries.append(Entry(kind, partition, argument, place, length))
+        place += (length + 7) & ~7
+    return entries

@@ -1,0 +1,134 @@
+"""The log's state in memory, and what each kind of entry does to it: the one state machine that turns, sealing and recovery share.
+
+Promises: the same entries in the same order give the same state. Must not know: when a group is written, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from polywire.errors import ErrorCode, Missing
+from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
+from polywire.log.reading import Overlay, Reader
+from polywire.log.segments import Segments
+from polywire.log.staging import StagedBatch, Staging
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one filling of a slot touched: partitions, in order, and batches that were staged in it."""
+
+    partitions: dict[FilePartition, None] = field(default_factory=dict)
+    staged: list[StagedBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The state after group ``sequence``: packed partitions, and (token, expiry) of what was staged."""
+
+    sequence: int
+    partitions: Sequence[bytes]
+    tokens: Sequence[tuple[bytes, int]]
+
+
+class History:
+    """Guards: ``partitions`` are those not dropped yet; ``_packed`` is their state when the last image was taken."""
+
+    def __init__(self, reader: Reader, segments: Segments, staging: Staging, *, hides_unsynced: bool) -> None:
+        self.reader: Final = reader
+        self.segments: Final = segments
+        self.staging: Final = staging
+        self.partitions: Final[dict[int, FilePartition]] = {}
+        self.contents: Final[dict[int, Contents]] = {}
+        """By serial of slot."""
+        self._hides_unsynced: Final = hides_unsynced
+        self._packed: dict[int, bytes] = {}
+        self._next_overlay = 0
+
+    # Partitions
+
+    def find(self, incarnation: int) -> FilePartition:
+        """A partition that has not ended. Raises Missing(PARTITION_MISSING)."""
+        found = self.partitions.get(incarnation)
+        if found is None or found.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
+        return found
+
+    def make(self, incarnation: int) -> FilePartition:
+        """A partition that begins; it counts once it is ``opened``."""
+        assert incarnation not in self.partitions, "incarnations are never used again"
+        made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
+        self.partitions[incarnation] = made
+        return made
+
+    def drop(self, partition: FilePartition) -> None:
+        """A partition ends: nothing of it is needed any more."""
+        partition.ended = True
+        self.partitions.pop(partition.incarnation, None)
+        partition.first_offset = partition.next_offset
+        self._forget(partition.drop_tail(partition.next_offset))
+        for number in range(len(partition.runs)):
+            self.segments.drop(partition.runs.entry(number)[3])
+        partition.runs.drop_front(len(partition.runs))
+        partition.sealed_bytes = 0
+
+    def trim(self, partition: FilePartition, first_offset: int) -> None:
+        """Records below ``first_offset`` are not needed any more."""
+        places, overlays = partition.trim(first_offset)
+        self._forget(overlays)
+        for place in places:
+            self.segments.drop(place)
+
+    # Staging
+
+    def lay(
+        self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int, numbers: tuple[int, int, int]
+    ) -> None:
+        """A staged batch became part of a partition: (offset, address, time) as its header says."""
+        offset, address, time_us = numbers
+        number = self._next_overlay
+        self._next_overlay += 1
+        batch.laid = True
+        self.reader.overlays[number] = Overlay(header, batch, serial)
+        partition.overlays.append((offset, number))
+        partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
+        partition.tail_bytes += batch.length
+
+    def unstage(self, token: bytes) -> None:
+        """A token is gone. What was laid into its partition stays needed until it is sealed."""
+        staged = self.staging.remove(token)
+        for batch in staged.batches if staged is not None else ():
+            if not batch.laid:
+                self._unneed(batch)
+
+    def _forget(self, overlays: Iterable[int]) -> None:
+        for number in overlays:
+            self._unneed(self.reader.overlays.pop(number).batch)
+
+    def _unneed(self, batch: StagedBatch) -> None:
+        if batch.needed:
+            batch.needed = False
+            if batch.place >= 0:
+                self.segments.drop(batch.place)
+
+    # Sealing
+
+    def seal_tail(self, partition: FilePartition, next_offset: int) -> None:
+        """What lies below ``next_offset`` is in segments now."""
+        self._forget(partition.drop_tail(next_offset))
+
+    def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
+        """The state as it is now, after group ``sequence``; ``touched`` are all that changed since the last image."""
+        for partition in touched:
+            if partition.opened and self.partitions.get(partition.incarnation) is partition:
+                self._packed[partition.incarnation] = partition.pack()
+            else:
+                self._packed.pop(partition.incarnation, None)
+        tokens = [
+            (staged.token, staged.expires_at_us)
+            for staged in self.staging
+            if any(batch.serial >= 0 or batch.place >= 0 for batch in staged.batches)
+        ]
+        return Image(sequence, list(self._packed.values()), tokens)

@@ -1,0 +1,578 @@
+"""The log on files: turns become groups, groups become segments, and all of it comes back after a stop of any kind.
+
+Promises: what ``log.base.Log`` says. Everything but syncs, sealing and cold reads happens on the loop, in the call
+or in ``commit``. Must not
+know: topics, groups, wires.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
+from polywire.log.base import Done, Loop, PartitionLog, Replay
+from polywire.log.disk import Disk
+from polywire.log.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
+from polywire.log.history import Contents, History
+from polywire.log.journal_file import FileJournal
+from polywire.log.partition import FilePartition
+from polywire.log.sealer import Sealer
+from polywire.log.settings import PAGE_BYTES, LogSettings
+from polywire.log.staging import StagedBatch
+from polywire.log.sync import Syncer
+from polywire.log.turn import (
+    Abandon,
+    Appends,
+    Draft,
+    Drop,
+    Entered,
+    Open,
+    Publish,
+    PublishDone,
+    Stage,
+    Step,
+    Told,
+    Trim,
+    Turn,
+    sealed_content,
+)
+from polywire.log.worker import Worker, storage_failed
+from polywire.records.columns import HEADER_BYTES
+from polywire.types import Buffer, Level
+
+MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
+BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
+SEAL_ROOM_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
+EXPIRY_SECONDS: Final = 5.0
+TOKENS_EXPIRED_MAX: Final = 1000  # in one turn
+
+
+class FileLog:
+    """Implements ``Log``. Made by ``opening.open_log``.
+
+    Guards: ``_sequence`` is that of the last group written; ``_room`` is what one more turn may take, so that a
+    commit always finds its place.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: LogSettings,
+        loop: Loop,
+        clock: Clock,
+        replay: Replay,
+        journal: FileJournal,
+        history: History,
+        reader_worker: Worker,
+        disk: Disk,
+        epoch: int,
+        sequence: int,
+        checksum: int,
+        snapshot_name: str,
+        unlock: Callable[[], None],
+    ) -> None:
+        self.settings: Final = settings
+        self.epoch: Final = epoch
+        self._loop = loop
+        self._clock = clock
+        self._replay = replay
+        self._journal = journal
+        self._history = history
+        self._reader_worker = reader_worker
+        self._disk = disk
+        self._unlock = unlock
+        self._sequence = sequence
+        self._checksum = checksum
+        self._draft = Draft(history, epoch=epoch, floor=settings.durability)
+        self._hides_unsynced = settings.durability is Level.SYNCED
+        self._turn = Turn()
+        self._scheduled = False
+        self._told: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._telling = False
+        self._waits = 0
+        self._failure: BrokerError | None = None
+        self._closed = False
+        self._on_failure: list[Callable[[BrokerError], None]] = []
+        self._on_relief: list[Callable[[], None]] = []
+        self._broker_state: tuple[bytes, int] | None = None
+        self._syncer = Syncer(
+            journal,
+            loop,
+            interval_ms=settings.sync_interval_ms,
+            bytes_max=settings.unsynced_bytes_max,
+            advanced=self._synced_more,
+            failed=self._fail,
+        )
+        self._syncer.synced = self._syncer.written = sequence
+        self._sealer = Sealer(self, disk.store, journal, history, loop, start=epoch, snapshot_name=snapshot_name)
+        self._sealer.sealed = self._sealer.named = sequence - 1
+        history.reader.unpinned = self._unpinned
+        self._room = self._room_changes = 0
+        self._refresh()
+        self._expire_timer()
+
+    # What others may ask
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should be read no further for now; ``on_relief`` tells when they may."""
+        if self._syncer.unsynced_bytes > self.settings.unsynced_bytes_max:
+            return True
+        return not self._disk.full and not self._journal.free and self._journal.room < self.settings.slot_bytes // 2
+
+    @property
+    def sealing(self) -> int:
+        """Full slots that are not free yet."""
+        return self._sealer.waiting
+
+    @property
+    def synced_sequence(self) -> int:
+        """Everything up to this group survives a power loss."""
+        return self._syncer.synced
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when the log is not congested (any more)."""
+        self._on_relief.append(callback)
+        self._relieve()
+
+    def on_failure(self, callback: Callable[[BrokerError], None]) -> None:
+        """Call back when a write or sync has failed: nothing is acknowledged any more, the broker must stop."""
+        self._on_failure.append(callback)
+
+    # Partitions
+
+    def partition(self, incarnation: int) -> FilePartition:
+        return self._history.find(incarnation)
+
+    def open_partition(self, incarnation: int) -> FilePartition:
+        self._admit_change(ENTRY_BYTES)
+        opened = self._history.make(incarnation)
+        self._add(Open(opened), ENTRY_BYTES)
+        return opened
+
+    def drop_partition(self, incarnation: int) -> None:
+        dropped = self._history.find(incarnation)
+        self._admit_change(ENTRY_BYTES)
+        dropped.ended = True
+        self._add(Drop(dropped), ENTRY_BYTES, closing=True)
+        if dropped.wakes:
+            self._loop.call_soon(self._wake, dropped)
+
+    def trim(self, incarnation: int, first_offset: int) -> None:
+        trimmed = self._history.find(incarnation)
+        self._admit_change(ENTRY_BYTES)
+        self._add(Trim(trimmed, first_offset), ENTRY_BYTES, closing=True)
+
+    # Additions
+
+    def reserve(self, size: int) -> None:
+        if self._turn.size + size > self._room:
+            self._make_room(size, data=True)
+
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        turn = self._turn
+        size = len(batch) + ENTRY_BYTES
+        assert isinstance(partition, FilePartition), "a partition of this log"
+        pending = partition.pending
+        if pending is not None and len(pending) == 1:
+            size += MERGE_SLACK_BYTES
+        if turn.size + size > self._room or partition.ended:
+            self._make_room(size, data=True)
+            if partition.ended:
+                raise Missing(ErrorCode.PARTITION_MISSING, f"partition has ended incarnation={partition.incarnation}")
+            turn, pending = self._turn, partition.pending
+        turn.size += size
+        if pending is None:
+            step = Appends(partition)
+            partition.pending = pending = step.items
+            turn.steps.append(step)
+            turn.open.append(partition)
+        pending.append((batch, level, done))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._commit_scheduled)
+
+    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+        size = ENTRY_BYTES + (len(change) + 7 & ~7)
+        self._admit_change(size)
+        self._add(Entered(EntryKind.CHANGE, change, 0, level, done), size)
+
+    def barrier(self, level: Level, done: Done) -> None:
+        self._check_open()
+        self._add(Entered(None, b"", 0, level, done), 0)
+
+    def stage(
+        self,
+        token: bytes,
+        partition: PartitionLog,
+        batch: Buffer,
+        *,
+        expires_at_us: int,
+        level: Level,
+        done: Done | None,
+    ) -> None:
+        staging = self._history.staging
+        staged = staging.get(token)
+        if staged is not None and staged.claimed:
+            raise Missing(ErrorCode.STAGE_MISSING, f"token is being published or abandoned token={token.hex()}")
+        staging.admit(len(batch))
+        size = ENTRY_BYTES + len(token) + len(batch)
+        self.reserve(size)
+        made = StagedBatch(token, partition.incarnation, bytes(batch[:HEADER_BYTES]), len(batch))
+        staging.add(made, expires_at_us)
+        self._add(Stage(token, batch, made, expires_at_us, level, done), size)
+
+    def staged_partitions(self, token: bytes) -> Sequence[int]:
+        staged = self._history.staging.find(token, self._clock.now_us())
+        return sorted({batch.incarnation for batch in staged.batches})
+
+    def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
+        now_us = self._clock.now_us()
+        found = [self._history.staging.find(token, now_us) for token in dict.fromkeys(tokens)]
+        size = ENTRY_BYTES + (len(change) + 7 & ~7)
+        for staged in found:
+            partitions = len({batch.incarnation for batch in staged.batches})
+            size += partitions * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+        self._admit_change(size)
+        for staged in found:
+            staged.claimed = True
+        self._add(Publish(found, change, level, done), size, closing=True)
+
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        known = []
+        for token in dict.fromkeys(tokens):
+            staged = self._history.staging.get(token)
+            if staged is not None and not staged.claimed:
+                known.append(token)
+        if known:
+            size = ENTRY_BYTES + sum(map(len, known))
+            self._admit_change(size)
+            for token in known:
+                staged = self._history.staging.get(token)
+                assert staged is not None, "it was there a moment ago"
+                staged.claimed = True
+            self._add(Abandon(known), size, closing=True)
+
+    def _add(self, step: Step, size: int, *, closing: bool = False) -> None:
+        """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
+        if closing:
+            self._turn.close()
+        self._turn.steps.append(step)
+        self._turn.size += size
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._commit_scheduled)
+
+    # Room
+
+    def _admit_change(self, size: int) -> None:
+        if self._turn.size + size > self._room_changes:
+            self._make_room(size, data=False)
+
+    def _make_room(self, size: int, *, data: bool) -> None:
+        """Find room for one more addition, committing the turn if need be. Raises Invalid, Busy, Unavailable."""
+        self._check_open()
+        if size > self.settings.group_limit - GROUP_HEADER_BYTES:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={self.settings.group_limit}"
+            )
+        if data and self._disk.full:
+            raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
+        if self._turn.size + size <= (self._room if data else self._room_changes):
+            return
+        self.commit()
+        self._check_open()
+        if self._turn.size + size > (self._room if data else self._room_changes):
+            raise Busy(
+                ErrorCode.BUSY,
+                f"too much waits to be sealed slots={self._sealer.waiting}",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+
+    def _refresh(self) -> None:
+        """Work out what one more turn may take."""
+        limit = self.settings.group_limit - GROUP_HEADER_BYTES
+        if self._failure is not None or self._closed:
+            self._room = self._room_changes = -1
+            return
+        if self._journal.free:
+            self._room = self._room_changes = limit
+        else:
+            left = self._journal.room - PAGE_BYTES - GROUP_HEADER_BYTES
+            reserve = self.settings.reserve_bytes
+            self._room = min(limit, left - reserve)
+            self._room_changes = min(limit, left - reserve // 2)
+        if self._disk.full:
+            self._room = -1
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise Unavailable(ErrorCode.STOPPING, "log is closed")
+
+    def _relieve(self) -> None:
+        if self._on_relief and not self.congested:
+            callbacks, self._on_relief = self._on_relief, []
+            for callback in callbacks:
+                self._loop.call_soon(callback)
+
+    # The turn
+
+    def _commit_scheduled(self) -> None:
+        self._scheduled = False
+        self.commit()
+
+    def commit(self) -> None:
+        if self._turn.steps and self._failure is None:
+            self._write()
+        if self._told:
+            self._tell()
+
+    def _write(self) -> None:
+        """Write the turn as one group; callbacks are queued, not called."""
+        turn, self._turn = self._turn, Turn()
+        turn.close()
+        journal, draft = self._journal, self._draft
+        if journal.room < turn.size + GROUP_HEADER_BYTES:
+            self._turn_over()
+        draft.clear()
+        draft.now_us = self._clock.now_us()
+        for step in turn.steps:
+            step.enter(draft)
+        head = draft.head
+        if head.count:
+            sequence = self._sequence + 1
+            first = head.finish(self.epoch, sequence, self._syncer.synced, self._checksum, draft.now_us)
+            size = head.size
+            parts = draft.parts
+            parts.insert(0, first)
+            try:
+                position = journal.write(parts, size, sequence)
+            except OSError as error:
+                self._refuse(draft, storage_failed(error))
+                return
+            self._sequence = sequence
+            self._checksum = head.checksum
+            slot = journal.current
+            assert slot is not None, "it was just written"
+            draft.settle(self._history.contents[slot.serial], slot.serial, position + len(first))
+            self._syncer.wrote(sequence, size)
+            if draft.state_changed or head.producers:
+                self._broker_state = None
+            if self._waits and not self._hides_unsynced:
+                self._wake_readers(draft)
+            self._refresh()
+        self._queue_told(draft)
+
+    def _queue_told(self, draft: Draft) -> None:
+        told = self._told
+        for done, value, _ in draft.written:
+            told.append((done, (value, None)))
+        if self._hides_unsynced and draft.indexed:
+            ends = {entry[0]: entry[0].next_offset for entry in draft.indexed if entry[0] is not None}
+            self._syncer.wait(self._sequence, partial(self._show, ends, draft.synced))
+        elif draft.synced:
+            self._syncer.wait(self._sequence, partial(self._tell_synced, draft.synced))
+
+    def _show(self, ends: dict[FilePartition, int], told: list[Told], error: BrokerError | None) -> None:
+        """Under ``durability=synced`` readers see records once they are on the disk."""
+        for partition, next_offset in ends.items() if error is None else ():
+            partition.synced_offset = max(partition.synced_offset, next_offset)
+            if partition.wakes:
+                self._told.append((self._wake, (partition,)))
+        self._tell_synced(told, error)
+
+    def _tell_synced(self, told: list[Told], error: BrokerError | None) -> None:
+        for done, value, refused in told:
+            self._told.append((done, (value if error is None else refused, error)))
+
+    def _wake_readers(self, draft: Draft) -> None:
+        for entry in draft.indexed:
+            if entry[0] is not None and entry[0].wakes:
+                self._told.append((self._wake, (entry[0],)))
+
+    def _tell(self) -> None:
+        """Call what is queued, in order; calls made from inside a callback are queued behind."""
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._told:
+                callback, args = self._told.popleft()
+                callback(*args)
+        finally:
+            self._telling = False
+            if self._told:  # a callback raised: the others are not its concern
+                self._loop.call_soon(self._tell)
+
+    def _turn_over(self) -> None:
+        """Go on in the next slot; the full one is to be sealed, with the state as it is now."""
+        full = self._journal.turn_over()
+        current = self._journal.current
+        assert current is not None, "there is one now"
+        self._history.contents[current.serial] = Contents()
+        assert full is not None, "the log opens with a current slot"
+        image = self._history.image(self._sequence, self._history.contents[full.serial].partitions)
+        self._sealer.add(full, image)
+        self._disk.look()
+        self._syncer.start()
+        self._grow()
+
+    def _grow(self) -> None:
+        """Make one more slot when none is free and there may be more."""
+        if not self._journal.free and self._journal.may_grow() and not self._disk.full:
+            self._reader_worker.run(self._journal.plan_slot(), self._grown)
+
+    def _grown(self, slot: object, error: BrokerError | None) -> None:
+        if self._closed:
+            return
+        self._journal.add(None if error is not None else slot)  # type: ignore[arg-type]
+        self._disk.look()
+        self._refresh()
+        self._relieve()
+
+    # Syncs and sealing
+
+    def _synced_more(self) -> None:
+        self._sealer.advance(self._syncer.synced)
+        self._relieve()
+        if self._told:
+            self._tell()
+
+    def broker_state(self) -> tuple[bytes, int]:
+        if self._turn.steps and self._failure is None:
+            self._write()  # what the broker has applied is committed now; callbacks follow in their order
+        if self._broker_state is None:
+            self._broker_state = (self._replay.snapshot(), self._sequence)
+        return self._broker_state[0], self._sequence
+
+    def name_sealed(
+        self,
+        sequence: int,
+        new: Sequence[int],
+        removed: Sequence[int],
+        snapshot: tuple[str, int] | None,
+        done: Callable[[], None],
+    ) -> None:
+        if self._failure is not None or self._closed:
+            return
+        content = sealed_content(new, removed)
+        self._turn.close()
+        told = partial(_told_sealed, done)
+        named = Entered(EntryKind.SEALED, content, sequence, Level.SYNCED, told)
+        self._add(named, ENTRY_BYTES + len(content))
+        if snapshot is not None:
+            name = snapshot[0].encode("ascii")
+            self._add(
+                Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), ENTRY_BYTES + (len(name) + 7 & ~7)
+            )
+        self.commit()
+        self._sealer.advance(self._syncer.synced)
+
+    def seal_failed(self, error: BrokerError) -> None:
+        if isinstance(error, Busy):
+            self._disk.refused()
+            self._refresh()
+        else:
+            self._fail(error)
+
+    def seal_room(self) -> bool:
+        return bool(self._journal.free) or self._journal.room > SEAL_ROOM_BYTES
+
+    def slot_freed(self) -> None:
+        self._disk.accepted()
+        self._refresh()
+        self._relieve()
+
+    def _unpinned(self) -> None:
+        self._sealer.free_parked()
+
+    # Waiting
+
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+        assert isinstance(partition, FilePartition), "a partition of this log"
+        key = object()
+        partition.wakes[key] = (offset, wake)
+        self._waits += 1
+        if partition.ended or partition.readable_offset > offset:
+            self._loop.call_soon(self._wake, partition)
+        return partial(self._cancel, partition, key)
+
+    def _cancel(self, partition: FilePartition, key: object) -> None:
+        if partition.wakes.pop(key, None) is not None:
+            self._waits -= 1
+
+    def _wake(self, partition: FilePartition) -> None:
+        readable = partition.readable_offset
+        for key, (offset, wake) in list(partition.wakes.items()):
+            if (partition.ended or readable > offset) and partition.wakes.pop(key, None) is not None:
+                self._waits -= 1
+                wake()
+
+    # Staged batches that nobody published
+
+    def _expire_timer(self) -> None:
+        if not self._closed and self._failure is None:
+            self._expire()
+            self._loop.call_later(EXPIRY_SECONDS, self._expire_timer)
+
+    def _expire(self) -> None:
+        if len(self._history.staging):
+            expired = self._history.staging.expired(self._clock.now_us())[:TOKENS_EXPIRED_MAX]
+            if expired and self._room_changes > 0:
+                self.abandon(expired)
+        self._sealer.note_dead()
+        self._disk.look()
+        self._refresh()
+
+    # Ends
+
+    def _refuse(self, draft: Draft, error: BrokerError) -> None:
+        """The group could not be written."""
+        for done, _, refused in (*draft.written, *draft.synced):
+            self._told.append((done, (refused, error)))
+        self._fail(error)
+
+    def _fail(self, error: BrokerError) -> None:
+        """Nothing is acknowledged any more; a failed write or sync is never tried again."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._refresh()
+        for waiting in self._syncer.abandon():
+            waiting(error)
+        turn, self._turn = self._turn, Turn()
+        turn.close()
+        for step in turn.steps:
+            self._told.append((step.refuse, (error,)))
+        for callback in self._on_failure:
+            self._told.append((callback, (error,)))
+        self._loop.call_soon(self._tell)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self.commit()
+        self._sealer.stop()
+        if self._failure is None:
+            try:
+                self._syncer.finish()
+            except OSError as error:
+                self._fail(storage_failed(error))
+        self._syncer.stop()
+        self._tell()
+        self._closed = True
+        self._refresh()
+        self._reader_worker.stop()
+        self._journal.close()
+        self._unlock()
+
+
+def _told_sealed(done: Callable[[], None], _: int, error: BrokerError | None) -> None:
+    if error is None:
+        done()

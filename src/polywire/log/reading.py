@@ -1,0 +1,227 @@
+"""Where a partition's bytes come from: mapped slots, segments, and published headers joined with staged bodies.
+
+Promises: what is in memory is answered at once; what is not is fetched in the reader's thread and answered on the loop; bytes given out stay
+in place until their pin is released. Must not know: the turn, who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Read
+from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
+from polywire.log.segment import Segment
+from polywire.log.segments import Segments
+from polywire.log.staging import StagedBatch
+from polywire.log.worker import Worker
+from polywire.records.columns import HEADER_BYTES
+from polywire.types import Buffer
+
+EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
+EXTENT_BYTES_MIN: Final = 4096
+
+Then = Callable[[Read | BrokerError], None]
+
+
+class Overlay:
+    """A published batch: its numbered header, its staged body, and the slot (``serial``) whose group published it."""
+
+    __slots__ = ("batch", "header", "serial")
+
+    def __init__(self, header: bytes, batch: StagedBatch, serial: int) -> None:
+        self.header: Final = header
+        self.batch: Final = batch
+        self.serial: Final = serial
+
+
+class NoPin:
+    """Bytes that stay where they are as long as somebody holds them."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+NO_PIN: Final = NoPin()
+
+
+class SlotsPin:
+    """Keeps slots from being used again. Guards: each is counted once."""
+
+    __slots__ = ("_slots", "_unpinned")
+
+    def __init__(self, slots: list[Slot], unpinned: Callable[[], None]) -> None:
+        self._slots = slots
+        self._unpinned = unpinned
+        for slot in slots:
+            slot.pins += 1
+
+    def release(self) -> None:
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.pins -= 1
+            if slot.pins == 0:
+                self._unpinned()
+
+
+class Reader:
+    """Reads for all partitions of one log. ``epoch`` is the current one; ``unpinned`` is called when a slot has lost its last reader."""
+
+    def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int) -> None:
+        self._journal = journal
+        self._segments = segments
+        self._worker = worker
+        self.epoch: Final = epoch
+        self.overlays: Final[dict[int, Overlay]] = {}
+        self.unpinned: Callable[[], None] = _nothing
+
+    def segment(self, place: int) -> Segment:
+        """A sealed segment by its place. Raises Missing when it was removed meanwhile."""
+        sealed = self._segments.by_place.get(place)
+        if sealed is None:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed place={place}")
+        return sealed.segment
+
+    # One batch
+
+    def staged_view(self, batch: StagedBatch) -> Buffer:
+        """A staged batch as it was written."""
+        start, stop = batch.position, batch.position + batch.length
+        if batch.place >= 0:
+            return self.segment(batch.place).view(start, stop)
+        return memoryview(self._journal.views[batch.serial])[start:stop]
+
+    def joined(self, number: int) -> bytearray:
+        """A published batch by its overlay's number."""
+        return self.join(self.overlays[number])
+
+    def join(self, overlay: Overlay) -> bytearray:
+        """A published batch, whole: its numbered header before its staged body."""
+        joined = bytearray(overlay.header)
+        joined += memoryview(self.staged_view(overlay.batch))[HEADER_BYTES:]
+        return joined
+
+    def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
+        """The batch of a tail entry."""
+        _, position, length, serial, _, _ = partition.tail.entry(number)
+        if serial == OVERLAY:
+            return self.joined(position >> OVERLAY_SHIFT)
+        return memoryview(self._journal.views[serial])[position : position + length]
+
+    # Reads
+
+    def read(
+        self, partition: FilePartition, offset: int, bytes_max: int, then: Then, offset_end: int | None
+    ) -> Read | None:
+        """What ``PartitionLog.read`` says; the offset was checked."""
+        readable = partition.readable_offset
+        end = readable if offset_end is None or offset_end > readable else offset_end
+        if offset >= end:
+            return Read((), offset, readable, NO_PIN)
+        start, stop, size = partition.tail.take(offset, bytes_max, end)
+        if stop > start:
+            chunks, slots = self._tail_chunks(partition, start, stop, size)
+            return self._give(chunks, _entry_offset(partition, stop), readable, slots)
+        return self._read_sealed(partition, offset, bytes_max, end, then)
+
+    def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
+        pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
+        return Read(chunks, next_offset, readable, pin)
+
+    def _tail_chunks(
+        self, partition: FilePartition, start: int, stop: int, size: int
+    ) -> tuple[list[memoryview], list[Slot]]:
+        """Tail entries [start, stop) of ``size`` bytes as chunks, and the slots they are views of."""
+        extents = partition.tail.extents(start, stop)
+        overlaid = bool(partition.overlays) and any(extent[0] == OVERLAY for extent in extents)
+        if not overlaid and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
+            copied = bytearray(size)
+            partition.tail.gather(start, stop, self._journal.views, copied)
+            return [memoryview(copied)], []
+        chunks, slots = [], {}
+        for serial, position, length in extents:
+            if serial == OVERLAY:
+                chunks.append(memoryview(self.joined(position >> OVERLAY_SHIFT)))
+                continue
+            slot = self._journal.slots[serial]
+            slots[serial] = slot
+            chunks.append(slot.view[position : position + length])
+        return chunks, list(slots.values())
+
+    def _read_sealed(
+        self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then | None
+    ) -> Read | None:
+        """A read that begins in a segment; it goes on into later ones and the tail. Without ``then`` it waits for the disk."""
+        chunks: list[memoryview] = []
+        at, room = offset, bytes_max
+        number = partition.runs.find_offset(at)
+        while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
+            segment = self.segment(partition.runs.entry(number)[3])
+            if then is not None and not segment.is_warm(partition.incarnation, at, max(room, 1)):
+                if chunks:
+                    return Read(chunks, at, partition.readable_offset, NO_PIN)
+                self._warm(segment, partition, offset, bytes_max, end, then)
+                return None
+            view, next_offset = segment.read(partition.incarnation, at, room, end)
+            if chunks and len(view) > room:
+                return Read(chunks, at, partition.readable_offset, NO_PIN)
+            chunks.append(view)
+            at, room, number = next_offset, room - len(view), number + 1
+            if at < (partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset):
+                return Read(chunks, at, partition.readable_offset, NO_PIN)
+        return self._go_on(partition, chunks, at, room, end)
+
+    def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, room: int, end: int) -> Read:
+        """The sealed part is read up to its end: add what fits of the tail."""
+        if room > 0 and at < end:
+            start, stop, size = partition.tail.take(at, room, end)
+            if stop > start and size <= room:
+                more, slots = self._tail_chunks(partition, start, stop, size)
+                return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
+        return Read(chunks, at, partition.readable_offset, NO_PIN)
+
+    def _warm(
+        self, segment: Segment, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then
+    ) -> None:
+        job = partial(segment.warm, partition.incarnation, offset, max(bytes_max, 1))
+        self._worker.run(job, partial(self._warmed, partition, offset, bytes_max, end, then))
+
+    def _warmed(
+        self,
+        partition: FilePartition,
+        offset: int,
+        bytes_max: int,
+        end: int,
+        then: Then,
+        _: None,
+        error: BrokerError | None,
+    ) -> None:
+        """Read again, now that the bytes are at hand; a segment that went meanwhile is asked for no more."""
+        if error is not None and not isinstance(error, Missing):
+            then(error)
+            return
+        try:
+            partition.check_range(offset)
+            if offset >= partition.tail_offset:
+                found = self.read(partition, offset, bytes_max, then, end)
+            else:
+                found = self._read_sealed(partition, offset, bytes_max, end, None)
+        except BrokerError as refused:
+            then(refused)
+            return
+        assert found is not None, "a read without a callback is answered"
+        then(found)
+
+
+def _entry_offset(partition: FilePartition, number: int) -> int:
+    """First offset of a tail entry, or the end."""
+    return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
+
+
+def _nothing() -> None:
+    """Nobody waits for a slot."""

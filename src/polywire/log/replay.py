@@ -1,0 +1,218 @@
+"""Playing the journal back into the log's state: a snapshot, the segments it lists, then every group behind it.
+
+Promises: the state that the turns had made, or Corrupt. Must not know: how the chain was found, how a new start begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from struct import Struct
+from typing import Final
+
+from polywire.errors import Corrupt, ErrorCode
+from polywire.log.base import Replay
+from polywire.log.group import TOKEN_BYTES, Entry, EntryKind, read_directory
+from polywire.log.history import Contents, History
+from polywire.log.index import split_batches
+from polywire.log.partition import FilePartition, packed_incarnation
+from polywire.log.recovery import Chain, Place
+from polywire.log.segment import Run, read_info
+from polywire.log.segments import Sealed, segment_name
+from polywire.log.snapshot import Snapshot, get_snapshot
+from polywire.log.staging import StagedBatch
+from polywire.log.turn import read_sealed
+from polywire.records.batch import layout, read_header
+from polywire.records.columns import HEADER_BYTES, Column
+from polywire.store.base import Store
+from polywire.types import Buffer
+
+_NUMBERS: Final = Struct(
+    "<12xI8xI4xQQq24xII"
+)  # columns, epoch, offset, address, time; address span, offset span (decision 0001)
+_PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
+
+
+class Player:
+    """Replays one chain. Guards: entries are played in commit order, each once."""
+
+    def __init__(self, store: Store, history: History, replay: Replay, chain: Chain) -> None:
+        self._store = store
+        self._history = history
+        self._replay = replay
+        self._chain = chain
+        self._expiries: dict[bytes, int] = {}
+        self._published: list[bytes] = []
+
+    def play(self) -> None:
+        """Everything. Raises Corrupt, and what the store raises."""
+        if self._chain.snapshot is not None:
+            self._restore(get_snapshot(self._store, self._chain.snapshot))
+        for place in self._chain.groups:
+            contents = self._history.contents.setdefault(place.slot.serial, Contents())
+            for entry in read_directory(place.slot.view, place.position):
+                self._apply(place, contents, entry)
+        for partition in self._history.partitions.values():
+            partition.synced_offset = partition.next_offset
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self._replay.restore(snapshot.broker)
+        self._expiries = dict(snapshot.tokens)
+        at = 0
+        while at < len(snapshot.partitions):
+            partition = self._history.make(packed_incarnation(snapshot.partitions, at))
+            at = partition.unpack(snapshot.partitions, at)
+        sealed = []
+        for number in sorted({*snapshot.segments} - self._removed()):
+            info = read_info(self._store, segment_name(number))
+            sealed.append(self._history.segments.add(info, number))
+        self._hand_out(sealed)
+
+    def _removed(self) -> set[int]:
+        """Segments whose removal lies behind the snapshot."""
+        removed: set[int] = set()
+        for place in self._chain.groups:
+            if place.kinds & 1 << EntryKind.SEALED:
+                for entry in read_directory(place.slot.view, place.position):
+                    if entry.kind == EntryKind.SEALED:
+                        content = place.slot.view[entry.position : entry.position + entry.length]
+                        removed.update(read_sealed(content)[1])
+        return removed
+
+    def _hand_out(self, sealed: Collection[Sealed]) -> None:
+        """Give every run that is still needed to its partition or token, in offset order."""
+        runs = sorted(
+            ((run.first_offset, number, run, item) for number, item in enumerate(sealed) for run in item.segment.info),
+            key=lambda found: found[:2],
+        )
+        ends: dict[int, int] = {}
+        for _, _, run, item in runs:
+            if run.token:
+                self._hand_out_staged(run, item)
+                continue
+            partition = self._history.partitions.get(run.partition)
+            if partition is None or run.next_offset <= partition.first_offset:
+                continue
+            if ends.setdefault(run.partition, run.first_offset) != run.first_offset:
+                raise Corrupt(
+                    ErrorCode.CORRUPT,
+                    f"segments have a hole partition={run.partition} offset={ends[run.partition]} next={run.first_offset}",
+                )
+            ends[run.partition] = run.next_offset
+            partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
+            item.live += 1
+        for incarnation, end in ends.items():
+            if end != self._history.partitions[incarnation].next_offset:
+                raise Corrupt(ErrorCode.CORRUPT, f"segments end early partition={incarnation} offset={end}")
+        self._history.segments.settle(sealed)
+
+    def _hand_out_staged(self, run: Run, item: Sealed) -> None:
+        expires_at_us = self._expiries.get(run.token)
+        if expires_at_us is None:
+            return
+        chunk = item.segment.view(run.position, run.stop)
+        for position, length in zip(*split_batches(chunk), strict=True):
+            header = bytes(chunk[position : position + HEADER_BYTES])
+            batch = StagedBatch(run.token, run.partition, header, length)
+            batch.place, batch.position = item.place, run.position + position
+            item.live += 1
+            self._history.staging.add(batch, expires_at_us)
+
+    # Entries
+
+    def _apply(self, place: Place, contents: Contents, entry: Entry) -> None:
+        view = place.slot.view[entry.position : entry.position + entry.length]
+        partition = self._history.partitions.get(entry.partition)
+        match EntryKind(entry.kind):
+            case EntryKind.BATCH:
+                if partition is not None:
+                    contents.partitions[partition] = None
+                    self._take(partition, view, place.slot.serial, entry.position)
+            case EntryKind.STAGED:
+                self._stage(contents, place, entry, view)
+            case EntryKind.PUBLISH:
+                if partition is not None:
+                    contents.partitions[partition] = None
+                    self._publish(partition, bytes(view[:TOKEN_BYTES]), view[TOKEN_BYTES:], place.slot.serial)
+            case EntryKind.ABANDON:
+                for at in range(0, len(view), TOKEN_BYTES):
+                    self._history.unstage(bytes(view[at : at + TOKEN_BYTES]))
+            case EntryKind.CHANGE:
+                self._unstage_published()
+                if place.sequence > self._chain.broker_sequence:
+                    self._replay.apply(bytes(view))
+            case EntryKind.OPEN:
+                made = self._history.make(entry.partition)
+                made.opened = True
+                contents.partitions[made] = None
+            case EntryKind.DROP:
+                if partition is not None:
+                    contents.partitions[partition] = None
+                    self._history.drop(partition)
+            case EntryKind.TRIM:
+                if partition is not None:
+                    contents.partitions[partition] = None
+                    self._history.trim(partition, entry.argument)
+            case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
+                pass
+
+    def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
+        """A numbered batch in a slot joins its partition's tail."""
+        offset, address, time_us, span, address_span = self._follow(partition, batch)
+        length = len(batch)
+        partition.tail.append(offset, position, length, serial, address, time_us)
+        partition.tail_bytes += length
+        self._advance(partition, offset + span, address + address_span, time_us)
+        self._tell_producer(batch)
+
+    def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
+        """(offset, address, time, offset span, address span) of a header. Raises Corrupt when it does not follow its partition."""
+        _, epoch, offset, address, time_us, address_span, offset_span = _NUMBERS.unpack_from(header)
+        if offset != partition.next_offset or address != partition.next_address:
+            raise Corrupt(
+                ErrorCode.CORRUPT,
+                f"journal has a hole partition={partition.incarnation} offset={offset} expected={partition.next_offset}",
+            )
+        if epoch != partition.last_epoch:
+            partition.begin_epoch(epoch)
+        return offset, address, time_us, offset_span, address_span
+
+    def _advance(self, partition: FilePartition, next_offset: int, next_address: int, time_us: int) -> None:
+        partition.next_offset = next_offset
+        partition.next_address = next_address
+        partition.last_append_time_us = time_us
+
+    def _tell_producer(self, batch: Buffer) -> None:
+        if _NUMBERS.unpack_from(batch)[0] & _PRODUCER_BIT:
+            header = read_header(batch)
+            places = layout(batch)
+            at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+            self._replay.replayed(header, bytes(memoryview(batch)[at : at + size]))
+
+    def _stage(self, contents: Contents, place: Place, entry: Entry, view: memoryview) -> None:
+        token = bytes(view[:TOKEN_BYTES])
+        header = bytes(view[TOKEN_BYTES : TOKEN_BYTES + HEADER_BYTES])
+        batch = StagedBatch(token, entry.partition, header, entry.length - TOKEN_BYTES)
+        batch.serial, batch.position = place.slot.serial, entry.position + TOKEN_BYTES
+        contents.staged.append(batch)
+        self._history.staging.add(batch, entry.argument)
+
+    def _publish(self, partition: FilePartition, token: bytes, headers: memoryview, serial: int) -> None:
+        staged = self._history.staging.get(token)
+        batches = [] if staged is None else [b for b in staged.batches if b.incarnation == partition.incarnation]
+        if staged is None or len(batches) * HEADER_BYTES != len(headers):
+            raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
+        if not staged.claimed:
+            staged.claimed = True
+            self._published.append(token)
+        for number, batch in enumerate(batches):
+            header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
+            offset, address, time_us, span, address_span = self._follow(partition, header)
+            self._history.lay(partition, header, batch, serial, (offset, address, time_us))
+            self._advance(partition, offset + span, address + address_span, time_us)
+            self._tell_producer(self._history.reader.tail_batch(partition, len(partition.tail) - 1))
+
+    def _unstage_published(self) -> None:
+        """The change that ends a publish: its tokens are gone."""
+        for token in self._published:
+            self._history.unstage(token)
+        self._published.clear()

@@ -1,0 +1,224 @@
+"""The sealer: takes full slots one after the other, has their segments written, names them in the journal, frees the slots.
+
+Promises: slots are sealed in the order they were filled; segments nobody needs are removed only after the journal says so. Must not know:
+how a group is written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from polywire.errors import BrokerError, Busy, Missing
+from polywire.log.base import Loop
+from polywire.log.history import History, Image
+from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.sealing import Plan, Snapshotted, install, plan_slots, write_plan
+from polywire.log.segment import SegmentInfo
+from polywire.log.segments import SNAPSHOTS
+from polywire.log.worker import Worker
+from polywire.store.base import Store
+
+RETRY_SECONDS: Final = 1.0  # after a full disk
+REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
+
+
+class Owner(Protocol):
+    """What the sealer needs of the log."""
+
+    def broker_state(self) -> tuple[bytes, int]:
+        """The broker's state, and the sequence it is that of."""
+
+    def name_sealed(
+        self,
+        sequence: int,
+        new: Sequence[int],
+        removed: Sequence[int],
+        snapshot: tuple[str, int] | None,
+        done: Callable[[], None],
+    ) -> None:
+        """Journal a ``sealed`` entry, and a ``snapshot`` entry; ``done`` once that is synced."""
+
+    def seal_failed(self, error: BrokerError) -> None:
+        """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
+
+    def seal_room(self) -> bool:
+        """Whether the journal has room for naming what was sealed."""
+
+    def slot_freed(self) -> None:
+        """There is a slot to be written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    slot: Slot
+    image: Image
+
+
+class Sealer:
+    """Guards: one job at a time; ``sealed`` is the sequence everything up to which is in segments, by what the journal says on the disk."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        store: Store,
+        journal: FileJournal,
+        history: History,
+        loop: Loop,
+        *,
+        start: int,
+        snapshot_name: str,
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._journal = journal
+        self._history = history
+        self._loop = loop
+        self._start: Final = start
+        self._worker = Worker("seal", loop)
+        self._queue: deque[_Full] = deque()
+        self._parked: list[Slot] = []
+        self._running = False
+        self._installing = 0
+        self._snapshot_name = snapshot_name
+        self._snapshot_count = 0
+        self._removing = False
+        self._stopped = False
+        self._synced = 0
+        self.sealed = 0
+        self.named = 0
+        """Like ``sealed``, but already when the group is written."""
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are full and not free yet."""
+        return len(self._queue) + self._installing + len(self._parked)
+
+    def add(self, slot: Slot, image: Image) -> None:
+        """A slot is full; ``image`` is the state after its last group."""
+        self._queue.append(_Full(slot, image))
+
+    def advance(self, synced: int) -> None:
+        """Seal the next slot if it is synced and nothing else is being done."""
+        self._synced = max(self._synced, synced)
+        if self._stopped or self._running or not self._queue or self._queue[0].slot.last > self._synced:
+            return
+        if self._installing and self._history.reader.overlays:
+            return  # bodies may lie in slots that are about to be freed
+        if not self._owner.seal_room():
+            return  # readers pin every slot: the first to let go calls again
+        self._running = True
+        full = self._queue[0]
+        broker, broker_sequence = self._owner.broker_state()
+        contents = {full.slot.serial: self._history.contents[full.slot.serial]}
+        plan = plan_slots(self._history, contents, self._journal.views, full.image)
+        numbers = [self._history.segments.next_number() for _ in plan.blobs]
+        self._snapshot_count += 1
+        name = snapshot_name(self._start, self._snapshot_count)
+        listed = self._history.segments.numbers()
+        snapshotted = Snapshotted(full.image, broker, broker_sequence)
+        job = partial(write_plan, self._store, plan, numbers, name, snapshotted, listed)
+        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker_sequence))
+
+    def _written(
+        self,
+        full: _Full,
+        plan: Plan,
+        numbers: Sequence[int],
+        name: str,
+        broker_sequence: int,
+        infos: Sequence[SegmentInfo] | None,
+        error: BrokerError | None,
+    ) -> None:
+        self._running = False
+        if self._stopped:
+            return
+        if error is not None or infos is None:
+            assert error is not None, "a job gives a result or an error"
+            if not isinstance(error, Missing):
+                self._owner.seal_failed(error)
+            if isinstance(error, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
+                self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self._retry)
+            return
+        self._queue.popleft()
+        sealed = [self._history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
+        self._installing += 1
+        old, self._snapshot_name = self._snapshot_name, name
+        self.named = full.image.sequence
+
+        def installed() -> None:
+            self._installing -= 1
+            self.sealed = full.image.sequence
+            install(self._history, plan, sealed)
+            del self._history.contents[full.slot.serial]
+            self._parked.append(full.slot)
+            if old:
+                self._delete([old])
+            self.free_parked()
+            self._remove_soon()
+
+        self._owner.name_sealed(full.image.sequence, numbers, (), (name, broker_sequence), installed)
+
+    def _retry(self) -> None:
+        self.advance(self._synced)
+
+    def free_parked(self) -> None:
+        """Free slots that are sealed and that no reader pins any more."""
+        still = [slot for slot in self._parked if slot.pins]
+        free = [slot for slot in self._parked if not slot.pins]
+        self._parked = still
+        for slot in free:
+            self._journal.release(slot)
+        if free and not self._stopped:
+            self._owner.slot_freed()
+            self.advance(self._synced)
+
+    # Removing segments
+
+    def _remove_soon(self) -> None:
+        if self._history.segments.dead and not self._removing and not self._stopped:
+            self._removing = True
+            self._loop.call_later(REMOVE_SECONDS, self.remove)
+
+    def note_dead(self) -> None:
+        """Segments may have lost their last run."""
+        self._remove_soon()
+
+    def remove(self) -> None:
+        """Journal the removal of segments nobody needs, then delete them."""
+        self._removing = False
+        dead = self._history.segments.take_dead()
+        if not dead or self._stopped or not self._owner.seal_room():
+            self._history.segments.dead.extend(dead)
+            return
+
+        def removed() -> None:
+            self._delete(self._history.segments.removed(dead))
+
+        self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], None, removed)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        if not self._stopped:
+            self._worker.run(partial(_delete_all, self._store, names), _told_nobody)
+
+    def stop(self) -> None:
+        """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""
+        self._stopped = True
+        self._worker.stop()
+
+
+def snapshot_name(start: int, count: int) -> str:
+    """Blob name of a snapshot."""
+    return f"{SNAPSHOTS}/{start:08x}-{count:08x}.pwt"
+
+
+def _delete_all(store: Store, names: Sequence[str]) -> None:
+    for name in names:
+        store.delete(name)
+
+
+def _told_nobody(_: None, __: BrokerError | None) -> None:
+    """A blob that could not be deleted is deleted by recovery."""

@@ -1,0 +1,62 @@
+"""What a log may use and what it promises: one value, every limit named, with its unit and its reason.
+
+Promises: plain numbers. Must not know: who reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from polywire.log.group import GROUP_BYTES_MAX
+from polywire.types import Level
+
+PAGE_BYTES: Final = 4096
+SLOT_BYTES_MIN: Final = 8 * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Limits of one log.
+
+    slot_bytes: one journal file; 64 MiB seal at 1.1–1.3 GB/s (design §4). A group is at most 16 MiB and never spans two.
+    slot_count_min: made when the log opens: one to write, one ready.
+    slot_count_max: mapped slots count as the broker's memory (below 500 MB whatever is produced), so four of 64 MiB;
+    when all wait for the sealer,
+        produce waits.
+    sync_interval_ms: how long ``written`` data may stay unsynced.
+    unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
+    staged_bytes_max, staged_batches_max: what may lie staged; a staged batch costs some 300 bytes of memory.
+    group_bytes_max: see decision 0002; smaller slots lower it.
+    disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
+    durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
+    direct: write segments past the page cache where the file system can.
+    """
+
+    slot_bytes: int = 64 * 1024 * 1024
+    slot_count_min: int = 2
+    slot_count_max: int = 4
+    sync_interval_ms: int = 100
+    unsynced_bytes_max: int = 192 * 1024 * 1024
+    staged_bytes_max: int = 1024 * 1024 * 1024
+    staged_batches_max: int = 65_536
+    group_bytes_max: int = GROUP_BYTES_MAX
+    disk_reserve_bytes: int = 256 * 1024 * 1024
+    durability: Level = Level.WRITTEN
+    direct: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"
+        assert self.slot_bytes % PAGE_BYTES == 0, "a slot is whole pages"
+        assert 2 <= self.slot_count_min <= self.slot_count_max, "one slot is written while another is sealed"
+        assert self.durability is not Level.MEMORY, "what is committed is written"
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Room in the last slot that only changes may use, and below half of it only the sealer: freeing a slot takes a group."""
+        return min(1024 * 1024, self.slot_bytes // 8) + 2 * PAGE_BYTES
+
+    @property
+    def group_limit(self) -> int:
+        """Most bytes of one group."""
+        return min(self.group_bytes_max, GROUP_BYTES_MAX, self.slot_bytes - 4 * PAGE_BYTES)

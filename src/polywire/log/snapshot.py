@@ -1,0 +1,87 @@
+"""The blob of a snapshot: the log's state and the broker's (decision 0002).
+
+Promises: a blob that does not verify is Corrupt, never half taken over. Must not know: partitions as objects, the broker's state.
+
+```
+ 0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens
+ 4 u32 version, 1                      48 u64 bytes of packed partitions
+ 8 u64 log state after this sequence   56 u64 bytes of the broker's state
+16 u64 broker's state after this one   64 packed partitions, u64 segment numbers, (16-byte token, i64 expiry), broker's state
+24 u64 zero   32 u64 zero              then u64 XXH64 of everything before
+```
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from polywire.log.history import Image
+from polywire.records.checksum import xxh64
+from polywire.store.base import Store, blob_corrupt
+
+_MAGIC: Final = 0x31545750
+_VERSION: Final = 1
+_HEADER: Final = Struct("<II4Q2I2Q")
+_TOKEN: Final = Struct("<16sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a blob holds; ``partitions`` are packed one after the other."""
+
+    sequence: int
+    broker_sequence: int
+    partitions: bytes
+    segments: Sequence[int]
+    tokens: Sequence[tuple[bytes, int]]
+    broker: bytes
+
+
+def put_snapshot(
+    store: Store, name: str, image: Image, segments: Sequence[int], broker: bytes, broker_sequence: int
+) -> None:
+    """Write a snapshot; durable on return. Raises what the store raises."""
+    partitions = b"".join(image.partitions)
+    header = _HEADER.pack(
+        _MAGIC,
+        _VERSION,
+        image.sequence,
+        broker_sequence,
+        0,
+        0,
+        len(segments),
+        len(image.tokens),
+        len(partitions),
+        len(broker),
+    )
+    tokens = b"".join(_TOKEN.pack(*token) for token in image.tokens)
+    content = b"".join((header, partitions, array("Q", segments).tobytes(), tokens, broker))
+    store.put_new(name, (content, xxh64(content).to_bytes(8, "little")))
+
+
+def get_snapshot(store: Store, name: str) -> Snapshot:
+    """Read a snapshot. Raises Missing, Corrupt."""
+    content = store.get(name)
+    if len(content) < _HEADER.size + 8 or xxh64(content[:-8]) != int.from_bytes(content[-8:], "little"):
+        raise blob_corrupt(name, "snapshot is damaged")
+    fields = _HEADER.unpack_from(content)
+    if fields[0] != _MAGIC or fields[1] != _VERSION:
+        raise blob_corrupt(name, f"not a snapshot of this version version={fields[1]}")
+    segment_count, token_count, partitions_bytes, broker_bytes = fields[6:]
+    segments_at = _HEADER.size + partitions_bytes
+    tokens_at = segments_at + 8 * segment_count
+    broker_at = tokens_at + _TOKEN.size * token_count
+    if broker_at + broker_bytes + 8 != len(content):
+        raise blob_corrupt(name, "snapshot has another size than it says")
+    return Snapshot(
+        sequence=fields[2],
+        broker_sequence=fields[3],
+        partitions=content[_HEADER.size : segments_at],
+        segments=array("Q", content[segments_at:tokens_at]),
+        tokens=list(_TOKEN.iter_unpack(content[tokens_at:broker_at])),
+        broker=content[broker_at:-8],
+    )

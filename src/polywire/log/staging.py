@@ -1,0 +1,104 @@
+"""Batches staged under a token, until somebody publishes or abandons them or they expire (decision 0002).
+
+Promises: what is staged has a limit in bytes and in batches; a token that was claimed cannot be claimed again. Must not know: how bytes are
+written or read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from polywire.errors import Busy, ErrorCode, Missing
+
+NOWHERE: Final = -1
+
+
+class StagedBatch:
+    """One staged batch: its own header, and where its bytes lie: in a slot (``serial``) or a segment (``place``), at ``position``.
+
+    ``laid`` once it was published into its partition; ``needed`` until it was abandoned, or published and sealed as part of its partition.
+    """
+
+    __slots__ = ("header", "incarnation", "laid", "length", "needed", "place", "position", "serial", "token")
+
+    def __init__(self, token: bytes, incarnation: int, header: bytes, length: int) -> None:
+        self.token: Final = token
+        self.incarnation: Final = incarnation
+        self.header: Final = header
+        self.length: Final = length
+        self.serial = NOWHERE
+        self.place = NOWHERE
+        self.position = 0
+        self.laid = False
+        self.needed = True
+
+
+class StagedToken:
+    """All batches of one token. ``claimed``: a publish or abandon of this turn has it."""
+
+    __slots__ = ("batches", "claimed", "expires_at_us", "token")
+
+    def __init__(self, token: bytes, expires_at_us: int) -> None:
+        self.token: Final = token
+        self.expires_at_us = expires_at_us
+        self.batches: Final[list[StagedBatch]] = []
+        self.claimed = False
+
+
+class Staging:
+    """Guards: ``size`` and ``count`` are those of the tokens that are neither published nor gone."""
+
+    def __init__(self, *, bytes_max: int, batches_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._batches_max = batches_max
+        self._tokens: dict[bytes, StagedToken] = {}
+        self.size = 0
+        self.count = 0
+
+    def __iter__(self) -> Iterator[StagedToken]:
+        return iter(self._tokens.values())
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def admit(self, size: int) -> None:
+        """Refuse more than the limits. Raises Busy(STAGE_FULL)."""
+        if self.size + size > self._bytes_max or self.count >= self._batches_max:
+            raise Busy(
+                ErrorCode.STAGE_FULL, f"too much is staged bytes={self.size} batches={self.count}", retry_after_ms=1000
+            )
+
+    def add(self, batch: StagedBatch, expires_at_us: int) -> None:
+        """A batch joins its token; the last expiry counts."""
+        token = batch.token
+        staged = self._tokens.get(token)
+        if staged is None:
+            staged = self._tokens[token] = StagedToken(token, expires_at_us)
+        staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
+        staged.batches.append(batch)
+        self.size += batch.length
+        self.count += 1
+
+    def get(self, token: bytes) -> StagedToken | None:
+        """A token, claimed or not."""
+        return self._tokens.get(token)
+
+    def find(self, token: bytes, now_us: int) -> StagedToken:
+        """A token that can be published. Raises Missing(STAGE_MISSING)."""
+        staged = self._tokens.get(token)
+        if staged is None or staged.claimed or staged.expires_at_us <= now_us:
+            raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
+        return staged
+
+    def remove(self, token: bytes) -> StagedToken | None:
+        """A token was published or abandoned."""
+        staged = self._tokens.pop(token, None)
+        if staged is not None:
+            self.size -= sum(batch.length for batch in staged.batches)
+            self.count -= len(staged.batches)
+        return staged
+
+    def expired(self, now_us: int) -> Sequence[bytes]:
+        """Tokens whose time is over."""
+        return [staged.token for staged in self if staged.expires_at_us <= now_us and not staged.claimed]

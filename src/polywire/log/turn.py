@@ -1,0 +1,397 @@
+"""A turn: what was added between two commits, and how it becomes one group (decision 0003).
+
+Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is told exactly once.
+Must not know: slots, syncs, when a turn is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final, Protocol
+
+from polywire.errors import BrokerError
+from polywire.log.base import Done
+from polywire.log.group import EntryKind, GroupHead, mergeable_records
+from polywire.log.history import Contents, History
+from polywire.log.partition import FilePartition
+from polywire.log.staging import StagedBatch, StagedToken
+from polywire.records.batch import merge, stamp
+from polywire.records.columns import HEADER_BYTES
+from polywire.types import Buffer, Level
+
+MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
+_NAMED: Final = Struct("<II")
+_PADDING: Final = bytes(8)
+
+Append = tuple[Buffer, Level, Done | None]
+Ranges = Sequence[tuple[int, int, int]]
+PublishDone = Callable[[Ranges, BrokerError | None], None]
+Told = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
+"""(callback, what it gets, what it gets beside an error)"""
+
+
+class Draft:
+    """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
+
+    __slots__ = (
+        "contents",
+        "epoch",
+        "floor",
+        "head",
+        "history",
+        "indexed",
+        "now_us",
+        "parts",
+        "placed",
+        "state_changed",
+        "synced",
+        "then",
+        "written",
+    )
+
+    def __init__(self, history: History, *, epoch: int, floor: Level) -> None:
+        self.history: Final = history
+        self.epoch: Final = epoch
+        self.floor: Final = floor
+        self.head: Final = GroupHead()
+        self.now_us = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new group."""
+        self.head.clear()
+        self.parts: list[Buffer] = []
+        self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
+        """(partition, offset, place among the entries, length, address, time); a place of -1 - n is the n-th of ``then``."""
+        self.placed: list[tuple[StagedBatch, int]] = []
+        self.then: list[Callable[[int], None]] = []
+        """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
+        self.written: list[Told] = []
+        self.synced: list[Told] = []
+        self.state_changed = False
+
+    def tell(
+        self, level: Level, done: Callable[[Any, BrokerError | None], None] | None, value: Any, refused: Any = -1
+    ) -> None:
+        """Call ``done(value, None)`` once the group has its level."""
+        if done is not None:
+            told = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
+            told.append((done, value, refused))
+
+    def number(self, partition: FilePartition, batch: Buffer) -> int:
+        """Give a batch the partition's next numbers and enter it; returns its first offset."""
+        head = self.head
+        offset, address = partition.next_offset, partition.next_address
+        time_us = self.now_us if self.now_us > partition.last_append_time_us else partition.last_append_time_us
+        place = head.payload
+        span, address_span, header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
+        if header is None:
+            self.parts.append(batch)
+        else:
+            self.parts += (header, memoryview(batch)[HEADER_BYTES:])
+        if partition.last_epoch != self.epoch:
+            partition.begin_epoch(self.epoch)
+        self.indexed.append((partition, offset, place, len(batch), address, time_us))
+        partition.next_offset = offset + span
+        partition.next_address = address + address_span
+        partition.last_append_time_us = time_us
+        return offset
+
+    def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
+        """Enter anything that is no batch."""
+        self.head.entry(kind, partition, argument, content)
+        size = len(content)
+        if size:
+            self.parts.append(content)
+        if size & 7:
+            self.parts.append(_PADDING[size & 7 :])
+
+    def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
+        """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
+        self.then.append(then)
+        self.indexed.append((partition, 0, -len(self.then), 0, 0, 0))
+
+    def settle(self, contents: Contents, serial: int, start: int) -> None:
+        """The group was written; its entries begin at ``start`` of the slot: index them."""
+        touched = contents.partitions
+        for partition, offset, place, length, address, time_us in self.indexed:
+            if partition is not None:
+                touched[partition] = None
+            if place < 0:
+                self.then[-1 - place](serial)
+                continue
+            assert partition is not None, "a batch has a partition"
+            partition.tail.append(offset, start + place, length, serial, address, time_us)
+            partition.tail_bytes += length
+        for batch, place in self.placed:
+            batch.serial, batch.position = serial, start + place
+            contents.staged.append(batch)
+
+
+class Step(Protocol):
+    """Something that was added."""
+
+    def enter(self, draft: Draft) -> None:
+        """Become part of the group."""
+
+    def refuse(self, error: BrokerError) -> None:
+        """Tell whoever asked that it will not be written."""
+
+
+class Appends:
+    """Batches of one partition, in order."""
+
+    __slots__ = ("items", "partition")
+
+    def __init__(self, partition: FilePartition) -> None:
+        self.partition: Final = partition
+        self.items: Final[list[Append]] = []
+
+    def enter(self, draft: Draft) -> None:
+        partition, items = self.partition, self.items
+        if len(items) == 1:
+            batch, level, done = items[0]
+            draft.tell(level, done, draft.number(partition, batch))
+            return
+        for start, stop, counts in _stretches(items):
+            batch = merge([item[0] for item in items[start:stop]]) if counts else items[start][0]
+            offset = draft.number(partition, batch)
+            for index in range(start, stop):
+                _, level, done = items[index]
+                draft.tell(level, done, offset)
+                offset += counts[index - start] if counts else 0
+
+    def refuse(self, error: BrokerError) -> None:
+        for _, _, done in self.items:
+            if done is not None:
+                done(-1, error)
+
+
+def _stretches(items: Sequence[Append]) -> Iterator[tuple[int, int, list[int]]]:
+    """(start, stop, record counts) of batches to be merged; of single ones without counts."""
+    start, shape, size = 0, -1, 0
+    counts: list[int] = []
+    for index, (batch, _, _) in enumerate(items):
+        records, columns = mergeable_records(batch)
+        if counts and (records == 0 or columns != shape or size + len(batch) > MERGED_BYTES_MAX):
+            yield start, index, counts if len(counts) > 1 else []
+            counts = []
+        if records == 0:
+            yield index, index + 1, []
+        elif counts:
+            counts.append(records)
+            size += len(batch)
+        else:
+            start, shape, size, counts = index, columns, len(batch), [records]
+    if counts:
+        yield start, len(items), counts if len(counts) > 1 else []
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """An entry that is only written: a change, a barrier (without kind), or the log's own."""
+
+    kind: EntryKind | None
+    content: Buffer
+    argument: int
+    level: Level
+    done: Done | None
+
+    def enter(self, draft: Draft) -> None:
+        if self.kind is not None:
+            draft.enter(self.kind, self.content, argument=self.argument)
+            draft.state_changed |= self.kind is EntryKind.CHANGE
+        draft.tell(self.level, self.done, -1)
+
+    def refuse(self, error: BrokerError) -> None:
+        if self.done is not None:
+            self.done(-1, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A partition begins."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = True
+        draft.enter(EntryKind.OPEN, partition=self.partition.incarnation)
+        draft.after(self.partition, _nothing)
+
+    def refuse(self, error: BrokerError) -> None:
+        """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A partition ends."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = False
+        draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
+        draft.after(self.partition, lambda _: draft.history.drop(self.partition))
+
+    def refuse(self, error: BrokerError) -> None:
+        """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """A partition's first offset rises."""
+
+    partition: FilePartition
+    first_offset: int
+
+    def enter(self, draft: Draft) -> None:
+        first_offset = min(self.first_offset, self.partition.next_offset)
+        draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
+        draft.after(self.partition, lambda _: draft.history.trim(self.partition, first_offset))
+
+    def refuse(self, error: BrokerError) -> None:
+        """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A batch is staged."""
+
+    token: bytes
+    batch: Buffer
+    staged: StagedBatch
+    expires_at_us: int
+    level: Level
+    done: Done | None
+
+    def enter(self, draft: Draft) -> None:
+        place = draft.head.payload
+        draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
+        draft.parts += (self.token, self.batch)
+        draft.placed.append((self.staged, place + len(self.token)))
+        draft.tell(self.level, self.done, -1)
+
+    def refuse(self, error: BrokerError) -> None:
+        if self.done is not None:
+            self.done(-1, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tokens become part of their partitions."""
+
+    tokens: Sequence[StagedToken]
+    change: bytes
+    level: Level
+    done: PublishDone | None
+
+    def enter(self, draft: Draft) -> None:
+        ranges: dict[int, tuple[int, int]] = {}
+        for staged in self.tokens:
+            by_partition: dict[int, list[StagedBatch]] = {}
+            for batch in staged.batches:
+                by_partition.setdefault(batch.incarnation, []).append(batch)
+            for incarnation, batches in by_partition.items():
+                partition = draft.history.partitions.get(incarnation)
+                if partition is not None and partition.opened:
+                    first = ranges.get(incarnation, (partition.next_offset, 0))[0]
+                    _enter_published(draft, staged.token, partition, batches)
+                    ranges[incarnation] = (first, partition.next_offset)
+            draft.after(None, lambda _, token=staged.token: draft.history.unstage(token))  # type: ignore[misc]
+        draft.enter(EntryKind.CHANGE, self.change)
+        draft.state_changed = True
+        found = [(incarnation, first, end) for incarnation, (first, end) in ranges.items()]
+        draft.tell(self.level, self.done, found, ())
+
+    def refuse(self, error: BrokerError) -> None:
+        if self.done is not None:
+            self.done((), error)
+
+
+def _enter_published(draft: Draft, token: bytes, partition: FilePartition, batches: Sequence[StagedBatch]) -> None:
+    """Number the staged batches of one token for one partition."""
+    content = bytearray(token)
+    time_us = max(draft.now_us, partition.last_append_time_us)
+    if partition.last_epoch != draft.epoch:
+        partition.begin_epoch(draft.epoch)
+    for batch in batches:
+        offset, address = partition.next_offset, partition.next_address
+        header = bytearray(batch.header)
+        stamp(header, 0, partition.incarnation, draft.epoch, offset, address, time_us)
+        content += header
+        partition.next_offset = offset + int.from_bytes(header[84:88], "little")
+        partition.next_address = address + int.from_bytes(header[80:84], "little")
+        numbers = (offset, address, time_us)
+        draft.after(
+            partition,
+            lambda serial, header=bytes(header), batch=batch, numbers=numbers: draft.history.lay(  # type: ignore[misc]
+                partition, header, batch, serial, numbers
+            ),
+        )
+    partition.last_append_time_us = time_us
+    draft.enter(EntryKind.PUBLISH, content, partition=partition.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Staged batches are dropped."""
+
+    tokens: Sequence[bytes]
+
+    def enter(self, draft: Draft) -> None:
+        draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
+        for token in self.tokens:
+            draft.after(None, lambda _, token=token: draft.history.unstage(token))  # type: ignore[misc]
+
+    def refuse(self, error: BrokerError) -> None:
+        """Nobody asked to be told."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """Steps in the order of the calls. ``size`` is at least what they take in a group; ``open`` lists partitions
+    whose last step takes more."""
+
+    steps: list[Step] = field(default_factory=list)
+    size: int = 0
+    open: list[FilePartition] = field(default_factory=list)
+
+    def append(self, partition: FilePartition, item: Append) -> None:
+        """Add a batch."""
+        pending = partition.pending
+        if pending is None:
+            step = Appends(partition)
+            partition.pending = pending = step.items
+            self.steps.append(step)
+            self.open.append(partition)
+        pending.append(item)
+
+    def add(self, step: Step) -> None:
+        """Add something that has no order with batches."""
+        self.steps.append(step)
+
+    def close(self) -> None:
+        """What is appended from now on comes after what was added so far."""
+        for partition in self.open:
+            partition.pending = None
+        self.open.clear()
+
+
+def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
+    """The bytes of a ``sealed`` entry: how many segments are new and removed, then their numbers."""
+    numbers = [*new, *removed]
+    return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
+
+
+def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(new, removed) of a ``sealed`` entry."""
+    new, removed = _NAMED.unpack_from(content)
+    numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
+    return numbers[:new], numbers[new:]
+
+
+def _nothing(_: int) -> None:
+    """The step is done with its entry."""

@@ -1,0 +1,66 @@
+"""A thread that does one job after another and tells the loop what became of each.
+
+Promises: jobs run in order; every job is answered on the loop exactly once, with its result or its error. Must not know: what a job does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from polywire.errors import BrokerError, ErrorCode, Unavailable
+from polywire.log.base import Loop
+
+Job = Callable[[], Any]
+Told = Callable[[Any, BrokerError | None], None]
+
+
+class Worker:
+    """One daemon thread, begun with its first job. Guards: after ``stop`` returned no job runs."""
+
+    def __init__(self, name: str, loop: Loop) -> None:
+        self._name = name
+        self._loop = loop
+        self._jobs: SimpleQueue[tuple[Job, Told] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, job: Job, told: Told) -> None:
+        """Run ``job`` in the thread, then ``told(result, error)`` on the loop."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"polywire-{self._name}", daemon=True)
+            self._thread.start()
+        self._jobs.put((job, told))
+
+    def stop(self) -> None:
+        """Finish the jobs given and end the thread. Their answers may still be waiting on the loop."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _serve(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, told = item
+            result, error = attempt(job)
+            del job, item
+            try:
+                self._loop.call_soon_threadsafe(told, result, error)
+            except RuntimeError:  # the loop was closed under us: nobody is left to be told
+                return
+
+
+def attempt(job: Job) -> tuple[Any, BrokerError | None]:
+    """(result, None) or (None, error) of a job; the system's errors become Unavailable(STORAGE_FAILED)."""
+    try:
+        return job(), None
+    except BrokerError as error:
+        return None, error
+    except OSError as error:
+        return None, storage_failed(error)
+
+
+def storage_failed(error: OSError) -> Unavailable:
+    """A failed write or sync of the journal, in our words."""
+    return Unavailable(ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}")

@@ -1,0 +1,140 @@
+"""Fuzz the FLUX wire: whatever bytes come, a session answers every line or closes, and the client's parser reads or refuses.
+
+Run as ``python -m tests.fuzz.fuzz_flux``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Final
+
+from polywire.client.flux_replies import parse_reply, read_records, split_consumed
+from polywire.errors import PeerError
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from tests.unit.protocols.flux.dialogue import Dialogue, World
+
+LINES_MAX: Final = 12
+GOOD: Final = [
+    b"V1|1|PRODUCE|t k:v\n",
+    b"V1|2|PRODUCE|t k:v,w acks=0\r\n",
+    b"V1|3|PRODUCE|u k:v acks=all\n",
+    b"V1|4|CONSUME|t 0 0\n",
+    b"V1|5|CONSUME|t 1 0\n",
+    b"V1|6|JOIN|g t c assignor=range\n",
+    b"V1|7|SYNC|g t c 2\n",
+    b"V1|8|HEARTBEAT|g t c 2\n",
+    b"V1|9|COMMIT|g t c 2 0 1\n",
+    b"V1|10|OFFSET|g t 0\n",
+    b"V1|11|LEAVE|g t c 2\n",
+    b"V1|12|REPLICA_FETCH|t 0 1 0\n",
+    b"V1|13|SET_PARTITION_ROLE|t 0 leader\n",
+    b"V1|14|ADMIN_CREATE_TOPIC|w 4 2\n",
+    b"V1|15|ADMIN_REGISTER_BROKER|1 h 1\n",
+    b"V1|16|ADMIN_BROKER_HEARTBEAT|0\n",
+    b"V1|17|ADMIN_SET_PARTITION_LEADER|t 0 0 0,1\n",
+    b"V1|18|ADMIN_GET_METADATA|\n",
+    b"V1|19|ADMIN_FENCE_BROKER|1\n",
+    b"V1|20|ADMIN_UNFENCE_BROKER|1\n",
+    b"V1|21|ADMIN_RECONCILE_BROKER_HEALTH|1\n",
+    b"V1|22|ADMIN_ELECT_TOPIC_LEADERS|t\n",
+    b"V1|23|BROKER_FETCH|t 0 1 0 5\n",
+    b"V1|24|BROKER_REPLICA_ACK|t 0 1 0\n",
+]
+ODD: Final = [
+    b"\xc2\xa0",
+    b"\xe2\x80\x82",
+    b"|",
+    b":",
+    b" ",
+    b"\r",
+    b"\n",
+    b"\x00",
+    b"\xff",
+    b"=",
+    b",",
+    b"-",
+    b"9" * 20,
+    b"\xe6\x97\xa5",
+]
+
+
+def mutated(chance: random.Random) -> bytes:
+    """A stream of good lines with some damage."""
+    stream = bytearray(b"".join(chance.choices(GOOD, k=chance.randrange(1, LINES_MAX))))
+    for _ in range(chance.randrange(6)):
+        place = chance.randrange(len(stream) + 1)
+        match chance.randrange(4):
+            case 0 if place < len(stream):
+                stream[place] ^= 1 << chance.randrange(8)
+            case 1:
+                stream[place : place + chance.randrange(20)] = b""
+            case 2:
+                stream[place:place] = chance.choice(ODD)
+            case _:
+                stream[place:place] = chance.randbytes(chance.randrange(8))
+    return bytes(stream)
+
+
+def converse(stream: bytes, cuts: list[int]) -> bytes:
+    """Send a stream in pieces and close; returns the answers."""
+    world = World()
+    peer = Dialogue(world)
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        peer.feed(stream[start:end])
+    world.memory.advance(3.0 * LINES_MAX)
+    peer.finish()
+    world.memory.advance(3.0 * LINES_MAX)
+    assert peer.closed, "the session did not close after its peer finished"
+    return peer.take()
+
+
+def check(stream: bytes, chance: random.Random) -> None:
+    """One answer for every line, in order, and the same ones however the stream was cut."""
+    lines = stream.split(b"\n")
+    lines = lines[:-1] if not lines[-1] else lines
+    assert all(len(line) < LINE_BYTES_MAX for line in lines)
+    answers = converse(stream, [])
+    told = answers.split(b"\n")
+    assert told.pop() == b"", "an answer without its line ending"
+    assert len(told) == len(lines), f"{len(lines)} lines, {len(told)} answers lines={lines} answers={told}"
+    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
+    assert converse(stream, cuts) == answers, f"cut at {cuts} the answers differ"
+    for answer in told:
+        reply = parse_reply(answer)
+        if reply.payload.startswith(b"messages="):
+            read_records(*split_consumed(reply.payload, 0))
+
+
+def check_client(chance: random.Random) -> None:
+    """The client's parser reads anything or raises PeerError."""
+    text = chance.choice([b"messages=0:a,1:b hw=1", b"messages= hw=-1", b"messages=5:x,6:y,5:z,6:w hw=6"])
+    damaged = bytearray(text)
+    for _ in range(chance.randrange(5)):
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+    try:
+        read_records(*split_consumed(bytes(damaged), 0))
+        parse_reply(bytes(damaged))
+    except PeerError:
+        return
+
+
+def run(seconds: float, seed: int) -> int:
+    """Fuzz for so long; returns the number of streams."""
+    chance = random.Random(seed)
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        stream = mutated(chance)
+        if stream:
+            check(stream, chance)
+        check_client(chance)
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
+    print(f"seed={SEED}", flush=True)
+    print(f"streams={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")

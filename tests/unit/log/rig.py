@@ -1,0 +1,209 @@
+"""What tests of the log share: a loop run by hand, a broker's state that remembers, and easy batches.
+
+Promises: threads answer through the loop as they would in the broker; ``run_until`` never waits longer than its
+limit. Must not know: asyncio.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from polywire.clock import SystemClock
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.log.log import FileLog
+from polywire.log.opening import open_log
+from polywire.log.partition import FilePartition
+from polywire.log.settings import LogSettings
+from polywire.records.batch import read_header
+from polywire.records.columns import BatchHeader, Record
+from polywire.records.rows import from_records, to_records
+from polywire.types import Level
+
+SMALL = LogSettings(
+    slot_bytes=64 * 1024,
+    slot_count_max=4,
+    sync_interval_ms=2,
+    disk_reserve_bytes=0,
+    staged_bytes_max=4 * 1024 * 1024,
+)
+"""Slots that fill quickly."""
+
+
+class RigLoop:
+    """A ``Loop`` whose callbacks run inside ``run_until``. Timers keep real time, as threads do."""
+
+    def __init__(self) -> None:
+        self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._threads: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
+        self._timers: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._order = count()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._soon.append((callback, args))
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
+        self._threads.put((callback, args))
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), callback, args))
+
+    def run_pass(self, wait: float = 0.0) -> None:
+        """What is ready now; waits for a thread or a timer when nothing is."""
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self.call_soon(*_flat(heapq.heappop(self._timers)[2:]))
+        try:
+            item = self._threads.get(timeout=wait) if wait and not self._soon else self._threads.get_nowait()
+            self._soon.append(item)
+        except Empty:
+            pass
+        for _ in range(len(self._soon)):
+            callback, args = self._soon.popleft()
+            callback(*args)
+
+    def run_until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
+        """Pass after pass until it is so."""
+        end = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < end, "the loop waited in vain"
+            self.run_pass(0.002)
+
+
+def _flat(item: tuple[Callable[..., object], tuple[Any, ...]]) -> tuple[Any, ...]:
+    return (item[0], *item[1])
+
+
+class Memory:
+    """A broker's state: every change and every producer's batch, in order."""
+
+    def __init__(self) -> None:
+        self.changes: list[bytes] = []
+        self.producers: list[tuple[bytes, int]] = []
+        self.restored = 0
+
+    def restore(self, snapshot: bytes) -> None:
+        self.restored += 1
+        self.changes = snapshot.split(b"\n")[:-1]
+
+    def apply(self, change: bytes) -> None:
+        self.changes.append(change)
+
+    def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
+        self.producers.append((producer_id, header.base_offset))
+
+    def snapshot(self) -> bytes:
+        return b"".join(change + b"\n" for change in self.changes)
+
+
+class Rig:
+    """One log in one directory, opened again as often as a test likes."""
+
+    def __init__(self, directory: Path, settings: LogSettings = SMALL) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.loop = RigLoop()
+        self.memory = Memory()
+        self.log: FileLog = self.open()
+
+    def open(self) -> FileLog:
+        """Open the log; the state begins anew."""
+        self.loop = RigLoop()
+        self.memory = Memory()
+        self.log = open_log(
+            self.directory, settings=self.settings, loop=self.loop, clock=SystemClock(), replay=self.memory
+        )
+        return self.log
+
+    def kill(self) -> None:
+        """Stop as ``kill -9`` does: nothing is flushed, nobody is told."""
+        abandon(self.log)
+
+    def append(self, partition: FilePartition, values: list[bytes], level: Level = Level.WRITTEN) -> list[int]:
+        """Append one batch; the returned list gets its offset."""
+        told: list[int] = []
+        self.log.append(partition, batch_of(values), level=level, done=expecting(told))
+        return told
+
+    def change(self, change: bytes, level: Level = Level.WRITTEN) -> list[int]:
+        """Apply a change and journal it."""
+        told: list[int] = []
+        self.log.change(change, level=level, done=expecting(told))
+        self.memory.apply(change)
+        return told
+
+    def settle(self) -> None:
+        """Until everything is synced and every full slot is sealed."""
+        told: list[int] = []
+        self.log.barrier(Level.SYNCED, expecting(told))
+        self.loop.run_until(lambda: told and not self.log.sealing)
+
+    def read(self, partition: FilePartition, offset: int = 0, bytes_max: int = 1 << 20) -> list[bytes | None]:
+        """All values from ``offset`` on."""
+        values: list[bytes | None] = []
+        while True:
+            found = self.read_once(partition, offset, bytes_max)
+            for record in records_of(found):
+                if record.offset >= offset:
+                    assert record.offset == offset, "offsets have no holes"
+                    values.append(record.value)
+                    offset += 1
+            assert offset == found.next_offset, "a read ends where it says"
+            found.pin.release()
+            if not found.chunks:
+                return values
+
+    def read_once(
+        self, partition: FilePartition, offset: int, bytes_max: int = 1 << 20, offset_end: int | None = None
+    ) -> Read:
+        """One read, cold or warm."""
+        answers: list[Read | BrokerError] = []
+        found = partition.read(offset, bytes_max=bytes_max, then=answers.append, offset_end=offset_end)
+        if found is not None:
+            return found
+        self.loop.run_until(lambda: answers)
+        answer = answers[0]
+        if isinstance(answer, BrokerError):
+            raise answer
+        return answer
+
+
+def abandon(log: FileLog) -> None:
+    """Let go of a log's files and threads without flushing anything; what was written stays in the page cache, as after ``kill -9``."""
+    log._sealer.stop()
+    log._syncer.stop()
+    log._reader_worker.stop()
+    log._journal.close()
+    log._unlock()
+
+
+def batch_of(values: list[bytes]) -> bytearray:
+    """An unnumbered batch."""
+    return from_records([Record(value) for value in values])
+
+
+def records_of(found: Read) -> list[Record]:
+    """The records of a read, in order."""
+    records: list[Record] = []
+    for chunk in found.chunks:
+        at = 0
+        while at < len(chunk):
+            records += to_records(chunk, at)
+            at += read_header(chunk, at).length
+    return records
+
+
+def expecting(told: list[int]) -> Callable[[int, BrokerError | None], None]:
+    """A ``done`` that takes no error."""
+
+    def done(offset: int, error: BrokerError | None) -> None:
+        assert error is None, error
+        told.append(offset)
+
+    return done

@@ -1,0 +1,195 @@
+"""Stand-ins for both sides of a connection: a transport that takes as much as it is told to, and sessions that note what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from polywire.protocols.base import Output
+from polywire.server.connection import Connection, ConnectionLimits, Hub
+
+
+class Wire:
+    """A transport as asyncio's and uvloop's behave with a write limit of 0: what is not taken at once is told and kept."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.sent = bytearray()
+        self.kept = bytearray()
+        self.takes = True
+        self.reading = True
+        self.closing = False
+        self.aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.kept)
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 5)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        self.writelines([data])
+
+    def writelines(self, parts: Sequence[bytes]) -> None:
+        if self.takes and not self.kept:
+            self.sent += b"".join(parts)
+            return
+        was = len(self.kept)
+        self.kept += b"".join(parts)
+        if not was:
+            self.connection.pause_writing()
+
+    def take(self) -> None:
+        """The peer reads everything."""
+        self.takes = True
+        self.sent += self.kept
+        self.kept.clear()
+        self.connection.resume_writing()
+        if self.closing:
+            self.connection.connection_lost(None)
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            if not self.kept:
+                self.connection.connection_lost(None)
+
+    def abort(self) -> None:
+        self.aborted = True
+        if not self.closing or self.kept:
+            self.closing = True
+            self.kept.clear()
+            self.connection.connection_lost(None)
+
+
+class Frames:
+    """A session of frames that begin with one byte: their length."""
+
+    frame_bytes_max = 4 * 1024 * 1024
+
+    def __init__(self, output: Output, resume: Callable[[], None]) -> None:
+        self.output = output
+        self.resume = resume
+        self.frames: list[bytes] = []
+        self.views: list[memoryview] = []
+        self.size = 1
+        self.need = 0
+        self.blocked = False
+        self.finished: bytes | None = None
+        self.closed = False
+        self.drained_count = 0
+        self.fails: Exception | None = None
+
+    def receive(self, data: memoryview) -> int:
+        if self.fails is not None:
+            raise self.fails
+        at = 0
+        while len(data) - at >= self.size and not self.blocked:
+            self.frames.append(bytes(data[at : at + self.size]))
+            at += self.size
+            self.blocked = self.frames[-1] == b"!" * self.size
+        return at
+
+    def wanted(self) -> int:
+        return self.need
+
+    def paused(self) -> bool:
+        return self.blocked
+
+    def drained(self) -> None:
+        self.drained_count += 1
+
+    def finish(self, data: memoryview) -> None:
+        self.finished = bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FramesWire:
+    """A wire whose connections begin with ``F``."""
+
+    wire = "frames"
+
+    def __init__(self) -> None:
+        self.opened: list[Frames] = []
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        return prefix.startswith(b"F") if prefix else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> Frames:
+        session = Frames(output, resume)
+        self.opened.append(session)
+        return session
+
+
+class LongWire(FramesWire):
+    """A wire whose connections begin with ``Frame``, known only once all of it is there."""
+
+    wire = "long"
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        if len(prefix) < 5:
+            return None if b"Frame".startswith(prefix) else False
+        return prefix.startswith(b"Frame")
+
+
+class Place:
+    """A server without sockets."""
+
+    def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
+        self.commits = 0
+        self.congested = False
+        self.relief: list[Callable[[], None]] = []
+        self.wires = wires or (FramesWire(),)
+        self.hub = Hub(self, limits)
+
+    @property
+    def appended(self) -> int:
+        """As if every frame produced something."""
+        return sum(len(session.frames) for wire in self.wires for session in wire.opened)
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        self.relief.append(callback)
+
+    def commit(self) -> None:
+        self.commits += 1
+
+    def connect(self) -> Wire:
+        connection = Connection(self.hub, self.wires)
+        transport = Wire(connection)
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        return transport
+
+    @property
+    def session(self) -> Frames:
+        """The one session that was opened."""
+        (session,) = [session for wire in self.wires for session in wire.opened]
+        return session
+
+
+def send(transport: Wire, data: bytes) -> None:
+    """Bytes arrive, in as many reads as the buffers make of them; a paused connection reads nothing."""
+    at = 0
+    while at < len(data):
+        assert transport.reading, "nothing is read while reading is paused"
+        view = transport.connection.get_buffer(-1)
+        size = min(len(view), len(data) - at)
+        assert size > 0, "the buffer has no room"
+        view[:size] = data[at : at + size]
+        at += size
+        transport.connection.buffer_updated(size)
+
+
+__all__ = ["Frames", "FramesWire", "LongWire", "Place", "Wire", "send"]

@@ -1,0 +1,253 @@
+"""The connection driver: bytes in order, buffers that grow and go, pauses, backlogs, peers that misbehave."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.errors import PeerError
+from polywire.server.arena import BUFFER_BYTES_MIN
+from polywire.server.connection import ConnectionLimits
+from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send
+
+
+def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
+    place = Place()
+    transport = place.connect()
+    place.session.size = 1000
+    data = bytes(index % 251 for index in range(300_000))
+    for start in range(0, len(data), 777):
+        send(transport, data[start : start + 777])
+    assert b"".join(place.session.frames) == data
+    assert all(len(frame) == 1000 for frame in place.session.frames)
+
+
+def test_a_turn_is_committed_before_its_bytes_are_overwritten() -> None:
+    place = Place()
+    transport = place.connect()
+    send(transport, b"abc")
+    before = place.commits
+    transport.connection.get_buffer(-1)
+    assert place.commits == before + 1
+
+
+def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
+    place = Place()
+    producing, asking = place.connect(), place.connect()
+    first, second = place.wires[0].opened
+    second.size = 1000
+    place.congested = True
+    send(producing, b"a")
+    assert not producing.reading
+    send(asking, b"half a frame that appends nothing")
+    assert asking.reading
+    place.congested = False
+    (relieved,) = place.relief
+    relieved()
+    assert producing.reading
+    send(producing, b"b")
+    assert first.frames == [b"a", b"b"]
+
+
+def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
+    place = Place()
+    transport = place.connect()
+    place.session.size = place.session.need = 3_000_000
+    send(transport, b"x" * 3_000_000)
+    assert [len(frame) for frame in place.session.frames] == [3_000_000]
+    assert place.hub.arena.out_bytes == 4 * 1024 * 1024
+
+
+def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
+    place = Place()
+    transport = place.connect()
+    send(transport, b"x" * 4_000_000)
+    assert place.hub.arena.out_bytes == place.hub.limits.receive_bytes_max
+    for _ in range(3):
+        place.hub.sweep()
+    assert place.hub.arena.out_bytes == 0
+    send(transport, b"y")
+    assert place.session.frames[-1] == b"y"
+    assert place.hub.arena.out_bytes == BUFFER_BYTES_MIN
+
+
+def test_a_paused_session_is_offered_the_rest_once_it_resumes() -> None:
+    place = Place()
+    transport = place.connect()
+    send(transport, b"ab!cd")
+    assert place.session.frames == [b"a", b"b", b"!"]
+    assert not transport.reading
+    place.session.blocked = False
+    place.session.resume()
+    assert place.session.frames == [b"a", b"b", b"!", b"c", b"d"]
+    assert transport.reading
+
+
+def test_resuming_into_the_next_pause_keeps_reading_off() -> None:
+    place = Place()
+    transport = place.connect()
+    send(transport, b"!!x")
+    place.session.blocked = False
+    place.session.resume()
+    assert place.session.frames == [b"!", b"!"]
+    assert not transport.reading
+
+
+def test_a_peer_that_does_not_read_is_not_read_from() -> None:
+    place = Place(limits=ConnectionLimits(backlog_bytes_max=100))
+    transport = place.connect()
+    transport.takes = False
+    place.session.output.write(b"x" * 200)
+    assert place.session.output.backlog == 200
+    send(transport, b"a")
+    assert not transport.reading
+    transport.take()
+    assert transport.reading
+    assert place.session.drained_count == 1
+
+
+def test_parts_are_released_when_the_kernel_has_them_or_the_peer_is_gone() -> None:
+    place = Place()
+    transport = place.connect()
+    released: list[int] = []
+    place.session.output.write_many([b"a", b"b"], lambda: released.append(1))
+    assert released == [1]
+    transport.takes = False
+    place.session.output.write_many([b"c"], lambda: released.append(2))
+    assert released == [1]
+    transport.take()
+    assert released == [1, 2]
+    transport.takes = False
+    place.session.output.write_many([b"d"], lambda: released.append(3))
+    transport.abort()
+    assert released == [1, 2, 3]
+    place_after = place.session.output
+    place_after.write_many([b"e"], lambda: released.append(4))
+    assert released == [1, 2, 3, 4]
+
+
+def test_what_a_finished_peer_left_reaches_the_session() -> None:
+    place = Place()
+    transport = place.connect()
+    place.session.size = 10
+    send(transport, b"left")
+    assert transport.connection.eof_received()
+    assert place.session.finished == b"left"
+
+
+@pytest.mark.parametrize("error", [PeerError("garbage", fatal=True), RuntimeError("a bug")])
+def test_a_session_that_fails_closes_its_connection_only(error: Exception) -> None:
+    place = Place()
+    failing, other = place.connect(), place.connect()
+    first, second = place.wires[0].opened
+    first.fails = error
+    send(failing, b"a")
+    assert failing.closing
+    assert first.closed
+    send(other, b"b")
+    assert second.frames == [b"b"]
+    assert place.commits >= 1, "what the failed session had asked for is committed and answered first"
+
+
+def test_the_wire_is_recognised_as_soon_as_it_can_be() -> None:
+    short, long = FramesWire(), LongWire()
+    place = Place(long, short)
+    transport = place.connect()
+    send(transport, b"Frame")
+    assert len(long.opened) == 1
+    assert long.opened[0].frames == [b"F", b"r", b"a", b"m", b"e"]
+    assert not short.opened
+
+
+def test_more_bytes_are_awaited_while_a_wire_is_undecided() -> None:
+    place = Place(LongWire())
+    place.wires = (*place.wires, LongWire())
+    transport = place.connect()
+    for byte in b"Fram":
+        send(transport, bytes([byte]))
+    assert not place.wires[0].opened
+    send(transport, b"e")
+    assert place.wires[0].opened[0].frames == [b"F", b"r", b"a", b"m", b"e"]
+
+
+def test_bytes_of_no_wire_close_the_connection() -> None:
+    place = Place(FramesWire(), LongWire())
+    transport = place.connect()
+    send(transport, b"GET / HTTP/1.1\r\n")
+    assert transport.aborted
+
+
+def test_a_peer_that_hides_its_wire_is_dropped() -> None:
+    place = Place(LongWire(), LongWire())
+    transport = place.connect()
+    for _ in range(place.hub.limits.unknown_s + 1):
+        place.hub.sweep()
+    assert transport.aborted
+
+
+def test_connections_have_a_limit() -> None:
+    place = Place(limits=ConnectionLimits(connections_max=2))
+    place.connect()
+    second = place.connect()
+    third = place.connect()
+    assert third.aborted
+    assert not second.aborted
+    second.abort()
+    assert not place.connect().aborted
+
+
+def stalled(place: Place, size: int) -> Wire:
+    """A connection in the middle of a frame of this size."""
+    transport = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = size
+    send(transport, b"x" * (size // 2))
+    return transport
+
+
+def test_short_of_memory_the_longest_stalled_request_goes() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
+    old = stalled(place, 1_500_000)
+    place.hub.sweep()
+    young = stalled(place, 1_500_000)
+    place.hub.sweep()
+    assert not old.aborted
+    third = stalled(place, 1_500_000)
+    assert old.aborted
+    assert not young.aborted
+    assert not third.aborted
+    assert place.hub.arena.out_bytes <= 5 * 1024 * 1024
+
+
+def test_a_large_request_may_not_stand_still_for_ever() -> None:
+    place = Place()
+    large, small = stalled(place, 2_000_000), stalled(place, 2_000)
+    for _ in range(place.hub.limits.stalled_s + 1):
+        place.hub.sweep()
+    assert large.aborted
+    assert not small.aborted
+
+
+def test_answers_nobody_takes_are_dropped_in_the_end() -> None:
+    place = Place()
+    transport = place.connect()
+    transport.takes = False
+    place.session.output.write(b"x")
+    for _ in range(place.hub.limits.stalled_s + 1):
+        place.hub.sweep()
+    assert transport.aborted
+
+
+def test_unsent_answers_of_all_have_a_limit() -> None:
+    place = Place(limits=ConnectionLimits(backlog_bytes_max=10, backlog_total_bytes_max=250))
+    transports = [place.connect() for _ in range(3)]
+    for transport, session in zip(transports, place.wires[0].opened, strict=True):
+        transport.takes = False
+        session.output.write(b"x" * 100)
+        place.hub.sweep()
+    assert [transport.aborted for transport in transports] == [True, False, False]
+
+
+def test_nobody_connects_while_draining() -> None:
+    place = Place()
+    place.hub.draining = True
+    assert place.connect().aborted
