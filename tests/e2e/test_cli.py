@@ -328,10 +328,12 @@ async def _stop_while_producing(own: BrokerProcess, topic: str) -> list[str]:
             value = str(len(acknowledged))
             await client.produce(topic, [Record(value.encode(), b"k")])
             acknowledged.append(value)
+            if len(acknowledged) == 20:
+                well_under_way.set()
 
+    well_under_way = asyncio.Event()
     producing = asyncio.ensure_future(produce())
-    while len(acknowledged) < 20:
-        await asyncio.sleep(0)
+    await well_under_way.wait()
     assert await asyncio.to_thread(own.stop) == 0, own.log_text()
     with pytest.raises(Unavailable):
         await producing
