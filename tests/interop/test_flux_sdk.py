@@ -68,7 +68,12 @@ def test_raw_client(sdk: Any, broker: BrokerProcess) -> None:
         client.produce("audit", "order-1", "x", acks="all")
     assert refused.value.code == "REPLICATION_TIMEOUT"
     fetched = client.replica_fetch("audit", 1, 1, 2)
-    assert (fetched.acked_offset, fetched.high_watermark, fetched.isr, fetched.under_replicated) == (2, 2, [0, 1], False)
+    assert (fetched.acked_offset, fetched.high_watermark, fetched.isr, fetched.under_replicated) == (
+        2,
+        2,
+        [0, 1],
+        False,
+    )
     assert client.set_partition_role("audit", 1, "follower").role == "follower"
     with pytest.raises(sdk.FLUXProtocolError) as refused:
         client.produce("audit", "order-1", "x")

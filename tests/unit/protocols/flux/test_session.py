@@ -302,7 +302,9 @@ def test_values_of_other_wires_fit_a_line(value: bytes | None, shown: bytes) -> 
     peer = world.connect()
     topic = world.memory.broker.ensure_topic("t")
     record = Record(value, key=b"k", headers=(Header(b"h", b"x"),))
-    world.memory.broker.produce(topic.partitions[0], from_records([record, Record(b"ok")]), level=Level.WRITTEN, done=None)
+    world.memory.broker.produce(
+        topic.partitions[0], from_records([record, Record(b"ok")]), level=Level.WRITTEN, done=None
+    )
     world.memory.run()
     peer.feed(b"V1|1|CONSUME|t 0 0\n")
     peer.pass_by()
