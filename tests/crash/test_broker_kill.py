@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from polywire.client.connect import connect
 from polywire.client.base import Client
+from polywire.client.connect import connect
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from polywire.types import Level
