@@ -137,7 +137,17 @@ def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
     keep.with_suffix(".json").write_text(
         json.dumps({"machine": facts, "command": command, "figures": [asdict(f) for f in figures]}, indent=2) + "\n"
     )
-    lines = [f"# {keep.stem}", "", ", ".join(f"{name} {value}" for name, value in facts.items()), "", f"`{command}`", ""]
-    lines += ["| workload | median | min | max | unit | aim | reached | remark |", "|---|---:|---:|---:|---|---:|---|---|"]
+    lines = [
+        f"# {keep.stem}",
+        "",
+        ", ".join(f"{name} {value}" for name, value in facts.items()),
+        "",
+        f"`{command}`",
+        "",
+    ]
+    lines += [
+        "| workload | median | min | max | unit | aim | reached | remark |",
+        "|---|---:|---:|---:|---|---:|---|---|",
+    ]
     lines += ["| " + " | ".join((*row, f.remark)) + " |" for row, f in zip(rows, figures, strict=True)]
     keep.with_suffix(".md").write_text("\n".join(lines) + "\n")

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from polywire.client.connect import connect
 from polywire.client.base import Client
+from polywire.client.connect import connect
 from tests.behaviour.compatibility import Table, abilities_needed
 from tests.behaviour.wires import WIRES, Wire
 from tests.broker_process import BrokerProcess

@@ -13,7 +13,9 @@ SPACES = [b"two words", b" lead", b"tail "]
 BYTES = [bytes(range(256)), b"line\nbreak", b"\xff\xfe"]
 
 
-async def write_then_read(writers: WireClients, readers: WireClients, topic: str, records: list[Record]) -> list[Record]:
+async def write_then_read(
+    writers: WireClients, readers: WireClients, topic: str, records: list[Record]
+) -> list[Record]:
     writer, reader = await writers.open(), await readers.open()
     produced = await writer.produce(topic, records)
     assert [place.offset for place in produced] == list(range(len(records)))
@@ -27,7 +29,9 @@ async def test_text(writers: WireClients, readers: WireClients, topic: str) -> N
         assert [record.key for record in found] == [b"k"] * len(TEXT)
 
 
-async def test_awkward_values_are_never_torn_nor_dropped(writers: WireClients, readers: WireClients, topic: str) -> None:
+async def test_awkward_values_are_never_torn_nor_dropped(
+    writers: WireClients, readers: WireClients, topic: str
+) -> None:
     if Ability.BINARY_VALUES not in writers.wire.abilities:
         values = TEXT
     else:

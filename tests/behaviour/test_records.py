@@ -80,7 +80,18 @@ async def test_an_empty_value(clients: WireClients, topic: str) -> None:
 
 
 async def test_values_with_marks_of_text_protocols(clients: WireClients, topic: str) -> None:
-    values = [b"a,b", b"p|q", b'{"id":7,"ok":true}', b"x,1:evil", b"k=v", b"100%", b"[1]", "日本".encode(), b"a:b:c", b","]
+    values = [
+        b"a,b",
+        b"p|q",
+        b'{"id":7,"ok":true}',
+        b"x,1:evil",
+        b"k=v",
+        b"100%",
+        b"[1]",
+        "日本".encode(),
+        b"a:b:c",
+        b",",
+    ]
     client = await clients.open()
     produced = await client.produce(topic, [Record(value=value, key=b"k") for value in values])
     assert values_of(await client.fetch(topic, produced[0].partition, 0)) == values
@@ -143,7 +154,9 @@ async def test_typed_headers_come_back(clients: WireClients, topic: str) -> None
         Header(b"attempt", (3).to_bytes(4, "little"), value_kind=HeaderKind.UINT32),
         Header(b"content-type", b"twice", value_kind=HeaderKind.STRING),
     )
-    produced = await client.produce(topic, [Record(value=b"v", key=b"k", headers=headers), Record(value=b"w", key=b"k")])
+    produced = await client.produce(
+        topic, [Record(value=b"v", key=b"k", headers=headers), Record(value=b"w", key=b"k")]
+    )
     records = await client.fetch(topic, produced[0].partition, 0)
     assert [record.headers for record in records] == [headers, ()]
 

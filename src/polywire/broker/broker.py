@@ -54,6 +54,7 @@ class Broker:
         "_retention",
         "_state",
         "_transactions",
+        "appended",
         "clock",
         "groups",
         "loop",
@@ -70,6 +71,8 @@ class Broker:
         self._state = state
         self._catalog: Catalog = state.catalog
         self._admission = Admission(log, state, settings, clock)
+        self.appended = 0
+        """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self._transactions = Transactions(log, state, settings, clock)
         self.groups: Final = Coordinator(self, state, settings, clock)
@@ -251,6 +254,7 @@ class Broker:
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
         Busy(BUSY, DISK_FULL).
         """
+        self.appended += 1
         length, _, columns, body_bytes = ADMISSION.unpack_from(batch)
         if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
             self._admission.produce(partition, batch, level=level, done=done)
@@ -296,6 +300,7 @@ class Broker:
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Busy(STAGE_FULL, DISK_FULL).
         """
+        self.appended += 1
         self._admission.check(partition, batch)
         self._transactions.stage(token, partition, batch, level=level, done=done)
 
@@ -391,6 +396,15 @@ class Broker:
         self.change_all([changes.WireStateSet(wire, key, value)], level=level, done=done)
 
     # The turn
+
+    @property
+    def congested(self) -> bool:
+        """Whether peers that produce should be read no further for now."""
+        return self._log.congested
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when the log is not congested (any more)."""
+        self._log.on_relief(callback)
 
     def commit(self) -> None:
         """Write this turn now; what asked for ``written`` or less is answered before this returns."""

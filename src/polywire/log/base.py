@@ -139,6 +139,13 @@ class Log(Protocol):
     def epoch(self) -> int:
         """Number of this start."""
 
+    @property
+    def congested(self) -> bool:
+        """Whether producers should be read no further for now: sealing or syncing is behind. Never because the disk is full."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when the log is not congested (any more)."""
+
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 

@@ -122,7 +122,7 @@ class FileLog:
         """Whether producers should be read no further for now; ``on_relief`` tells when they may."""
         if self._syncer.unsynced_bytes > self.settings.unsynced_bytes_max:
             return True
-        return not self._journal.free and self._journal.room < self.settings.slot_bytes // 2
+        return not self._disk.full and not self._journal.free and self._journal.room < self.settings.slot_bytes // 2
 
     @property
     def sealing(self) -> int:

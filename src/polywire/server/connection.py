@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -46,19 +46,39 @@ class ConnectionLimits:
     unknown_s: int = 10
 
 
+class Intake(Protocol):
+    """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
+
+    @property
+    def appended(self) -> int:
+        """Batches taken so far; it grows while a session is offered bytes that produce."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether peers that produce should be read no further for now."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when there is no congestion (any more)."""
+
+    def commit(self) -> None:
+        """Write this turn now."""
+
+
 class Hub:
     """What the connections of one server share.
 
-    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second.
+    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
+    ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("arena", "commit", "connections", "draining", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "commit", "connections", "draining", "intake", "limits", "refused", "tick")
 
-    def __init__(self, commit: Callable[[], None], limits: ConnectionLimits | None = None) -> None:
-        """commit: writes the broker's turn."""
+    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None) -> None:
         self.limits: Final = limits or ConnectionLimits()
-        self.commit: Final = commit
-        self.arena: Final = Arena(commit, self.limits.receive_total_bytes_max)
+        self.intake: Final = intake
+        self.commit: Final = intake.commit
+        self.arena: Final = Arena(intake.commit, self.limits.receive_total_bytes_max)
+        self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self.draining = False
         self.refused = 0
@@ -74,6 +94,17 @@ class Hub:
                 "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
             )
             self.refused = 0
+
+    def hold(self, connection: Connection) -> None:
+        """Let a connection whose peer produces wait until the intake has caught up."""
+        if not self._held:
+            self.intake.on_relief(self._relieved)
+        self._held.add(connection)
+
+    def _relieved(self) -> None:
+        held, self._held = self._held, set()
+        for connection in held:
+            connection.relieve()
 
     def make_room(self, size: int, asking: Connection) -> None:
         """See to it that a buffer of this size may be taken. Raises PeerError when nobody else holds a large one."""
@@ -109,8 +140,10 @@ class Connection(asyncio.BufferedProtocol):
         "_end",
         "_ended",
         "_factories",
+        "_held",
         "_hub",
         "_paused",
+        "_produces",
         "_receiving",
         "_released",
         "_seen_tick",
@@ -134,6 +167,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self._want = BUFFER_BYTES_MIN
         self._paused = False
+        self._held = False
+        self._produces = False  # as far as the last offer showed
         self._receiving = False
         self._ended = False
         self._clogged = False
@@ -247,6 +282,11 @@ class Connection(asyncio.BufferedProtocol):
         session = self._session or self._recognise()
         if session is None or self._ended:
             return
+        intake = self._hub.intake
+        if self._produces and intake.congested:
+            self._hold()
+            return
+        appended = intake.appended
         self._receiving = True
         try:
             self._start += session.receive(self._view[self._start : self._end])
@@ -255,7 +295,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._receiving = False
-        if session.paused() or (self._clogged and self.backlog > self.backlog_max):
+        self._produces = intake.appended != appended
+        if self._produces and intake.congested:
+            self._hold()
+        elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause()
         elif self._start < self._end:
             self._want = max(self._want, rounded(session.wanted()))
@@ -294,7 +337,9 @@ class Connection(asyncio.BufferedProtocol):
     def _take_up(self) -> None:
         """Offer what waited, then read on, unless the session pauses again."""
         session = self._session
-        if session is None or self._ended or not self._paused or session.paused() or self.backlog > self.backlog_max:
+        if session is None or self._ended or not self._paused or self._held:
+            return
+        if session.paused() or self.backlog > self.backlog_max:
             return
         self._paused = False
         if self._start < self._end:
@@ -303,6 +348,18 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._paused = True
+
+    def _hold(self) -> None:
+        """Wait, with what was not offered yet, until the intake has caught up."""
+        if not self._held:
+            self._held = True
+            self._hub.hold(self)
+            self._pause()
+
+    def relieve(self) -> None:
+        """The intake has caught up."""
+        self._held = False
+        self._take_up()
 
     def _pause(self) -> None:
         if not self._paused:

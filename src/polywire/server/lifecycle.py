@@ -62,7 +62,7 @@ async def serve(config: ServeConfig) -> int:
     addresses = config.listeners()
     server = Server(config)
     broker = server.open_broker()
-    hub = Hub(broker.commit)
+    hub = Hub(broker)
     try:
         listeners = await open_listeners(hub, addresses, _factories(broker, config))
     except BrokerError:
@@ -96,6 +96,7 @@ class Server:
             settings,
             self._loop,
             SystemClock(),
+            log_settings=config.log_settings(),
             on_failure=self.storage_failed,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from polywire.errors import ErrorCode, Unavailable
+from polywire.errors import Busy, ErrorCode
 from polywire.protocols.base import SessionFactory
 from polywire.server.config import ANY, Address
 from polywire.server.connection import Connection, Hub
@@ -30,7 +30,7 @@ class Listener:
 async def open_listeners(
     hub: Hub, addresses: Mapping[str, Address], factories: Sequence[SessionFactory]
 ) -> list[Listener]:
-    """Listen on every address. Raises Unavailable(BUSY) with the address that cannot be had."""
+    """Listen on every address. Raises Busy(BUSY) with the address that cannot be had."""
     by_wire = {factory.wire: factory for factory in factories}
     opened: list[Listener] = []
     for name, address in addresses.items():
@@ -40,9 +40,7 @@ async def open_listeners(
         except OSError as error:
             close_listeners(opened)
             reason = error.strerror or str(error)
-            raise Unavailable(
-                ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}"
-            ) from error
+            raise Busy(ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}") from error
     return opened
 
 

@@ -150,10 +150,20 @@ class Place:
 
     def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
         self.commits = 0
+        self.congested = False
+        self.relief: list[Callable[[], None]] = []
         self.wires = wires or (FramesWire(),)
-        self.hub = Hub(self._commit, limits)
+        self.hub = Hub(self, limits)
 
-    def _commit(self) -> None:
+    @property
+    def appended(self) -> int:
+        """As if every frame produced something."""
+        return sum(len(session.frames) for wire in self.wires for session in wire.opened)
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        self.relief.append(callback)
+
+    def commit(self) -> None:
         self.commits += 1
 
     def connect(self) -> Wire:

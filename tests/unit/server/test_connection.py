@@ -30,6 +30,24 @@ def test_a_turn_is_committed_before_its_bytes_are_overwritten() -> None:
     assert place.commits == before + 1
 
 
+def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
+    place = Place()
+    producing, asking = place.connect(), place.connect()
+    first, second = place.wires[0].opened
+    second.size = 1000
+    place.congested = True
+    send(producing, b"a")
+    assert not producing.reading
+    send(asking, b"half a frame that appends nothing")
+    assert asking.reading
+    place.congested = False
+    (relieved,) = place.relief
+    relieved()
+    assert producing.reading
+    send(producing, b"b")
+    assert first.frames == [b"a", b"b"]
+
+
 def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
     place = Place()
     transport = place.connect()

@@ -1,0 +1,95 @@
+"""A process that writes to a log until it is killed, and tells on its standard output what was acknowledged.
+
+Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, ``p <partition> <number> <count>``
+for a published stage. Values are ``<partition>:<number>``, numbers rise by one in each partition.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from polywire.errors import BrokerError, Busy
+from polywire.log.partition import FilePartition
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Rig, batch_of
+
+PARTITIONS = 3
+PUBLISHED = b"published"
+
+
+def main(directory: Path, seed: int) -> None:
+    chosen = random.Random(seed)
+    rig = Rig(directory, SMALL)
+    partitions = [find_or_open(rig, incarnation) for incarnation in range(1, PARTITIONS + 1)]
+    numbers = [partition.next_offset for partition in partitions]
+    changes = sum(change != PUBLISHED for change in rig.memory.changes)
+    print("ready", flush=True)
+    while True:
+        for _ in range(chosen.randrange(1, 12)):
+            which = chosen.randrange(PARTITIONS)
+            partition, number = partitions[which], numbers[which]
+            count = chosen.choice((1, 1, 1, 3, 40))
+            values = [b"%d:%d" % (which, number + index) for index in range(count)]
+            try:
+                if chosen.random() < 0.05:
+                    stage(rig, partition, values, which, number)
+                else:
+                    level = chosen.choice((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+                    done = tell(f"{'s' if level is Level.SYNCED else 'w'} {which}", number, count)
+                    rig.log.append(partition, batch_of(values), level=level, done=done)
+                numbers[which] += count
+                if chosen.random() < 0.2:
+                    rig.log.change(b"%d" % changes, level=Level.WRITTEN, done=tell_change(changes))
+                    rig.memory.apply(b"%d" % changes)
+                    changes += 1
+            except Busy:
+                break
+        rig.loop.run_pass(0.001 if chosen.random() < 0.3 or rig.log.congested else 0.0)
+
+
+def find_or_open(rig: Rig, incarnation: int) -> FilePartition:
+    try:
+        return rig.log.partition(incarnation)
+    except BrokerError:
+        return rig.log.open_partition(incarnation)
+
+
+def stage(rig: Rig, partition: FilePartition, values: list[bytes], which: int, number: int) -> None:
+    """Stage in two batches and publish at once."""
+    token = os.urandom(16)
+    half = len(values) // 2
+    for part in (values[:half], values[half:]):
+        if part:
+            rig.log.stage(
+                token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None
+            )
+    def done(ranges: object, error: BrokerError | None) -> None:
+        assert error is None, error
+        print(f"p {which} {ranges[0][1]} {number} {len(values)}", flush=True)  # type: ignore[index]
+
+    rig.log.publish([token], PUBLISHED, level=Level.SYNCED, done=done)
+    rig.memory.apply(PUBLISHED)
+
+
+def tell(what: str, number: int, count: int) -> Callable[[int, BrokerError | None], None]:
+    def done(offset: int, error: BrokerError | None) -> None:
+        assert error is None, error
+        print(f"{what} {offset} {number} {count}", flush=True)
+
+    return done
+
+
+def tell_change(number: int) -> Callable[[int, BrokerError | None], None]:
+    def done(_: int, error: BrokerError | None) -> None:
+        assert error is None, error
+        print(f"c {number}", flush=True)
+
+    return done
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,184 @@
+"""The journal's end, torn at every byte and with every bit flipped: what lies before is served, and what is gone is told."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import Corrupt
+from polywire.log.journal_file import Slot
+from polywire.log.recovery import Chain, Place, find_chain
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Rig
+
+PARTITION = 7
+QUIET = replace(SMALL, sync_interval_ms=600_000, slot_bytes=32 * 1024)  # nothing is synced but what a test asks for
+
+
+def write_groups(directory: Path, *, synced: int, unsynced: int) -> None:
+    """A journal of small groups; the last ``unsynced`` were only written. Group n holds the record ``value-n`` and a change."""
+    rig = Rig(directory, QUIET)
+    partition = rig.log.open_partition(PARTITION)
+    for number in range(synced + unsynced):
+        rig.append(partition, [b"value-%d" % number])
+        rig.change(b"change-%d" % number)
+        rig.log.commit()
+        if number == synced - 1:
+            rig.settle()
+    rig.kill()
+
+
+def chain_of(directory: Path) -> Chain:
+    slots = [Slot(path, 0) for path in sorted((directory / "journal").iterdir())]
+    found = find_chain(slots)
+    for slot in slots:
+        slot.close()
+    assert found is not None
+    return found
+
+
+def last_groups(directory: Path, count: int) -> list[Place]:
+    return list(chain_of(directory).groups)[-count:]
+
+
+def test_torn_at_every_byte(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=3, unsynced=3)
+    places = last_groups(tmp_path, 2)
+    path, begin, end = places[0].slot.path, places[0].position, places[-1].position + places[-1].length
+    content = path.read_bytes()
+    for cut in range(begin, end):
+        path.write_bytes(content[:cut] + bytes(len(content) - cut))
+        whole = [place for place in places if place.position + place.length <= cut]
+        lost = content[cut:end].count(0) != end - cut  # zeros that were zeros are no loss
+        chain = chain_of(tmp_path)
+        expected = whole[-1].sequence if whole else places[0].sequence - 1
+        if lost:
+            assert expected <= chain.sequence <= expected + 1
+        if chain.sequence == expected and cut - (whole[-1].position + whole[-1].length if whole else begin) >= 40:
+            assert chain.torn is not None, "a torn tail is told"
+
+
+def test_torn_by_what_lay_there_before(tmp_path: Path) -> None:
+    """The end of a write did not reach the disk: there lies what was written in an earlier round."""
+    write_groups(tmp_path, synced=3, unsynced=3)
+    places = last_groups(tmp_path, 2)
+    path = places[0].slot.path
+    content = path.read_bytes()
+    stale = bytes(reversed(content))
+    for cut in range(places[0].position, places[-1].position + places[-1].length, 8):
+        path.write_bytes(content[:cut] + stale[cut:])
+        whole = [place.sequence for place in places if place.position + place.length <= cut]
+        assert chain_of(tmp_path).sequence == (whole[-1] if whole else places[0].sequence - 1)
+
+
+def test_every_bit_flipped(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=3, unsynced=3)
+    places = last_groups(tmp_path, 2)
+    path = places[0].slot.path
+    content = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        for place in places:
+            for at in range(place.position, place.position + place.length):
+                for bit in range(8):
+                    file.seek(at)
+                    file.write(bytes((content[at] ^ 1 << bit,)))
+                    chain = chain_of(tmp_path)
+                    cut = chain.sequence == place.sequence - 1 and chain.torn is not None
+                    assert cut or (chain.sequence == places[-1].sequence and content[at] == 0), (at, bit)
+                file.seek(at)
+                file.write(content[at : at + 1])
+
+
+def test_recovered_state_stops_at_the_cut(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    write_groups(origin, synced=3, unsynced=3)
+    places = last_groups(origin, 3)
+    number = places[0].slot.path.name
+    for sample, cut in enumerate(range(places[0].position + 1, places[-1].position + places[-1].length, 61)):
+        directory = tmp_path / f"copy-{sample}"
+        shutil.copytree(origin, directory)
+        path = directory / "journal" / number
+        content = path.read_bytes()
+        path.write_bytes(content[:cut] + bytes(len(content) - cut))
+        kept = 3 + sum(place.position + place.length <= cut for place in places)
+        rig = Rig(directory, QUIET)
+        partition = rig.log.partition(PARTITION)
+        values = rig.read(partition)
+        assert values[:kept] == [b"value-%d" % index for index in range(kept)]
+        assert len(values) in (kept, kept + 1), "at most padding was cut"
+        assert rig.memory.changes == [b"change-%d" % index for index in range(len(values))]
+        rig.append(partition, [b"after"], level=Level.SYNCED)
+        rig.settle()
+        rig.kill()
+        rig.open()
+        assert rig.read(rig.log.partition(PARTITION)) == [*values, b"after"]
+        rig.log.close()
+
+
+def test_torn_tail_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_groups(tmp_path, synced=3, unsynced=1)
+    place = last_groups(tmp_path, 1)[0]
+    with place.slot.path.open("r+b") as file:
+        file.seek(place.position + place.length - 60)
+        file.write(bytes(60))
+    rig = Rig(tmp_path, QUIET)
+    rig.log.close()
+    told = capsys.readouterr()
+    assert "torn tail" in told.out + told.err
+    assert place.slot.path.name in told.out + told.err
+
+
+def test_damage_of_synced_groups_is_corrupt(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=4, unsynced=2)
+    groups = chain_of(tmp_path).groups
+    path = groups[0].slot.path
+    before = {file: file.read_bytes() for file in (tmp_path / "journal").iterdir()}
+    content = path.read_bytes()
+    for place in groups[-4:-2]:
+        path.write_bytes(flipped(content, place.position + place.length - 100))
+        with pytest.raises(Corrupt, match=f"sequence={place.sequence} "):
+            Rig(tmp_path, QUIET)
+        path.write_bytes(content)
+    assert {file: file.read_bytes() for file in (tmp_path / "journal").iterdir()} == before, "nothing was changed"
+    Rig(tmp_path, QUIET).log.close()
+
+
+def test_damage_of_the_start_is_corrupt_once_something_follows(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=2, unsynced=1)
+    Rig(tmp_path, QUIET).kill()
+    rig = Rig(tmp_path, QUIET)
+    rig.append(rig.log.partition(PARTITION), [b"more"], level=Level.SYNCED)
+    rig.settle()
+    rig.kill()
+    place = chain_of(tmp_path).groups[0]
+    place.slot.path.write_bytes(flipped(place.slot.path.read_bytes(), place.position + 70))
+    with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)
+
+
+def test_start_that_did_not_reach_the_disk_is_begun_again(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=2, unsynced=1)
+    rig = Rig(tmp_path, QUIET)
+    epoch = rig.log.epoch
+    rig.kill()
+    place = chain_of(tmp_path).groups[0]
+    place.slot.path.write_bytes(bytes(place.slot.size))
+    rig = Rig(tmp_path, QUIET)
+    assert rig.log.epoch == epoch
+    assert rig.read(rig.log.partition(PARTITION)) == [b"value-0", b"value-1", b"value-2"]
+    rig.log.close()
+
+
+def test_missing_journal_is_corrupt(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=2, unsynced=1)
+    Rig(tmp_path, QUIET).log.close()
+    shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes((content[at] ^ 1,)) + content[at + 1 :]
