@@ -63,7 +63,9 @@ class Producer:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("wire", "level"), [("flux", Level.WRITTEN), ("polywire", Level.WRITTEN), ("polywire", Level.SYNCED)])
+@pytest.mark.parametrize(
+    ("wire", "level"), [("flux", Level.WRITTEN), ("polywire", Level.WRITTEN), ("polywire", Level.SYNCED)]
+)
 def test_killed_while_producing(tmp_path: Path, wire: str, level: Level) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         producers = [
