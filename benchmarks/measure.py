@@ -73,9 +73,9 @@ def figure(
 @contextmanager
 def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
     """A broker over a new data directory, gone with all its files afterwards."""
-    with tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
-        with BrokerProcess(Path(place) / "data", *options) as broker:
-            yield broker
+    place = tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR"))
+    with place as path, BrokerProcess(Path(path) / "data", *options) as broker:
+        yield broker
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
@@ -137,7 +137,17 @@ def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
     keep.with_suffix(".json").write_text(
         json.dumps({"machine": facts, "command": command, "figures": [asdict(f) for f in figures]}, indent=2) + "\n"
     )
-    lines = [f"# {keep.stem}", "", ", ".join(f"{name} {value}" for name, value in facts.items()), "", f"`{command}`", ""]
-    lines += ["| workload | median | min | max | unit | aim | reached | remark |", "|---|---:|---:|---:|---|---:|---|---|"]
+    lines = [
+        f"# {keep.stem}",
+        "",
+        ", ".join(f"{name} {value}" for name, value in facts.items()),
+        "",
+        f"`{command}`",
+        "",
+    ]
+    lines += [
+        "| workload | median | min | max | unit | aim | reached | remark |",
+        "|---|---:|---:|---:|---|---:|---|---|",
+    ]
     lines += ["| " + " | ".join((*row, f.remark)) + " |" for row, f in zip(rows, figures, strict=True)]
     keep.with_suffix(".md").write_text("\n".join(lines) + "\n")

@@ -35,7 +35,9 @@ def spark_figures(rounds: int) -> list[Figure]:
                 batches=BATCHES,
                 partitions=4,
             )
-            reader = spark.read.format("polywire").option("bootstrap.servers", f"{host}:{port}").option("subscribe", "scan")
+            reader = (
+                spark.read.format("polywire").option("bootstrap.servers", f"{host}:{port}").option("subscribe", "scan")
+            )
             frame = reader.load()
             frame.write.parquet(f"{place}/parquet")
             parquet = spark.read.parquet(f"{place}/parquet")

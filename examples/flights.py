@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -36,14 +37,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from polywire.client import bulk
+from polywire.client import bulk, sync
 from polywire.client.arrow import arrow_to_batches
+from polywire.records.columns import Record
 from polywire.spark import session
 from polywire.spark.pipelines.land import land
 from polywire.spark.progress import progress_bar
 
 TOPIC = "flights"
 PARTITION_COUNT = 3
+FLUX_ORIGIN = "LGA"
 PRODUCE_RECORDS = 4_000  # records of one request
 BATCH_RECORDS_MAX = 70_000  # records of one micro-batch: five of them
 START_TIMEOUT_S = 30.0
@@ -57,6 +60,14 @@ FLIGHT = (
 )
 
 console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the broker listens, ``host:port`` by wire."""
+
+    flux: str
+    polywire: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +91,15 @@ def main() -> int:
         shutil.rmtree(output / name, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     # Spark takes some seconds to start; the flights are on their way meanwhile.
-    with ThreadPoolExecutor(max_workers=1) as background, broker(output) as address:
+    with ThreadPoolExecutor(max_workers=1) as background, broker(output) as addresses:
         starting = background.submit(start_spark)
         flights, carriers = read_flights()
-        produce(address, flights)
+        produce(addresses, flights)
         spark = started(starting)
         with progress_bar("landing   ", total=flights.num_rows, console=console) as told:
             landed = land(
                 spark,
-                address,
+                addresses.polywire,
                 TOPIC,
                 output / "flights",
                 output / "checkpoint",
@@ -112,8 +123,8 @@ def main() -> int:
 
 
 @contextmanager
-def broker(output: Path) -> Iterator[str]:
-    """A broker of our own with its data under ``output``; yields the address of its polywire wire."""
+def broker(output: Path) -> Iterator[Addresses]:
+    """A broker of our own with its data under ``output``; yields where it listens."""
     ready, log = output / "ready.json", output / "broker.log"
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
@@ -123,9 +134,10 @@ def broker(output: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)
     try:
         listeners = wait_for(ready, process, log)
-        address = f"{listeners['polywire']['host']}:{listeners['polywire']['port']}"
-        console.print(f"broker  polywire://{address}, data in {shown(output / 'data')}")
-        yield address
+        places = {wire: f"{place['host']}:{place['port']}" for wire, place in listeners.items()}
+        addresses = Addresses(flux=places["flux"], polywire=places["polywire"])
+        console.print(f"broker  flux://{addresses.flux}  polywire://{addresses.polywire}")
+        yield addresses
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -167,25 +179,24 @@ def short_name(name: str) -> str:
     return name
 
 
-def produce(address: str, flights: pa.Table) -> None:
-    """Send every flight as a JSON record over the polywire wire, keyed by carrier."""
-    connection = bulk.connect(address)
+def produce(addresses: Addresses, flights: pa.Table) -> None:
+    """Send every flight as a JSON record, keyed by carrier, into one topic: La Guardia's over the FLUX wire, the others over ours."""
+    encoder = msgspec.json.Encoder()
+    connection = bulk.connect(addresses.polywire)
     connection.create_topic(TOPIC, PARTITION_COUNT)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("[bold]producing "),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    bar = (SpinnerColumn(), TextColumn("[bold]producing "), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    with sync.connect(f"flux://{addresses.flux}") as flux, Progress(*bar, console=console) as progress:
         task = progress.add_task("producing", total=flights.num_rows)
-        encoder = msgspec.json.Encoder()
         sent = 0
         for rows in flights.to_batches(max_chunksize=PRODUCE_RECORDS):
             values = [encoder.encode({"id": sent + n, **flight}) for n, flight in enumerate(rows.to_pylist())]
-            records = pa.record_batch({"key": rows.column("carrier"), "value": pa.array(values, pa.binary())})
-            connection.produce(TOPIC, bulk.BY_KEY, arrow_to_batches(records))
+            records = pa.record_batch(
+                {"key": rows["carrier"], "value": pa.array(values, pa.binary()), "origin": rows["origin"]}
+            )
+            columnar = records.filter(pc.not_equal(records["origin"], pa.scalar(FLUX_ORIGIN)))
+            connection.produce(TOPIC, bulk.BY_KEY, arrow_to_batches(columnar))
+            lines = records.filter(pc.equal(records["origin"], pa.scalar(FLUX_ORIGIN))).to_pylist()
+            flux.produce(TOPIC, [Record(value=line["value"], key=line["key"].encode()) for line in lines])
             sent += rows.num_rows
             progress.update(task, completed=sent)
 

@@ -12,8 +12,9 @@ from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
-from polywire.client.connect import connect
 from polywire.client.base import Client
+from polywire.client.connect import connect
+from polywire.errors import Unavailable
 
 Result = TypeVar("Result")
 
@@ -30,10 +31,13 @@ Address = Annotated[
 
 
 def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -> Result:
-    """Connect, run ``work``, close. Raises the kinds of ``polywire.errors`` and OSError when nobody answers."""
+    """Connect, run ``work``, close. Raises the kinds of ``polywire.errors``, Unavailable when nobody answers."""
 
     async def connected() -> Result:
-        client = await connect(address)
+        try:
+            client = await connect(address)
+        except Unavailable as error:
+            raise Unavailable(error.code, f"is a broker running there? {error.message}") from error
         try:
             return await work(client)
         finally:

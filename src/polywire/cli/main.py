@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from typing import Final
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
+from polywire.build_info import VERSION
 from polywire.cli import record, serve, topic
-from polywire.cli.output import notes
+from polywire.cli.output import note
+from polywire.cli.usage import HELP_FORMAT, examples
 from polywire.errors import BrokerError
 
-
-def _version() -> str:
-    try:
-        return version("polywire")
-    except PackageNotFoundError:
-        return "not installed"
-
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 
 app = App(
     name="polywire",
     help="One durable streaming log that speaks many wires.",
-    help_epilogue="Example: polywire serve & echo hello | polywire record produce greetings --format raw",
-    version=_version,
+    help_format=HELP_FORMAT,
+    help_epilogue=examples(
+        "polywire serve &",
+        "echo hello | polywire record produce greetings --format raw",
+        "polywire record consume greetings",
+    ),
+    version=VERSION,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
 )
 app.command(serve.app)
 app.command(topic.app)
@@ -37,18 +45,27 @@ app.command(record.app)
 
 def main() -> None:
     """Run the command line; never returns."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out one command and answer its exit code."""
     try:
-        code = app()
+        code = app(words)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        note(f"error: {error} (--help tells more)", style="red")
+        return EXIT_USAGE
     except BrokerError as error:
-        notes.print(f"error: {error.message} code={error.code.value}", style="red", markup=False)
-        code = 1
+        note(f"error: {error.message} code={error.code.value}", style="red")
+        return EXIT_FAILED
     except BrokenPipeError:
         # The reader went away (a pager, head): not an error. Python would complain once more while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        return EXIT_DONE
     except OSError as error:
-        notes.print(f"error: {error}", style="red", markup=False)
-        code = 1
+        note(f"error: {error}", style="red")
+        return EXIT_FAILED
     except KeyboardInterrupt:
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else EXIT_DONE

@@ -1,6 +1,6 @@
-"""How lists are printed: table, json, jsonl, csv.
+"""How results are printed, lists as table, json, jsonl or csv, and how people are told about the work.
 
-Promises: results go to standard output, everything said about the work goes to standard error. Must not know: any noun.
+Promises: results go to standard output, everything said about the work goes to standard error, one line each. Must not know: any noun.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+TABLE_WIDTH_MAX: Final = 1_000  # a name has at most 249 bytes, a row a few numbers beside
 notes = Console(stderr=True, highlight=False)
 
 
@@ -26,8 +29,13 @@ class ListFormat(Enum):
     CSV = "csv"
 
 
+def note(text: str, *, style: str | None = None) -> None:
+    """Tell people something, on one line, whatever the text holds and however narrow the terminal is."""
+    notes.print(text, style=style, markup=False, soft_wrap=True)
+
+
 def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], form: ListFormat) -> None:
-    """Print rows with these columns to standard output."""
+    """Print rows with these columns to standard output; None is a dash in a table, null in JSON and empty in CSV."""
     match form:
         case ListFormat.TABLE:
             _print_table(rows, columns)
@@ -43,10 +51,11 @@ def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], 
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """Columns as wide as their content: a name cut to fit a terminal could not be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        numeric = bool(rows) and all(isinstance(row[column], int) for row in rows)
+        numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console().print(table)
+        table.add_row(*(Text("–" if row[column] is None else str(row[column])) for column in columns))
+    Console(width=TABLE_WIDTH_MAX, markup=False, highlight=False).print(table)

@@ -6,26 +6,33 @@ Promises: what one prints the other reads; an interrupted command has written wh
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import notes
-from polywire.cli.record_lines import LineFormat, line_of_record, parse_time_us, record_of_line
+from polywire.cli.output import note, notes
+from polywire.cli.record_input import LineReader
+from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
+from polywire.cli.starts import Span, parse_start, spans
+from polywire.cli.usage import examples
 from polywire.client.base import Client
-from polywire.errors import ErrorCode, Invalid
+from polywire.errors import BrokerError, Invalid
 from polywire.records.columns import Record
 
-app = App(name="record", help="Produce, consume and tail records.", help_epilogue="")
+app = App(
+    name="record",
+    help="Produce, consume and tail records.",
+    help_epilogue=examples(
+        "echo hello | polywire record produce greetings --format raw", "polywire record consume greetings"
+    ),
+)
 
-LINE_BYTES_MAX: Final = 8 * 1024 * 1024  # a line longer than any record is a wrong file
-READ_BYTES_MAX: Final = 1024 * 1024  # of standard input at once; its whole lines make one request
 FETCH_RECORDS_MAX: Final = 10_000
 FOLLOW_WAIT_MS: Final = 30_000  # one long poll; the next follows at once
 
@@ -33,9 +40,16 @@ Form = Annotated[
     LineFormat, Parameter(name=("--format", "-f"), help="jsonl: an object a line; raw: the value alone on its line.")
 ]
 Partition = Annotated[int | None, Parameter(name=("--partition", "-p"))]
+Count = Annotated[int | None, Parameter(name=("--count", "-n"), validator=Number(gte=1))]
 
 
-@app.command
+@app.command(
+    help_epilogue=examples(
+        """echo '{"key": "a", "value": "hello"}' | polywire record produce orders""",
+        "tail -F access.log | polywire record produce access --format raw",
+        "polywire record consume orders | polywire record produce copy",
+    )
+)
 def produce(
     topic: str,
     *,
@@ -46,9 +60,7 @@ def produce(
 ) -> None:
     """Produce a record for each line of standard input.
 
-    Examples:
-    ``echo '{"key": "a", "value": "hello"}' | polywire record produce orders``,
-    ``tail -F access.log | polywire record produce access --format raw``
+    A line that is no record ends the command; the records before it are kept, and their number is told.
 
     Parameters
     ----------
@@ -59,43 +71,48 @@ def produce(
     partition
         Put all records here instead of where their keys belong.
     """
+    reader = LineReader(sys.stdin.fileno())
+    own_key = None if key is None else key.encode()
+    count = 0
 
-    async def work(client: Client) -> int:
-        count = 0
-        with _progress() as progress:
-            task = progress.add_task("produced", total=None, rate="")
-            begun = time.monotonic()
-            while (lines := await asyncio.to_thread(reader.next_lines)) is not None:
-                if not lines:
-                    continue
-                records = [record_of_line(line, form=format, key=None if key is None else key.encode()) for line in lines]
-                await client.produce(topic, records, partition=partition)
-                count += len(records)
-                rate = count / max(time.monotonic() - begun, 1e-9)
-                progress.update(task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")
-        return count
+    async def work(client: Client) -> None:
+        nonlocal count
+        with _Speed() as speed:
+            while (lines := await reader.next_lines()) is not None:
+                records, refusal = _read_records(lines, format, own_key)
+                if records:
+                    await client.produce(topic, records, partition=partition)
+                    count += len(records)
+                    speed.show(count)
+                if refusal is not None:
+                    raise refusal
 
-    reader = _LineReader(sys.stdin.fileno())
-    count = run_with_client(address, work)
-    notes.print(f"produced topic={topic} records={count}")
+    try:
+        run_with_client(address, work)
+    except BrokerError:
+        note(f"stopped by an error topic={topic} records_produced={count}")
+        raise
+    note(f"produced topic={topic} records={count}")
 
 
-@app.command
+@app.command(
+    help_epilogue=examples(
+        "polywire record consume orders",
+        "polywire record consume orders --partition 0 --from 120 --count 10",
+        "polywire record consume orders --from 2026-01-31T08:00:00Z --follow",
+    )
+)
 def consume(
     topic: str,
     *,
     from_: Annotated[str, Parameter(name="--from")] = "earliest",
     partition: Partition = None,
-    count: Annotated[int | None, Parameter(name=("--count", "-n"))] = None,
-    follow: bool = False,
+    count: Count = None,
+    follow: Annotated[bool, Parameter(negative="")] = False,
     format: Form = LineFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
     """Print the records of a topic, partition by partition, up to where it ends now.
-
-    Examples:
-    ``polywire record consume orders --from 2026-01-31T08:00:00Z``,
-    ``polywire record consume orders --partition 0 --from 120 --count 10``
 
     Parameters
     ----------
@@ -110,34 +127,30 @@ def consume(
     follow
         Go on with records as they arrive.
     """
+    start = parse_start(from_)
     printer = _Printer(topic, format, count)
 
     async def work(client: Client) -> None:
-        starts = await _starts(client, topic, partition, from_)
+        found = await spans(client, topic, partition=partition, start=start)
         if follow:
-            async with asyncio.TaskGroup() as group:
-                followers = [group.create_task(_follow(client, printer, number, start)) for number, start, _ in starts]
-                await printer.full.wait()
-                for follower in followers:
-                    follower.cancel()
-        else:
-            for number, start, end in starts:
-                await _print_range(client, printer, number, start, end)
+            await _follow_all(client, printer, found)
+            return
+        for span in found:
+            await _print_span(client, printer, span)
 
     run_with_client(address, work)
 
 
-@app.command
+@app.command(help_epilogue=examples("polywire record tail orders --format raw"))
 def tail(
     topic: str,
     *,
     partition: Partition = None,
+    count: Count = None,
     format: Form = LineFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
     """Print records as they arrive, from now on, until interrupted.
-
-    Example: ``polywire record tail orders --format raw``
 
     Parameters
     ----------
@@ -145,108 +158,114 @@ def tail(
         Full name of the topic.
     partition
         Only this partition.
+    count
+        Stop after so many records.
     """
-    consume(topic, from_="latest", partition=partition, follow=True, format=format, address=address)
+    consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
+
+
+def _read_records(
+    lines: Sequence[tuple[int, bytes]], form: LineFormat, key: bytes | None
+) -> tuple[list[Record], Invalid | None]:
+    """Records of the lines up to the first that is none, and what is wrong with that one. Blank lines are no JSON and no record."""
+    records: list[Record] = []
+    for number, line in lines:
+        if form is LineFormat.JSONL and not line.strip():
+            continue
+        try:
+            records.append(record_of_line(line, form=form, key=key))
+        except Invalid as error:
+            return records, Invalid(error.code, f"{error.message} line={number}")
+    return records, None
 
 
 class _Printer:
-    """Writes records as lines and counts them; ``full`` is set once as many as asked for were written."""
+    """Writes records as lines, never more than asked for."""
 
     def __init__(self, topic: str, form: LineFormat, count: int | None) -> None:
         self.topic = topic
-        self.full = asyncio.Event()
         self._form = form
         self._left = count
+
+    @property
+    def full(self) -> bool:
+        """Whether as many as asked for were written."""
+        return self._left == 0
+
+    @property
+    def wanted(self) -> int:
+        """How many records are worth fetching at once."""
+        return FETCH_RECORDS_MAX if self._left is None else min(self._left, FETCH_RECORDS_MAX)
 
     def print(self, partition: int, records: Sequence[Record]) -> None:
         if self._left is not None:
             records = records[: self._left]
             self._left -= len(records)
-            if self._left == 0:
-                self.full.set()
         lines = (line_of_record(one, topic=self.topic, partition=partition, form=self._form) for one in records)
         sys.stdout.buffer.write(b"".join(lines))
         sys.stdout.buffer.flush()
 
 
-async def _starts(client: Client, topic: str, partition: int | None, start: str) -> list[tuple[int, int, int]]:
-    """(partition, first offset to print, end now) of the partitions asked for."""
-    bounds = [part for part in await client.bounds(topic) if partition is None or part.partition == partition]
-    if not bounds:
-        raise Invalid(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic} partition={partition}")
-    if start == "earliest":
-        return [(part.partition, part.first_offset, part.next_offset) for part in bounds]
-    if start == "latest":
-        return [(part.partition, part.next_offset, part.next_offset) for part in bounds]
-    if start.isdecimal():
-        return [(part.partition, max(int(start), part.first_offset), part.next_offset) for part in bounds]
-    try:
-        time_us = parse_time_us(start)
-    except ValueError as error:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"--from takes earliest, latest, an offset or an ISO 8601 time from={start!r}"
-        ) from error
-    offsets = [await client.offset_at(topic, part.partition, time_us) for part in bounds]
-    return [(part.partition, offset, part.next_offset) for part, offset in zip(bounds, offsets, strict=True)]
-
-
-async def _print_range(client: Client, printer: _Printer, partition: int, start: int, end: int) -> None:
-    offset = start
-    while offset < end and not printer.full.is_set():
-        records = await client.fetch(
-            printer.topic, partition, offset, records_max=min(FETCH_RECORDS_MAX, end - offset)
-        )
+async def _print_span(client: Client, printer: _Printer, span: Span) -> None:
+    offset = span.offset
+    while offset < span.next_offset and not printer.full:
+        wanted = min(printer.wanted, span.next_offset - offset)
+        records = await client.fetch(printer.topic, span.partition, offset, records_max=wanted)
         if not records:
             return
-        printer.print(partition, records)
+        printer.print(span.partition, records)
         offset = records[-1].offset + 1
 
 
-async def _follow(client: Client, printer: _Printer, partition: int, start: int) -> None:
-    offset = start
-    while not printer.full.is_set():
+async def _follow_all(client: Client, printer: _Printer, found: Sequence[Span]) -> None:
+    """Follow partitions side by side until enough was printed or one of them fails; raises what that one raised."""
+    followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
+    try:
+        done, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)
+        for follower in done:
+            follower.result()
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+
+
+async def _follow(client: Client, printer: _Printer, span: Span) -> None:
+    offset = span.offset
+    while not printer.full:
         records = await client.fetch(
-            printer.topic, partition, offset, records_max=FETCH_RECORDS_MAX, wait_ms=FOLLOW_WAIT_MS
+            printer.topic, span.partition, offset, records_max=printer.wanted, wait_ms=FOLLOW_WAIT_MS
         )
-        if records and not printer.full.is_set():
-            printer.print(partition, records)
+        if records:
+            printer.print(span.partition, records)
             offset = records[-1].offset + 1
 
 
-class _LineReader:
-    """Reads standard input as it comes: a slow writer's lines are produced at once, a file in large pieces."""
+class _Speed:
+    """A line on the terminal that tells how far and how fast; nothing where standard error is no terminal."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-        self._ended = False
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(pulse_style="cyan"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        self._task = self._progress.add_task("produced", total=None, rate="")
 
-    def next_lines(self) -> list[bytes] | None:
-        """Whole lines without their ends, blank ones skipped (maybe none this time); None after the last.
+    def __enter__(self) -> _Speed:
+        self._progress.start()
+        return self
 
-        Raises Invalid(RECORD_TOO_LARGE) for a line that is no record.
-        """
-        if self._ended:
-            return None
-        data = os.read(self._descriptor, READ_BYTES_MAX)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        if not data:
-            self._ended = True
-            lines, self._rest = [*lines, self._rest], b""
-        if len(self._rest) > LINE_BYTES_MAX:
-            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"a line is too long bytes_max={LINE_BYTES_MAX}")
-        return [line for line in (line.removesuffix(b"\r") for line in lines) if line]
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
 
-
-def _progress() -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(pulse_style="cyan"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        console=notes,
-        transient=True,
-        disable=not notes.is_terminal,
-    )
+    def show(self, count: int) -> None:
+        """Tell the number of records produced so far."""
+        rate = count / max(time.monotonic() - self._begun, 1e-9)
+        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")

@@ -1,19 +1,29 @@
 """Records as lines of text: the JSON form that produce reads and consume writes, and the raw form.
 
-Promises: what ``record consume`` prints as JSON lines, ``record produce`` reads back as the same records. Bytes that are not UTF-8
-travel as ``key_base64`` and ``value_base64``. Must not know: the broker, files, the terminal.
+Promises: what ``record consume`` prints as JSON lines, ``record produce`` reads back with the same key, value, headers, id, origin time
+and event; what only the broker gives (topic, partition, offset, timestamp) is read over. Bytes that are not UTF-8 travel as
+``key_base64`` and ``value_base64``. Must not know: the broker, files, the terminal.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.columns import Event, Header, HeaderKind, Record
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_GIVEN_BY_BROKER: Final = frozenset({"topic", "partition", "offset", "timestamp"})
+_RECORD_FIELDS: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "headers", "id", "origin_timestamp", "event"}
+)
+_HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "value_base64", "value_kind"})
+_EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
 
 
 class LineFormat(Enum):
@@ -31,21 +41,11 @@ def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Recor
     if form is LineFormat.RAW:
         return Record(value=line, key=key)
     try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise _invalid(f"a line is not JSON (use --format raw for plain lines): {error}") from error
-    if not isinstance(fields, dict):
-        raise _invalid("a line is not a JSON object (use --format raw for plain lines)")
-    known = {"key", "key_base64", "value", "value_base64", "headers", "partition", "offset", "timestamp", "topic"}
-    for name in fields:
-        if name not in known:
-            raise _invalid(f"a line has an unknown field field={name!r} known={' '.join(sorted(known))}")
-    own_key = _bytes_field(fields, "key")
-    return Record(
-        value=_bytes_field(fields, "value"),
-        key=key if own_key is None else own_key,
-        headers=_headers_field(fields.get("headers")),
-    )
+        return _record(_json_object(line), key)
+    except UnicodeEncodeError as error:
+        raise _invalid("a line holds half a surrogate pair, which no UTF-8 text has") from error
+    except RecursionError as error:
+        raise _invalid("a line is nested too deeply") from error
 
 
 def line_of_record(record: Record, *, topic: str, partition: int, form: LineFormat) -> bytes:
@@ -61,16 +61,22 @@ def line_of_record(record: Record, *, topic: str, partition: int, form: LineForm
     fields |= _bytes_member("key", record.key)
     fields |= _bytes_member("value", record.value)
     if record.headers:
-        fields["headers"] = [
-            _bytes_member("key", header.key) | _bytes_member("value", header.value) for header in record.headers
-        ]
+        fields["headers"] = [_header_members(header) for header in record.headers]
+    if record.id is not None:
+        fields["id"] = record.id.hex()
+    if record.origin_time_us is not None:
+        fields["origin_timestamp"] = format_time(record.origin_time_us)
+    if record.event is not None:
+        fields["event"] = _event_members(record.event)
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
-def format_time(time_us: int) -> str:
-    """An instant as RFC 3339 in UTC with microseconds."""
-    moment = datetime.fromtimestamp(time_us // 1_000_000, tz=UTC) + timedelta(microseconds=time_us % 1_000_000)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+def format_time(time_us: int) -> str | int:
+    """An instant as RFC 3339 in UTC with microseconds, as it is where a calendar has no such year."""
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return time_us
 
 
 def parse_time_us(text: str) -> int:
@@ -78,8 +84,36 @@ def parse_time_us(text: str) -> int:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    span = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _json_object(line: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise _invalid(f"a line is not JSON (use --format raw for plain lines) reason={str(error)!r}") from error
+    if not isinstance(fields, dict):
+        raise _invalid("a line is not a JSON object (use --format raw for plain lines)")
+    return fields
+
+
+def _check_fields(fields: Mapping[str, object], known: frozenset[str], *, of: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise _invalid(f"{of} has an unknown field field={name!r} known={','.join(sorted(known))}")
+
+
+def _record(fields: dict[str, object], key: bytes | None) -> Record:
+    _check_fields(fields, _RECORD_FIELDS | _GIVEN_BY_BROKER, of="a line")
+    own_key = _bytes_field(fields, "key")
+    return Record(
+        value=_bytes_field(fields, "value"),
+        key=key if own_key is None else own_key,
+        headers=_headers_field(fields.get("headers")),
+        id=_id_field(fields.get("id")),
+        origin_time_us=_time_field(fields.get("origin_timestamp")),
+        event=_event_field(fields.get("event")),
+    )
 
 
 def _bytes_member(name: str, data: bytes | None) -> dict[str, object]:
@@ -91,40 +125,111 @@ def _bytes_member(name: str, data: bytes | None) -> dict[str, object]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def _bytes_field(fields: dict[str, object], name: str) -> bytes | None:
-    encoded = fields.get(f"{name}_base64")
-    if isinstance(encoded, str):
-        try:
-            return base64.b64decode(encoded, validate=True)
-        except binascii.Error as error:
-            raise _invalid(f"a line has invalid base64 field={name}_base64") from error
-    plain = fields.get(name)
-    if plain is None:
+def _bytes_field(fields: Mapping[str, object], name: str) -> bytes | None:
+    """A text as UTF-8, another JSON value as its compact JSON text, base64 where the field says so."""
+    plain, encoded = fields.get(name), fields.get(f"{name}_base64")
+    if encoded is None:
+        if plain is None or isinstance(plain, str):
+            return None if plain is None else plain.encode()
+        return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    if plain is not None:
+        raise _invalid(f"a line has a field twice, plain and as base64 field={name}")
+    try:
+        return base64.b64decode(str(encoded), validate=True)
+    except ValueError as error:
+        raise _invalid(f"a line has invalid base64 field={name}_base64") from error
+
+
+def _id_field(text: object) -> bytes | None:
+    if text is None:
         return None
-    if isinstance(plain, str):
-        return plain.encode()
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        id_ = bytes.fromhex(str(text).replace("-", ""))
+    except ValueError:
+        id_ = b""
+    if len(id_) != 16:
+        raise _invalid(f"an id has 32 hexadecimal digits id={text!r}")
+    return id_
+
+
+def _time_field(given: object) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    try:
+        return parse_time_us(str(given))
+    except ValueError as error:
+        raise _invalid(f"a time is ISO 8601 or microseconds since 1970 origin_timestamp={given!r}") from error
+
+
+def _header_members(header: Header) -> dict[str, object]:
+    """Key and value, and their kinds where reading them back would not find these."""
+    members = _bytes_member("key", header.key)
+    if header.key_kind is not HeaderKind.STRING:
+        members["key_kind"] = header.key_kind.name.lower()
+    members |= _bytes_member("value", header.value)
+    if header.value_kind is not _plain_kind(members):
+        members["value_kind"] = header.value_kind.name.lower()
+    return members
+
+
+def _plain_kind(members: Mapping[str, object]) -> HeaderKind:
+    """Kind of a header's value that names none."""
+    if "value_base64" in members:
+        return HeaderKind.RAW
+    return HeaderKind.NULL if members.get("value") is None else HeaderKind.STRING
 
 
 def _headers_field(headers: object) -> tuple[Header, ...]:
     if headers is None:
         return ()
     if isinstance(headers, dict):
-        pairs = [{"key": key, "value": value} for key, value in headers.items()]
-    elif isinstance(headers, list) and all(isinstance(pair, dict) for pair in headers):
-        pairs = headers
-    else:
+        return tuple(_header({"key": key, "value": value}) for key, value in headers.items())
+    if not isinstance(headers, list) or not all(isinstance(members, dict) for members in headers):
         raise _invalid("headers are neither an object nor a list of objects with key and value")
-    return tuple(_header(pair) for pair in pairs)
+    return tuple(_header(members) for members in headers)
 
 
-def _header(pair: dict[str, object]) -> Header:
-    key = _bytes_field(pair, "key")
-    value = _bytes_field(pair, "value")
+def _header(members: Mapping[str, object]) -> Header:
+    _check_fields(members, _HEADER_FIELDS, of="a header")
+    key = _bytes_field(members, "key")
     if key is None:
         raise _invalid("a header has no key")
-    kind = HeaderKind.NULL if value is None else HeaderKind.STRING if "value" in pair else HeaderKind.RAW
-    return Header(key=key, value=value, value_kind=kind)
+    return Header(
+        key=key,
+        value=_bytes_field(members, "value"),
+        key_kind=_kind(members.get("key_kind"), HeaderKind.STRING),
+        value_kind=_kind(members.get("value_kind"), _plain_kind(members)),
+    )
+
+
+def _kind(name: object, plain: HeaderKind) -> HeaderKind:
+    if name is None:
+        return plain
+    kinds = {kind.name.lower(): kind for kind in HeaderKind}
+    if not isinstance(name, str) or name not in kinds:
+        raise _invalid(f"a header has an unknown kind kind={name!r} known={','.join(kinds)}")
+    return kinds[name]
+
+
+def _event_members(event: Event) -> dict[str, object]:
+    members: dict[str, object] = {
+        "type": event.type,
+        "schema_version": event.schema_version,
+        "aggregate_version": event.aggregate_version,
+    }
+    return members if event.metadata is None else members | _bytes_member("metadata", event.metadata)
+
+
+def _event_field(members: object) -> Event | None:
+    if members is None:
+        return None
+    if not isinstance(members, dict):
+        raise _invalid("an event is an object with type, schema_version and aggregate_version")
+    _check_fields(members, _EVENT_FIELDS, of="an event")
+    versions = [members.get(name, 0) for name in ("schema_version", "aggregate_version")]
+    if not isinstance(members.get("type"), str) or not all(type(version) is int for version in versions):
+        raise _invalid("an event has a type, and versions that are numbers")
+    return Event(members["type"], versions[0], versions[1], _bytes_field(members, "metadata"))
 
 
 def _invalid(message: str) -> Invalid:

@@ -12,11 +12,21 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
+from polywire.cli.usage import examples
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig
-from polywire.types import Level
+from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
-app = App(name="serve", help_epilogue="", config=Env("POLYWIRE_", command=True))
+app = App(
+    name="serve",
+    help_epilogue=examples(
+        "polywire serve",
+        "polywire serve --data-dir /var/lib/polywire --flux off",
+        "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
+        "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
+    ),
+    config=Env("POLYWIRE_", command=True),
+)
 
 
 class Durability(Enum):
@@ -35,17 +45,12 @@ def serve(
     any: Annotated[str, Parameter(name="--any")] = "off",
     ready_file: Path | None = None,
     durability: Durability = Durability.WRITTEN,
-    partitions: int = 3,
+    partitions: int = DEFAULT_PARTITION_COUNT,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     drain_timeout: float = 5.0,
     flux_admin: bool = True,
 ) -> int:
     """Run a broker until SIGTERM or SIGINT.
-
-    Examples:
-    ``polywire serve``,
-    ``polywire serve --data-dir /var/lib/polywire --flux off --any 127.0.0.1:9999``,
-    ``POLYWIRE_SERVE_DURABILITY=synced polywire serve``
 
     Parameters
     ----------

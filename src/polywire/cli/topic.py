@@ -5,44 +5,53 @@ Promises: one command per verb of the client. Must not know: wires, files of the
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import ListFormat, notes, print_list
-from polywire.client.base import Client, PartitionBounds
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
+from polywire.client.base import Ability, Client, PartitionBounds
+from polywire.errors import Missing
 from polywire.types import DEFAULT_PARTITION_COUNT
 
-app = App(name="topic", help="List, create, describe and delete topics.", help_epilogue="")
+app = App(
+    name="topic",
+    help="List, create, describe and delete topics.",
+    help_epilogue=examples("polywire topic create orders --partitions 6", "polywire topic list"),
+)
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
 
 
-@app.command(name="list")
+@app.command(
+    name="list", help_epilogue=examples("polywire topic list", "polywire topic list --output jsonl | jq .topic")
+)
 def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List topics with their partitions and records.
-
-    Example: ``polywire topic list --output jsonl``
-    """
+    """List topics with their partitions and records."""
 
     async def work(client: Client) -> list[dict[str, object]]:
-        topics = await client.topics()
-        bounds = await asyncio.gather(*(client.bounds(topic.name) for topic in topics))
-        return [
-            {
-                "topic": topic.name,
-                "partitions": topic.partition_count,
-                "records": sum(part.next_offset - part.first_offset for part in parts),
-            }
-            for topic, parts in zip(topics, bounds, strict=True)
-        ]
+        rows: list[dict[str, object]] = []
+        for topic in await client.topics():
+            records = await _count_records(client, topic.name)
+            rows.append({"topic": topic.name, "partitions": topic.partition_count, "records": records})
+        return rows
 
     print_list(run_with_client(address, work), columns=("topic", "partitions", "records"), form=output)
 
 
-@app.command
+async def _count_records(client: Client, topic: str) -> int | None:
+    """Readable records of a topic; None where the wire cannot tell, or the topic was deleted a moment ago."""
+    if Ability.BOUNDS not in client.abilities:
+        return None
+    try:
+        return sum(part.next_offset - part.first_offset for part in await client.bounds(topic))
+    except Missing:
+        return None
+
+
+@app.command(help_epilogue=examples("polywire topic create orders --partitions 6"))
 def create(
     name: str,
     *,
@@ -51,24 +60,20 @@ def create(
 ) -> None:
     """Create a topic.
 
-    Example: ``polywire topic create orders --partitions 6``
-
     Parameters
     ----------
     name
-        Full name: ``topic``, or ``stream.topic`` outside the stream ``default``.
+        Full name: topic, or stream.topic outside the stream default.
     partitions
         Number of partitions.
     """
     run_with_client(address, lambda client: client.create_topic(name, partitions))
-    notes.print(f"created topic={name} partitions={partitions}")
+    note(f"created topic={name} partitions={partitions}")
 
 
-@app.command
+@app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
 def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
     """Show where each partition of a topic begins and ends.
-
-    Example: ``polywire topic describe orders``
 
     Parameters
     ----------
@@ -92,11 +97,11 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
     print_list(rows, columns=("partition", "first_offset", "next_offset", "records", "epoch"), form=output)
 
 
-@app.command
-def delete(name: str, *, dry_run: bool = False, address: Address = ADDRESS_DEFAULT) -> None:
+@app.command(help_epilogue=examples("polywire topic delete orders --dry-run", "polywire topic delete orders"))
+def delete(
+    name: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
+) -> None:
     """Delete a topic with all its records.
-
-    Example: ``polywire topic delete orders --dry-run``
 
     Parameters
     ----------
@@ -113,4 +118,4 @@ def delete(name: str, *, dry_run: bool = False, address: Address = ADDRESS_DEFAU
         return records
 
     records = run_with_client(address, work)
-    notes.print(f"{'would delete' if dry_run else 'deleted'} topic={name} records={records}")
+    note(f"{'would delete' if dry_run else 'deleted'} topic={name} records={records}")

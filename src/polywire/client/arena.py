@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from typing import Final
 
 BLOCK_BYTES: Final = (4 << 20) + (
@@ -19,9 +20,10 @@ BLOCKS_MAX: Final = 16  # 65 MiB: a frame being received, one being read, and th
 
 
 class Arena:
-    """Blocks of anonymous memory, reused. Guards: a block handed out is not handed out again while it is referred to."""
+    """Blocks of anonymous memory, reused. Guards: a block handed out is not handed out again while it is referred to, whichever
+    threads ask."""
 
-    __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_references_free")
+    __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_references_free")
 
     def __init__(self, *, block_bytes: int = BLOCK_BYTES, blocks_max: int = BLOCKS_MAX) -> None:
         self._block_bytes: Final = block_bytes
@@ -30,6 +32,7 @@ class Arena:
         # What an unused block counts depends on the interpreter, so it is measured the way take() looks.
         self._references_free: Final = min([sys.getrefcount(block) for block in probe])
         self._blocks: list[mmap.mmap] = []
+        self._lock: Final = threading.Lock()
 
     @property
     def block_count(self) -> int:
@@ -38,11 +41,16 @@ class Arena:
 
     def take(self, size: int) -> memoryview:
         """A writable view of ``size`` bytes at a page boundary; the block is taken until the last view of it is gone."""
-        if size <= self._block_bytes:
-            for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
-                if count == self._references_free:
-                    return memoryview(self._blocks[index])[:size]
-        block = mmap.mmap(-1, max(size, self._block_bytes))
-        if size <= self._block_bytes and len(self._blocks) < self._blocks_max:
+        with self._lock:
+            return memoryview(self._find(size))[:size]
+
+    def _find(self, size: int) -> mmap.mmap:
+        if size > self._block_bytes:
+            return mmap.mmap(-1, size)
+        for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
+            if count == self._references_free:
+                return self._blocks[index]
+        block = mmap.mmap(-1, self._block_bytes)
+        if len(self._blocks) < self._blocks_max:
             self._blocks.append(block)
-        return memoryview(block)[:size]
+        return block

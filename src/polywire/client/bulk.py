@@ -23,6 +23,7 @@ from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import decode_answer
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
+from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer, Level
 
 TIMEOUT_S: Final = 120.0  # Kafka's Spark source waits as long for a poll
@@ -253,11 +254,15 @@ class BulkConnection:
     ) -> ProduceResult:
         """Append whole batches to a partition, or by key where it is -1; returns once all have reached ``level``.
 
-        Raises what the broker answers; after Unavailable nobody knows whether they were stored, unless the batches carry a producer.
+        Batches that do not fit one frame together go in several requests, in order. Raises what the broker answers. After
+        Unavailable nobody knows whether they were stored, unless the batches carry a producer.
         """
         head = messages.Produce(topic, partition, int(level), create)
-        answer, payload = self._write(Verb.PRODUCE, head, messages.Produced, batches)
-        return ProduceResult(_ranges(answer), payload)
+        answers = [self._write(Verb.PRODUCE, head, messages.Produced, group) for group in _fitting(batches)]
+        appended = tuple(
+            AppendedRange(a.partition, a.base_offset, a.record_count) for answer, _ in answers for a in answer.appended
+        )
+        return ProduceResult(appended, b"".join([chosen for _, chosen in answers]))
 
     def produce_all(
         self,
@@ -285,9 +290,9 @@ class BulkConnection:
         self, token: bytes, topic: str, partition: int, batches: Sequence[Buffer], level: Level = Level.WRITTEN
     ) -> int:
         """Store batches invisibly under a 16-byte token; returns how many records. Raises Busy(STAGE_FULL)."""
-        return self._write(Verb.STAGE, messages.Stage(token, topic, partition, int(level)), messages.Staged, batches)[
-            0
-        ].record_count
+        head = messages.Stage(token, topic, partition, int(level))
+        answers = [self._write(Verb.STAGE, head, messages.Staged, group) for group in _fitting(batches)]
+        return sum([answer.record_count for answer, _ in answers])
 
     def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
         """Make everything staged under these tokens visible at once, exactly once per (writer, number), so it may be asked again.
@@ -411,8 +416,19 @@ def _detail(answer: messages.TopicDescription) -> TopicDetail:
     return TopicDetail(answer.name, answer.id, answer.created_at_us, tuple(answer.incarnations), answer.settings)
 
 
-def _ranges(answer: messages.Produced) -> tuple[AppendedRange, ...]:
-    return tuple(AppendedRange(a.partition, a.base_offset, a.record_count) for a in answer.appended)
+def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """The batches in order, in groups that fit one frame; one that does not fit by itself is left for the broker to refuse."""
+    group: list[Buffer] = []
+    size = 0
+    for batch in batches:
+        length = memoryview(batch).nbytes
+        if group and size + length > BATCH_BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(batch)
+        size += length
+    if group or not batches:
+        yield group
 
 
 __all__ = [

@@ -10,7 +10,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
@@ -101,6 +101,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         if not self.greeted.done():
+            self.greeted.add_done_callback(_ignore)
             self.greeted.set_exception(error)
         pending, self._pending = self._pending, {}
         for request in pending.values():
@@ -130,7 +131,8 @@ class _Connection(asyncio.Protocol):
         """Tell the broker that nobody waits any more; both answers are ignored when they come."""
         assert self._transport is not None
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
-        self._pending[self._correlation] = _Pending(self._loop.create_future())
+        ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
+        ignored.done.add_done_callback(_ignore)
         self._transport.write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
 
     def _take(self) -> int:
@@ -190,12 +192,15 @@ class PolywireClient:
     async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> PolywireClient:
         """Connect and exchange the opening. Raises Unavailable."""
         loop = asyncio.get_running_loop()
+        connection = _Connection(loop)
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
+                await loop.create_connection(lambda: connection, host, port)
                 limits = decode_answer(await connection.greeted, messages.Limits)
         except (OSError, TimeoutError, PeerError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+            failure = Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}")
+            connection.fail(failure)
+            raise failure from None
         return cls(connection, limits)
 
     async def __aenter__(self) -> Self:
@@ -339,6 +344,12 @@ class PolywireClient:
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         answered, _ = await self._connection.ask(verb, head)
         return _decode(answered, kind)
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    """Look at the outcome, so that asyncio does not report that nobody did."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _decode(head: bytes, kind: type[_H]) -> _H:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
@@ -78,6 +79,16 @@ class ServeConfig:
     sync_interval_ms: int | None = None
     flux_admin: bool = True
     flux_strict_leaders: bool = False
+
+    def log_settings(self) -> LogSettings:
+        """Sizes of the journal, where they were given."""
+        usual = LogSettings()
+        return LogSettings(
+            slot_bytes=self.slot_bytes or usual.slot_bytes,
+            slot_count_min=self.slot_count_min or usual.slot_count_min,
+            slot_count_max=self.slot_count_max or usual.slot_count_max,
+            sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
+        )
 
     def listeners(self) -> Mapping[str, Address]:
         """Addresses by listener name, those switched off left out.

@@ -143,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         "_held",
         "_hub",
         "_paused",
+        "_produces",
         "_receiving",
         "_released",
         "_seen_tick",
@@ -167,6 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         self._want = BUFFER_BYTES_MIN
         self._paused = False
         self._held = False
+        self._produces = False  # as far as the last offer showed
         self._receiving = False
         self._ended = False
         self._clogged = False
@@ -281,6 +283,9 @@ class Connection(asyncio.BufferedProtocol):
         if session is None or self._ended:
             return
         intake = self._hub.intake
+        if self._produces and intake.congested:
+            self._hold()
+            return
         appended = intake.appended
         self._receiving = True
         try:
@@ -290,10 +295,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._receiving = False
-        if intake.appended != appended and intake.congested:
-            self._held = True
-            self._hub.hold(self)
-            self._pause()
+        self._produces = intake.appended != appended
+        if self._produces and intake.congested:
+            self._hold()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause()
         elif self._start < self._end:
@@ -344,6 +348,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         else:
             self._paused = True
+
+    def _hold(self) -> None:
+        """Wait, with what was not offered yet, until the intake has caught up."""
+        if not self._held:
+            self._held = True
+            self._hub.hold(self)
+            self._pause()
 
     def relieve(self) -> None:
         """The intake has caught up."""

@@ -2,11 +2,29 @@
 
 Needs the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in sessions made by others: Spark finds the top-level
 module ``pyspark_polywire`` by itself.
+
+Promises: importing this package alone imports neither pyspark nor pyarrow, so its pure parts and its daemon stay light. Must not know:
+broker, server.
 """
 
 from __future__ import annotations
 
-from polywire.spark.sessions import session
-from polywire.spark.source import PolywireDataSource
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polywire.spark.sessions import session
+    from polywire.spark.source import PolywireDataSource
 
 __all__ = ["PolywireDataSource", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "session":
+        from polywire.spark.sessions import session
+
+        return session
+    if name == "PolywireDataSource":
+        from polywire.spark.source import PolywireDataSource
+
+        return PolywireDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

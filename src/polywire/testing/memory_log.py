@@ -74,6 +74,9 @@ class MemoryLog:
         self.epoch: Final = epoch
         self.disk_full = False
         """Set by a test: additions raise Busy(DISK_FULL)."""
+        self.crowded = False
+        """Set by a test: the log says that it is congested."""
+        self._on_relief: list[Callable[[], None]] = []
         self._loop = loop
         self._clock = clock
         self._replay = replay
@@ -92,16 +95,27 @@ class MemoryLog:
         self._killed = False
 
     @property
-    def congested(self) -> bool:
-        return False
-
-    def on_relief(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
-
-    @property
     def group_count(self) -> int:
         """Groups committed so far."""
         return len(self._history)
+
+    @property
+    def congested(self) -> bool:
+        """Never, unless a test says so."""
+        return self.crowded
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Whoever sets ``crowded`` back calls ``relieve``."""
+        self._on_relief.append(callback)
+        if not self.crowded:
+            self.relieve()
+
+    def relieve(self) -> None:
+        """The log is not congested any more."""
+        self.crowded = False
+        callbacks, self._on_relief = self._on_relief, []
+        for callback in callbacks:
+            self._loop.call_soon(callback)
 
     # Partitions
 

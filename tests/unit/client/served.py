@@ -11,7 +11,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import Address
-from polywire.server.connection import Hub
+from polywire.server.connection import Connection, Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.testing.broker import MemoryBroker
 
@@ -41,6 +41,11 @@ class Served:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Open connections; only the server's thread may look."""
+        return list(self._hub.connections)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)

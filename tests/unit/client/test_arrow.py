@@ -117,6 +117,17 @@ def test_a_large_batch_is_wrapped_where_it_lies() -> None:
         assert contents.address in lies_in
 
 
+def test_memory_is_not_reused_while_arrow_refers_to_it() -> None:
+    kept = []
+    for number in range(40):
+        data, records = stored([[Record(b"%d-%d" % (number, n), b"k%d" % number) for n in range(3)]] * 2)
+        kept.append((read(data, 1, 5), records[1:5]))
+        if number % 3 == 0:
+            kept.pop(0)
+    for table, records in kept:
+        check(table, records)
+
+
 def test_compressed_batches_are_expanded() -> None:
     data, records = stored([[Record(b"abc" * 50) for _ in range(20)]])
     packed = compress_body(data, Compression.ZSTD)

@@ -12,6 +12,9 @@ from polywire.client import bulk
 from polywire.client.arena import Arena
 from polywire.client.bulk import BulkConnection, split_address
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import MAGIC, encode_head
+from polywire.protocols.polywire.messages import Verb
 from polywire.records.batch import walk
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records
@@ -137,6 +140,16 @@ def test_produce_all_keeps_many_requests_under_way(connection: BulkConnection) -
     assert values_in(connection, "t") == [b"%d" % n for n in range(100)]
 
 
+def test_batches_that_do_not_fit_one_frame_go_in_several_requests(connection: BulkConnection) -> None:
+    connection.create_topic("t", 2)
+    batches = [batch(bytes([n]) * (5 << 20)) for n in range(7)]
+    result = connection.produce("t", 1, batches)
+    assert [a.base_offset for a in result.appended] == list(range(7))
+    assert connection.stage(b"t" * 16, "t", 0, batches) == 7
+    connection.publish("w", 1, [b"t" * 16])
+    assert values_in(connection, "t", 0) == values_in(connection, "t", 1)
+
+
 def test_staged_batches_are_published_once(connection: BulkConnection) -> None:
     connection.create_topic("t", 1)
     token = b"t" * 16
@@ -206,3 +219,16 @@ def test_blocks_are_reused_only_when_nobody_views_them() -> None:
     assert arena.block_count == 2
     assert len(arena.take(10_000)) == 10_000
     assert arena.block_count == 2
+
+
+def test_a_peer_that_never_reads_its_range_harms_nobody(served: Served, connection: BulkConnection) -> None:
+    connection.create_topic("t", 1)
+    for _ in range(30):
+        connection.produce("t", 0, [batch(b"x" * (1 << 20))])
+    with socket.create_connection(("127.0.0.1", served.port)) as stalled:
+        fetch = messages.Fetch("t", 0, 0)
+        stalled.sendall(MAGIC + b"".join(encode_head(Verb.FETCH, number, fetch) for number in range(1, 60)))
+        assert len(values_in(connection, "t", offset=20)) == 10
+        largest = max(served.run(lambda: [peer.backlog for peer in served.connections]))
+        assert largest < 8 << 20
+        connection.ping()

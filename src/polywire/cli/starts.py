@@ -1,0 +1,73 @@
+"""Where consuming begins: what ``--from`` takes, and the offsets it means in each partition.
+
+Promises: a start that cannot be meant is refused before anything is read. Must not know: printing, any wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polywire.cli.record_lines import parse_time_us
+from polywire.client.base import Client, PartitionBounds
+from polywire.client.consume import Bound
+from polywire.errors import ErrorCode, Invalid, Missing
+
+
+@dataclass(frozen=True, slots=True)
+class FromOffset:
+    """Begin at this offset, or at the first one that is left."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromTime:
+    """Begin at the first record stored at or after this instant, microseconds since 1970."""
+
+    time_us: int
+
+
+Start = Bound | FromOffset | FromTime
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What to read of a partition; ``next_offset`` is its end as it was when asked."""
+
+    partition: int
+    offset: int
+    next_offset: int
+
+
+def parse_start(text: str) -> Start:
+    """What ``--from`` means. Raises Invalid(INVALID_REQUEST)."""
+    if text in (Bound.EARLIEST.value, Bound.LATEST.value):
+        return Bound(text)
+    if text.isascii() and text.isdigit():
+        return FromOffset(int(text))
+    try:
+        return FromTime(parse_time_us(text))
+    except ValueError as error:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"--from takes earliest, latest, an offset or an ISO 8601 time got={text!r}"
+        ) from error
+
+
+async def spans(client: Client, topic: str, *, partition: int | None, start: Start) -> list[Span]:
+    """What to read of every partition, or of the one asked for. Raises Missing(PARTITION_MISSING), and what the client raises."""
+    bounds = [part for part in await client.bounds(topic) if partition in (None, part.partition)]
+    if not bounds:
+        raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic} partition={partition}")
+    return [Span(part.partition, await _offset(client, topic, part, start), part.next_offset) for part in bounds]
+
+
+async def _offset(client: Client, topic: str, part: PartitionBounds, start: Start) -> int:
+    match start:
+        case Bound.EARLIEST:
+            return part.first_offset
+        case Bound.LATEST:
+            return part.next_offset
+        case FromOffset(offset):
+            return max(offset, part.first_offset)
+        case FromTime(time_us):
+            return await client.offset_at(topic, part.partition, time_us)

@@ -1,0 +1,341 @@
+"""The ``polywire`` command against a real broker, each in a process of its own, as people and scripts run it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.errors import Unavailable
+from polywire.records.columns import Record
+from tests.broker_process import BrokerProcess, child_environment
+
+COMMAND: Final = (sys.executable, "-m", "polywire")
+COMMAND_SECONDS_MAX: Final = 20.0
+_topic_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cli") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{next(_topic_numbers)}"
+
+
+class Command:
+    """Runs commands against one broker."""
+
+    def __init__(self, address: str) -> None:
+        self._environment = child_environment() | {"POLYWIRE_ADDRESS": address, "COLUMNS": "80"}
+
+    def __call__(self, *words: str, typed: str | bytes = b"", code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run to the end with this standard input, and check the exit code."""
+        done = subprocess.run(
+            [*COMMAND, *words],
+            input=typed.encode() if isinstance(typed, str) else typed,
+            capture_output=True,
+            timeout=COMMAND_SECONDS_MAX,
+            env=self._environment,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr.decode()
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a command that goes on."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*COMMAND, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment)
+
+
+@pytest.fixture
+def command(broker: BrokerProcess) -> Command:
+    return Command(broker.url("polywire"))
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def values(text: str) -> list[Any]:
+    return [fields["value"] for fields in objects(text)]
+
+
+def produce_numbers(command: Command, topic: str, numbers: range) -> None:
+    lines = "".join(f'{{"key": "k", "value": "{number}"}}\n' for number in numbers)
+    command("record", "produce", topic, typed=lines)
+
+
+def test_topics_are_created_listed_described_and_deleted(command: Command, topic: str) -> None:
+    assert command("topic", "create", topic, "--partitions", "2").stderr == f"created topic={topic} partitions=2\n"
+    command("record", "produce", topic, "--partition", "1", "--format", "raw", typed="a\nb\n")
+    listed = objects(command("topic", "list", "--output", "jsonl").stdout)
+    assert {"topic": topic, "partitions": 2, "records": 2} in listed
+    assert json.loads(command("topic", "list", "--output", "json").stdout) == listed
+    table = [line.split() for line in command("topic", "list").stdout.splitlines()]
+    assert table[0] == ["topic", "partitions", "records"]
+    assert [topic, "2", "2"] in table
+    described = list(csv.DictReader(io.StringIO(command("topic", "describe", topic, "-o", "csv").stdout)))
+    assert [row["next_offset"] for row in described] == ["0", "2"]
+    assert command("topic", "delete", topic, "--dry-run").stderr == f"would delete topic={topic} records=2\n"
+    assert topic in command("topic", "list").stdout
+    assert command("topic", "delete", topic).stderr == f"deleted topic={topic} records=2\n"
+    assert topic not in command("topic", "list").stdout
+    assert "code=topic_missing" in command("topic", "describe", topic, code=1).stderr
+    assert "code=topic_missing" in command("topic", "delete", topic, code=1).stderr
+
+
+def test_a_topic_that_exists_and_a_name_that_cannot_be(command: Command, topic: str) -> None:
+    command("topic", "create", topic)
+    assert "code=topic_exists" in command("topic", "create", topic, code=1).stderr
+    assert "code=invalid_topic" in command("topic", "create", "a b", code=1).stderr
+    assert "code=invalid_partition_count" in command("topic", "create", f"{topic}-b", "-p", "0", code=1).stderr
+
+
+def test_flux_lists_topics_without_counting_records(broker: BrokerProcess, command: Command, topic: str) -> None:
+    address = broker.url("flux")
+    command("topic", "create", topic, "-p", "5", "-a", address)
+    listed = objects(command("topic", "list", "-o", "jsonl", "-a", address).stdout)
+    assert {"topic": topic, "partitions": 5, "records": None} in listed
+    assert "code=invalid_request" in command("record", "consume", topic, "-a", address, code=1).stderr
+
+
+def test_json_lines_there_and_back(command: Command, topic: str) -> None:
+    typed = "\n".join(
+        [
+            '{"key": "a", "value": "hello"}',
+            "",
+            '{"value": {"nested": [1, 2]}, "key": "a"}',
+            '{"key": "a", "value_base64": "/w==", "headers": {"h": "x"}}',
+            '{"key": "a"}',
+        ]
+    )
+    assert command("record", "produce", topic, typed=typed).stderr == f"produced topic={topic} records=4\n"
+    printed = command("record", "consume", topic).stdout
+    assert [fields["offset"] for fields in objects(printed)] == [0, 1, 2, 3]
+    command("record", "produce", f"{topic}-copy", typed=printed)
+    copied = objects(command("record", "consume", f"{topic}-copy").stdout)
+    own = ("key", "value", "value_base64", "headers")
+    assert [[fields.get(name) for name in own] for fields in copied] == [
+        ["a", "hello", None, None],
+        ["a", '{"nested":[1,2]}', None, None],
+        ["a", None, "/w==", [{"key": "h", "value": "x"}]],
+        ["a", None, None, None],
+    ]
+
+
+def test_raw_lines_there_and_back(command: Command, topic: str) -> None:
+    text = 'plain\n\n{"not": json\n  spaces \r\nlast'
+    command("record", "produce", topic, "--format", "raw", "--key", "k", typed=text)
+    assert command("record", "consume", topic, "--format", "raw").stdout.encode() == text.encode() + b"\n"
+    assert {fields["key"] for fields in objects(command("record", "consume", topic).stdout)} == {"k"}
+
+
+def test_a_bad_line_ends_it_and_the_lines_before_it_are_kept(command: Command, topic: str) -> None:
+    refused = command(
+        "record", "produce", topic, typed='{"value": "1"}\n\n{"value": "3"}\nfour\n{"value": "5"}\n', code=1
+    )
+    assert refused.stderr.splitlines()[0] == f"stopped by an error topic={topic} records_produced=2"
+    assert refused.stderr.splitlines()[1].startswith("error: a line is not JSON (use --format raw for plain lines)")
+    assert refused.stderr.splitlines()[1].endswith("line=4 code=invalid_request")
+    assert values(command("record", "consume", topic).stdout) == ["1", "3"]
+
+
+def test_where_consuming_begins_and_ends(command: Command, topic: str) -> None:
+    command("topic", "create", topic, "-p", "1")
+    produce_numbers(command, topic, range(5))
+    time.sleep(0.01)
+    produce_numbers(command, topic, range(5, 8))
+    everything = objects(command("record", "consume", topic, "--from", "earliest").stdout)
+    assert [fields["value"] for fields in everything] == [str(number) for number in range(8)]
+    moment = everything[5]["timestamp"]
+    for start, expected in (("latest", []), ("6", ["6", "7"]), (moment, ["5", "6", "7"]), ("99", [])):
+        assert values(command("record", "consume", topic, "--from", start).stdout) == expected
+    assert values(command("record", "consume", topic, "--from", "2", "--count", "3").stdout) == ["2", "3", "4"]
+    assert "code=partition_missing" in command("record", "consume", topic, "-p", "9", code=1).stderr
+    assert "code=topic_missing" in command("record", "consume", f"{topic}-none", code=1).stderr
+
+
+def test_tail_prints_what_arrives_until_interrupted(command: Command, topic: str) -> None:
+    command("topic", "create", topic)
+    produce_numbers(command, topic, range(3))
+    with command.start("record", "tail", topic, "--format", "raw") as tail:
+        assert tail.stdout is not None
+        try:
+            _produce_until(lambda number: produce_numbers(command, topic, range(number, number + 1)), tail)
+            following = tail.stdout.readline()
+            assert int(following) >= 1000, "tail begins where the topic ended"
+        finally:
+            tail.send_signal(signal.SIGINT)
+        assert tail.wait(COMMAND_SECONDS_MAX) == 130
+
+
+def _produce_until(produce: Callable[[int], None], tail: subprocess.Popen[bytes]) -> None:
+    """Produce numbers from 1000 on until the tail, which begins at some moment, has something to read."""
+    assert tail.stdout is not None
+    for number in range(1000, 1020):
+        produce(number)
+        os.set_blocking(tail.stdout.fileno(), False)
+        if tail.stdout.peek():  # type: ignore[attr-defined]
+            os.set_blocking(tail.stdout.fileno(), True)
+            return
+    raise AssertionError("nothing arrived")
+
+
+def test_following_ends_after_as_many_as_asked_for(command: Command, topic: str) -> None:
+    produce_numbers(command, topic, range(3))
+    found = command("record", "consume", topic, "--follow", "--count", "3").stdout
+    assert values(found) == ["0", "1", "2"]
+
+
+def test_a_reader_that_goes_away_is_no_error(command: Command, topic: str) -> None:
+    produce_numbers(command, topic, range(30_000))
+    with command.start("record", "consume", topic) as consume:
+        assert consume.stdout is not None
+        assert consume.stderr is not None
+        assert json.loads(consume.stdout.readline())["value"] == "0"
+        consume.stdout.close()
+        assert consume.wait(COMMAND_SECONDS_MAX) == 0
+        assert consume.stderr.read() == b""
+
+
+def test_an_interrupt_is_not_held_up_by_a_silent_writer(command: Command, topic: str) -> None:
+    with command.start("record", "produce", topic) as produce:
+        assert produce.stdin is not None
+        assert produce.stderr is not None
+        produce.stdin.write(b'{"key": "k", "value": "one"}\n')
+        produce.stdin.flush()
+        _wait_for(lambda: topic in command("topic", "list").stdout)
+        produce.send_signal(signal.SIGINT)
+        assert produce.wait(COMMAND_SECONDS_MAX) == 130
+        assert produce.stderr.read() == b""
+    assert values(command("record", "consume", topic).stdout) == ["one"]
+
+
+def _wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + COMMAND_SECONDS_MAX
+    while not true():
+        assert time.monotonic() < end, "did not happen"
+
+
+def test_a_follower_is_told_when_the_broker_goes_away(tmp_path: Path, topic: str) -> None:
+    with BrokerProcess(tmp_path / "data") as own:
+        command = Command(own.url("polywire"))
+        produce_numbers(command, topic, range(1))
+        with command.start("record", "consume", topic, "--follow") as follow:
+            assert follow.stdout is not None
+            assert follow.stderr is not None
+            follow.stdout.readline()
+            own.kill()
+            assert follow.wait(COMMAND_SECONDS_MAX) == 1
+            message = follow.stderr.read().decode()
+            assert message.startswith("error: connection lost")
+            assert message.count("\n") == 1
+
+
+def test_nobody_listens() -> None:
+    refused = Command("polywire://127.0.0.1:1")("topic", "list", code=1)
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("error: is a broker running there? cannot connect")
+
+
+def test_the_any_port_recognises_wires(broker: BrokerProcess, topic: str) -> None:
+    host, port = broker.addresses["any"]
+
+    async def write_and_read() -> list[bytes | None]:
+        writer, reader = await connect(f"flux://{host}:{port}"), await connect(f"polywire://{host}:{port}")
+        place = (await writer.produce(topic, [Record(b"over-flux", b"k")]))[0]
+        found = await reader.fetch(topic, place.partition, place.offset)
+        await writer.close()
+        await reader.close()
+        return [record.value for record in found]
+
+    assert asyncio.run(write_and_read()) == [b"over-flux"]
+
+
+def serve(*options: str, code: int) -> str:
+    """Serve, which must end by itself with this code; returns what it said."""
+    done = subprocess.run(
+        [*COMMAND, "serve", *options],
+        capture_output=True,
+        timeout=COMMAND_SECONDS_MAX,
+        env=child_environment(),
+        check=False,
+    )
+    said = done.stderr.decode()
+    assert done.returncode == code, said
+    return said
+
+
+def test_a_second_broker_on_the_same_directory_is_refused(broker: BrokerProcess) -> None:
+    said = serve("--data-dir", str(broker.data_dir), "--flux", "off", "--polywire", "127.0.0.1:0", code=1)
+    assert "could not start" in said
+    assert "code=storage_failed" in said
+    assert not broker.stopped
+
+
+def test_listening_beyond_this_machine_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    said = serve("--data-dir", str(data_dir), "--flux", "0.0.0.0:0", "--polywire", "off", code=1)
+    assert "--insecure" in said
+    assert not data_dir.exists(), "nothing is opened before the settings are checked"
+
+
+def test_a_port_in_use_is_refused(broker: BrokerProcess, tmp_path: Path) -> None:
+    host, port = broker.addresses["flux"]
+    said = serve("--data-dir", str(tmp_path / "data"), "--flux", f"{host}:{port}", "--polywire", "off", code=1)
+    assert f"{host}:{port}" in said
+
+
+def test_the_ready_file_comes_and_goes_and_sigterm_keeps_what_was_acknowledged(tmp_path: Path, topic: str) -> None:
+    with BrokerProcess(tmp_path / "data") as own:
+        ready_file = tmp_path / "data.ready"
+        places = json.loads(ready_file.read_text())
+        assert set(places) == {"flux", "polywire"}
+        assert all(place["port"] > 0 for place in places.values())
+        acknowledged = asyncio.run(_stop_while_producing(own, topic))
+        assert not ready_file.exists()
+        own.start()
+        stored = values(Command(own.url("polywire"))("record", "consume", topic).stdout)
+    assert acknowledged
+    assert stored[: len(acknowledged)] == acknowledged
+    assert len(stored) - len(acknowledged) in (0, 1), "only the request under way is in doubt"
+
+
+async def _stop_while_producing(own: BrokerProcess, topic: str) -> list[str]:
+    """Produce one record after the other while the broker is told to stop; values that were acknowledged."""
+    client = await connect(own.url("polywire"))
+    acknowledged: list[str] = []
+
+    async def produce() -> None:
+        while True:
+            value = str(len(acknowledged))
+            await client.produce(topic, [Record(value.encode(), b"k")])
+            acknowledged.append(value)
+            if len(acknowledged) == 20:
+                well_under_way.set()
+
+    well_under_way = asyncio.Event()
+    producing = asyncio.ensure_future(produce())
+    await well_under_way.wait()
+    assert await asyncio.to_thread(own.stop) == 0, own.log_text()
+    with pytest.raises(Unavailable):
+        await producing
+    await client.close()
+    return acknowledged

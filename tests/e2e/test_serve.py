@@ -1,0 +1,162 @@
+"""`polywire serve` from outside: ready file, refusals at the start, drain, second signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polywire.server.lifecycle import EXIT_OK, EXIT_SECOND_SIGNAL, EXIT_START
+from tests.broker_process import BrokerProcess
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+def connect(broker: BrokerProcess, wire: str = "flux") -> socket.socket:
+    peer = socket.create_connection(broker.addresses[wire], timeout=10)
+    peer.settimeout(10)
+    return peer
+
+
+def lines(peer: socket.socket, count: int) -> list[bytes]:
+    data = b""
+    while data.count(b"\n") < count:
+        more = peer.recv(65536)
+        assert more, f"closed after {data!r}"
+        data += more
+    return data.splitlines()
+
+
+def serve(data_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A broker that is expected not to start."""
+    command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(data_dir), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=os.environ, check=False)
+
+
+def test_the_ready_file_names_every_listener(broker: BrokerProcess) -> None:
+    assert set(broker.addresses) == {"flux", "polywire", "any"}
+    for wire in broker.addresses:
+        connect(broker, wire).close()
+    for name, (host, port) in broker.addresses.items():
+        assert f"listener={name} address={host}:{port}" in broker.log_text()
+    assert "durability=written" in broker.log_text()
+
+
+def test_one_port_for_every_wire(broker: BrokerProcess) -> None:
+    with connect(broker, "any") as peer:
+        peer.sendall(b"V1|1|PRO")
+        peer.sendall(b"DUCE|t a:1\n")
+        assert lines(peer, 1) == [b"V1|1|OK|partition=1 offset=0 hw=0"]
+    with connect(broker, "any") as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert peer.recv(100) == b""
+
+
+def test_half_closed_connections_get_their_answers(broker: BrokerProcess) -> None:
+    with connect(broker) as peer:
+        peer.sendall(b"V1|1|PRODUCE|t a:1\nV1|2|CONSUME|t 1 0")
+        peer.shutdown(socket.SHUT_WR)
+        assert lines(peer, 2)[1] == b"V1|2|OK|messages=0:1 hw=0"
+        assert peer.recv(100) == b""
+
+
+def test_stopping_answers_what_is_owed(broker: BrokerProcess) -> None:
+    with connect(broker) as waiting, connect(broker) as idle:
+        waiting.sendall(b"V1|1|PRODUCE|t a:1 acks=all\n")
+        time.sleep(0.2)  # the request must be in the broker, not in the kernel
+        assert broker.stop() == EXIT_OK
+        assert waiting.recv(100) == b"V1|1|ERR|REPLICATION_TIMEOUT|acks=all timeout\n"
+        assert idle.recv(100) == b""
+    broker.start()
+    with connect(broker) as peer:
+        peer.sendall(b"V1|1|CONSUME|t 1 0\n")
+        assert lines(peer, 1) == [b"V1|1|OK|messages=0:1 hw=0"]
+
+
+def test_a_second_signal_ends_the_process_at_once(broker: BrokerProcess) -> None:
+    with connect(broker) as waiting:
+        waiting.sendall(b"V1|1|PRODUCE|t a:1 acks=all\n")
+        time.sleep(0.2)
+        os.kill(broker.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        started = time.monotonic()
+        assert broker.stop() == EXIT_SECOND_SIGNAL
+        assert time.monotonic() - started < 1.0
+
+
+def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
+    stalled = [connect(broker) for _ in range(50)]
+    for peer in stalled:
+        peer.sendall(b"V1|1|PRODUCE|t a:" + b"x" * 30_000)
+    deaf = connect(broker)
+    deaf.setblocking(False)
+    question = b"".join(b"V1|%d|CONSUME|big 1 0\n" % n for n in range(2_000))
+    with connect(broker) as peer:
+        for n in range(40):
+            peer.sendall(b"V1|%d|PRODUCE|big a:" % n + b"y" * 50_000 + b"\n")
+        lines(peer, 40)
+        deaf.send(question)
+        garbage = connect(broker, "polywire")
+        garbage.sendall(os.urandom(100_000))
+        long = connect(broker)
+        long.sendall(b"z" * 65_536)
+        assert long.recv(1) == b""
+        started = time.monotonic()
+        for n in range(200):
+            peer.sendall(b"V1|%d|PRODUCE|t k%d:v\n" % (n, n))
+            assert b"|OK|" in lines(peer, 1)[0]
+        assert time.monotonic() - started < 5.0
+    memory = Path(f"/proc/{broker.pid}/status").read_text()
+    resident_kb = int(memory.split("VmRSS:")[1].split()[0])
+    assert resident_kb < 500_000
+    for peer in [*stalled, deaf, garbage, long]:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--flux", "0.0.0.0:0", "--polywire", "off"), "needs --insecure"),
+        (("--flux", "off", "--polywire", "off"), "nothing to serve"),
+        (("--flux", "localhost"), "an address is HOST:PORT or off"),
+        (("--flux", "127.0.0.1:70000"), "an address is HOST:PORT or off"),
+    ],
+)
+def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+    result = serve(tmp_path / "data", *options)
+    assert result.returncode == EXIT_START
+    assert reason in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
+    host, port = broker.addresses["flux"]
+    result = serve(tmp_path / "other", "--flux", f"{host}:{port}", "--polywire", "off")
+    assert result.returncode == EXIT_START
+    assert f"address={host}:{port}" in result.stderr
+
+
+def test_a_directory_has_one_broker(broker: BrokerProcess) -> None:
+    result = serve(broker.data_dir, "--flux", "127.0.0.1:0", "--polywire", "off")
+    assert result.returncode == EXIT_START
+    assert "Traceback" not in result.stderr
+    assert json.dumps(str(broker.data_dir))[1:-1] in result.stderr or "another broker" in result.stderr
+
+
+def test_the_ready_file_goes_when_the_broker_does(broker: BrokerProcess) -> None:
+    ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
+    assert ready.exists()
+    broker.stop()
+    assert not ready.exists()

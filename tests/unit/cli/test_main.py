@@ -1,0 +1,84 @@
+"""The command line as a whole: help, usage, messages and exit codes that need no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cyclopts import App
+
+from polywire.build_info import VERSION
+from polywire.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, app, run
+from polywire.cli.serve import Durability
+from polywire.types import Level
+
+NOBODY = "127.0.0.1:1"  # a port nobody listens on
+
+
+def commands(parent: App, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name in parent:
+        if not name.startswith("-"):
+            yield from commands(parent[name], *words, name)
+
+
+@pytest.mark.parametrize("words", list(commands(app)), ids=" ".join)
+def test_help_has_examples_and_fits_eighty_columns(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*words, "--help"]) == EXIT_DONE
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    _, title, examples = shown.rpartition("\nExample")
+    assert title, "no example"
+    lines = [line for line in examples.splitlines()[1:] if line]
+    assert lines
+    assert all(line.startswith("  ") and "polywire " in line for line in lines)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == EXIT_DONE
+    assert capsys.readouterr().out.strip() == VERSION
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topics"],
+        ["topic", "create"],
+        ["topic", "create", "t", "--partitions", "many"],
+        ["topic", "list", "--output", "xml"],
+        ["record", "consume", "t", "--count", "0"],
+        ["serve", "--durability", "memory"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["topic", "list", "-a", NOBODY], "is a broker running there?"),
+        (["topic", "list", "-a", f"flux://{NOBODY}"], "is a broker running there?"),
+        (["topic", "list", "-a", f"http://{NOBODY}"], "unknown scheme scheme=http"),
+        (["topic", "list", "-a", "nowhere"], "code=invalid_request"),
+        (["record", "consume", "t", "--from", "noon"], "--from takes"),
+    ],
+)
+def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == EXIT_FAILED
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+
+
+def test_every_durability_is_a_level() -> None:
+    assert {Level[durability.name] for durability in Durability} == set(Level) - {Level.MEMORY}

@@ -1,0 +1,64 @@
+"""Lists in every form: complete, parseable, and never cut to the width of a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from polywire.cli.output import ListFormat, note, print_list
+
+LONG = "a-topic-" + "x" * 241
+ROWS: list[dict[str, object]] = [{"topic": LONG, "records": 12_345}, {"topic": "[red],\"b\"", "records": None}]  # fmt: skip
+
+
+def printed(form: ListFormat, capsys: pytest.CaptureFixture[str]) -> str:
+    print_list(ROWS, columns=("topic", "records"), form=form)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_a_table_is_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = printed(ListFormat.TABLE, capsys).splitlines()
+    assert [line.split() for line in lines] == [["topic", "records"], [LONG, "12345"], ['[red],"b"', "–"]]
+    assert lines[1].endswith("12345")
+    assert lines[2].endswith("    –"), "numbers are flush right"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(printed(ListFormat.JSON, capsys)) == ROWS
+
+
+def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [json.loads(line) for line in printed(ListFormat.JSONL, capsys).splitlines()] == ROWS
+
+
+def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.reader(io.StringIO(printed(ListFormat.CSV, capsys))))
+    assert rows == [["topic", "records"], [LONG, "12345"], ['[red],"b"', ""]]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (ListFormat.TABLE, "topic"),
+        (ListFormat.JSON, "[]"),
+        (ListFormat.JSONL, ""),
+        (ListFormat.CSV, "topic"),
+    ],
+)
+def test_a_list_of_nothing(form: ListFormat, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_list([], columns=("topic",), form=form)
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_a_note_stays_on_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "word " * 100 + "[bold]"
+    note(text)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == text + "\n"

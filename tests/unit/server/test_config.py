@@ -1,0 +1,76 @@
+"""What ``polywire serve`` is told is checked before anything is opened."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.server.config import Address, ServeConfig, parse_address
+from polywire.types import Level
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:0", Address("127.0.0.1", 0)),
+        ("localhost:9092", Address("localhost", 9092)),
+        ("[::1]:65535", Address("::1", 65535)),
+        ("broker.example:1", Address("broker.example", 1)),
+        ("off", None),
+    ],
+)
+def test_addresses(text: str, address: Address | None) -> None:
+    assert parse_address(text) == address
+    assert address is None or str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9092", ":9092", "host", "host:", "host:x", "host:65536", "host:-1", "::1:9092", "h:٣"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(Invalid, match="an address is HOST:PORT or off"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert Address(host, 1).is_loopback is loopback
+
+
+def test_listeners_that_are_off_are_left_out() -> None:
+    config = ServeConfig(flux="off", polywire="127.0.0.1:1", any_wire="[::1]:2")
+    assert config.listeners() == {"polywire": Address("127.0.0.1", 1), "any": Address("::1", 2)}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ServeConfig(flux="off", polywire="off"), "nothing to serve"),
+        (ServeConfig(flux="0.0.0.0:9092"), "needs --insecure listener=flux address=0.0.0.0:9092"),
+        (ServeConfig(any_wire="[::]:9092"), "needs --insecure listener=any"),
+        (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
+        (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
+    ],
+)
+def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        config.listeners()
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert message in caught.value.message
+
+
+def test_listening_to_everybody_when_asked_for() -> None:
+    config = ServeConfig(flux="0.0.0.0:9092", insecure=True)
+    assert config.listeners()["flux"] == Address("0.0.0.0", 9092)
