@@ -19,7 +19,7 @@ from polywire.records.batch import address_of, record_at_address
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
-    from polywire.log.reading import Reader
+    from polywire.log.reading import Ahead, Reader
     from polywire.log.turn import Append
 
 OVERLAY: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
@@ -38,6 +38,7 @@ class FilePartition:
 
     __slots__ = (
         "_reader",
+        "ahead",
         "ended",
         "epoch_numbers",
         "epoch_offsets",
@@ -78,6 +79,8 @@ class FilePartition:
         self.epoch_offsets: Final = array("Q")
         self.overlays: Final[deque[tuple[int, int]]] = deque()
         """(offset, overlay) of published staged batches in the tail."""
+        self.ahead: Ahead | None = None
+        """How far a reader of old records has been read ahead for."""
         self.pending: list[Append] | None = None
         """Batches of this turn, in a step that is still open."""
         self.wakes: Final[dict[object, tuple[int, Callable[[], None]]]] = {}

@@ -7,6 +7,7 @@ in place until their pin is released. Must not know: the turn, who asks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -23,6 +24,7 @@ from polywire.types import Buffer
 
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
+AHEAD_BYTES: Final = 4 * 1024 * 1024  # fetched at once for who reads on and on: two stretches hide the disk
 
 Then = Callable[[Read | BrokerError], None]
 
@@ -36,6 +38,16 @@ class Overlay:
         self.header: Final = header
         self.batch: Final = batch
         self.serial: Final = serial
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Reading ahead for one reader of a partition's segments: it has read up to ``at``; the newest stretch fetched is [start, stop)."""
+
+    at: int
+    start: int
+    stop: int
+    fetching: bool = False
 
 
 class NoPin:
@@ -154,45 +166,77 @@ class Reader:
         return chunks, list(slots.values())
 
     def _read_sealed(
-        self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then | None
+        self,
+        partition: FilePartition,
+        offset: int,
+        bytes_max: int,
+        end: int,
+        then: Then,
+        fetched: Segment | None = None,
     ) -> Read | None:
-        """A read that begins in a segment; it goes on into later ones and the tail. Without ``then`` it waits for the disk."""
+        """A read that begins in a segment; it goes on into later ones and the tail. What it needs of ``fetched`` is at hand."""
         chunks: list[memoryview] = []
         at, room = offset, bytes_max
         number = partition.runs.find_offset(at)
         while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
             segment = self.segment(partition.runs.entry(number)[3])
-            if then is not None and not segment.is_warm(partition.incarnation, at, max(room, 1)):
+            if segment is not fetched and not segment.is_warm(partition.incarnation, at, max(room, 1)):
                 if chunks:
-                    return Read(chunks, at, partition.readable_offset, NO_PIN)
-                self._warm(segment, partition, offset, bytes_max, end, then)
+                    break
+                self._fetch(segment, partition, offset, bytes_max, end, then)
                 return None
             view, next_offset = segment.read(partition.incarnation, at, room, end)
             if chunks and len(view) > room:
-                return Read(chunks, at, partition.readable_offset, NO_PIN)
+                break
             chunks.append(view)
             at, room, number = next_offset, room - len(view), number + 1
-            if at < (partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset):
-                return Read(chunks, at, partition.readable_offset, NO_PIN)
+            if at < _run_offset(partition, number):
+                break
+        self._read_ahead(partition, offset, at)
         return self._go_on(partition, chunks, at, room, end)
 
     def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, room: int, end: int) -> Read:
         """The sealed part is read up to its end: add what fits of the tail."""
-        if room > 0 and at < end:
+        if room > 0 and partition.tail_offset <= at < end:
             start, stop, size = partition.tail.take(at, room, end)
             if stop > start and size <= room:
                 more, slots = self._tail_chunks(partition, start, stop, size)
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
-    def _warm(
+    # Bytes that are on the disk only
+
+    def _fetch(
         self, segment: Segment, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then
     ) -> None:
-        job = partial(segment.warm, partition.incarnation, offset, max(bytes_max, 1))
-        self._worker.run(job, partial(self._warmed, partition, offset, bytes_max, end, then))
+        """Have what a read needs fetched, and a whole stretch for a reader that goes on where it stopped; then read."""
+        size, ahead = max(bytes_max, 1), partition.ahead
+        if ahead is not None and ahead.at == offset:
+            size = max(size, AHEAD_BYTES)
+            ahead.start, ahead.stop = offset, segment.offset_after(partition.incarnation, offset, size)
+        job = partial(_warm, segment, partition.incarnation, offset, size)
+        self._worker.run(job, partial(self._fetched, segment, partition, offset, bytes_max, end, then))
 
-    def _warmed(
+    def _read_ahead(self, partition: FilePartition, offset: int, at: int) -> None:
+        """A read went from ``offset`` to ``at``: once a reader is inside the newest stretch, fetch the next one."""
+        ahead = partition.ahead
+        if ahead is None or ahead.at != offset:
+            partition.ahead = Ahead(at, at, at)
+            return
+        ahead.at = at
+        start = max(ahead.stop, at)
+        if ahead.fetching or at < ahead.start or start >= partition.tail_offset:
+            return
+        ahead.start = start
+        segment = self.segment(partition.runs.entry(partition.runs.find_offset(ahead.start))[3])
+        ahead.stop = segment.offset_after(partition.incarnation, ahead.start, AHEAD_BYTES)
+        ahead.fetching = True
+        job = partial(_warm, segment, partition.incarnation, ahead.start, AHEAD_BYTES)
+        self._worker.run(job, partial(_fetched_ahead, ahead))
+
+    def _fetched(
         self,
+        segment: Segment,
         partition: FilePartition,
         offset: int,
         bytes_max: int,
@@ -210,17 +254,33 @@ class Reader:
             if offset >= partition.tail_offset:
                 found = self.read(partition, offset, bytes_max, then, end)
             else:
-                found = self._read_sealed(partition, offset, bytes_max, end, None)
+                found = self._read_sealed(partition, offset, bytes_max, end, then, segment)
         except BrokerError as refused:
             then(refused)
             return
-        assert found is not None, "a read without a callback is answered"
-        then(found)
+        if found is not None:
+            then(found)
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
     """First offset of a tail entry, or the end."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
+
+
+def _run_offset(partition: FilePartition, number: int) -> int:
+    """First offset of a run, or where the runs end."""
+    return partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset
+
+
+def _warm(segment: Segment, incarnation: int, offset: int, size: int) -> None:
+    """In the reader's thread: fetch what is not at hand."""
+    if not segment.is_warm(incarnation, offset, size):
+        segment.warm(incarnation, offset, size)
+
+
+def _fetched_ahead(ahead: Ahead, _: None, __: BrokerError | None) -> None:
+    """What went wrong shows when the bytes are read."""
+    ahead.fetching = False
 
 
 def _nothing() -> None:

@@ -250,6 +250,16 @@ class Segment:
             stop = self._stride(run, entries, last)[1]
         return start, stop
 
+    def offset_after(self, partition: int, offset: int, bytes_max: int) -> int:
+        """Offset that begins where the bytes that ``locate`` tells of end. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        run = self._checked_run(partition, offset)
+        _, stop = self.locate(partition, offset, bytes_max)
+        if stop >= run.stop:
+            return run.next_offset
+        entries = self._entries()
+        number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, stop)
+        return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
+
     def read(
         self, partition: int, offset: int, bytes_max: int, offset_end: int | None = None
     ) -> tuple[memoryview, int]:
