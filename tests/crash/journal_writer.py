@@ -1,7 +1,8 @@
 """A process that writes to a log until it is killed, and tells on its standard output what was acknowledged.
 
-Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, ``p <partition> <number> <count>``
-for a published stage. Values are ``<partition>:<number>``, numbers rise by one in each partition.
+Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, and
+``p <partition> <first offset> <number> <count>`` for a published stage. Values are ``<partition>:<number>``, numbers rise by one in
+each partition.
 """
 
 from __future__ import annotations
@@ -64,9 +65,8 @@ def stage(rig: Rig, partition: FilePartition, values: list[bytes], which: int, n
     half = len(values) // 2
     for part in (values[:half], values[half:]):
         if part:
-            rig.log.stage(
-                token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None
-            )
+            rig.log.stage(token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None)
+
     def done(ranges: object, error: BrokerError | None) -> None:
         assert error is None, error
         print(f"p {which} {ranges[0][1]} {number} {len(values)}", flush=True)  # type: ignore[index]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path) -> None:
                 synced.append(told)
             rig.loop.run_pass()
             if rig.log.congested:
-                rig.loop.run_until(lambda: not rig.log.congested)
+                rig.loop.run_until(partial(_is_relieved, rig))
         seen, epoch = partition.readable_offset, rig.log.epoch
         floor = rig.log.synced_sequence
         rig.kill()
@@ -121,13 +122,19 @@ def test_power_loss_without_new_records_is_an_offset_out_of_range(tmp_path: Path
     rig.log.close()
 
 
+def _is_relieved(rig: Rig) -> bool:
+    return not rig.log.congested
+
+
 def lose_power(directory: Path, floor: int) -> None:
     """Take away every group behind sequence ``floor``, as a disk does that never got it."""
     slots = [Slot(path, 0) for path in sorted((directory / "journal").iterdir())]
     chain = find_chain(slots)
     assert chain is not None
     if chain.snapshot is not None:
-        assert get_snapshot(FileStore(directory), chain.snapshot).sequence <= floor, "no snapshot runs ahead of the disk"
+        assert get_snapshot(FileStore(directory), chain.snapshot).sequence <= floor, (
+            "no snapshot runs ahead of the disk"
+        )
     assert chain.sequence >= floor, "everything synced is there"
     for place in chain.groups:
         if place.sequence > floor:

@@ -42,7 +42,7 @@ class LogMachine(RuleBasedStateMachine):
         self.producers: list[tuple[bytes, int]] = []
         self.count = 0
         self.incarnation = 0
-        self.told: list[list[int]] = []
+        self.told: list[tuple[int, list[int]]] = []
 
     @initialize(synced=st.booleans())
     def begin(self, synced: bool) -> None:
@@ -71,7 +71,12 @@ class LogMachine(RuleBasedStateMachine):
         self.rig.log.open_partition(self.incarnation)
         self.kept[self.incarnation] = Kept()
 
-    @rule(data=st.data(), sizes=st.lists(st.sampled_from((0, 5, 100, 900)), min_size=1, max_size=4), times=st.integers(1, 12), level=st.sampled_from(Level))
+    @rule(
+        data=st.data(),
+        sizes=st.lists(st.sampled_from((0, 5, 100, 900)), min_size=1, max_size=4),
+        times=st.integers(1, 12),
+        level=st.sampled_from(Level),
+    )
     def append(self, data: st.DataObject, sizes: list[int], times: int, level: Level) -> None:
         self.relieve()
         which = data.draw(st.sampled_from(sorted(self.kept)))
@@ -81,7 +86,7 @@ class LogMachine(RuleBasedStateMachine):
                 told = self.rig.append(self.rig.log.partition(which), values, level)
             except Busy:
                 return
-            self.told.append([len(self.kept[which].values), told])  # type: ignore[list-item]
+            self.told.append((len(self.kept[which].values), told))
             self.kept[which].values += values
 
     @rule(data=st.data(), count=st.integers(1, 3))
@@ -106,7 +111,14 @@ class LogMachine(RuleBasedStateMachine):
         which = data.draw(st.sampled_from(sorted(self.kept)))
         values = [self.value(size), self.value(size)]
         try:
-            self.rig.log.stage(token, self.rig.log.partition(which), batch_of(values), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+            self.rig.log.stage(
+                token,
+                self.rig.log.partition(which),
+                batch_of(values),
+                expires_at_us=NEVER,
+                level=Level.WRITTEN,
+                done=None,
+            )
         except Missing:
             self.rig.log.commit()  # the token's publish is in this turn
             return
@@ -180,8 +192,8 @@ class LogMachine(RuleBasedStateMachine):
             assert partition.first_offset == kept.first
             assert partition.next_offset == partition.readable_offset == len(kept.values)
             assert self.rig.read(partition, kept.first, 3000) == kept.values[kept.first :]
-        for expected, told in self.told:  # type: ignore[misc]
-            assert told == [expected], "an acknowledgement tells the place"  # type: ignore[comparison-overlap]
+        for expected, told in self.told:
+            assert told == [expected], "an acknowledgement tells the place"
 
     @rule(data=st.data(), share=st.floats(0, 1), bytes_max=st.sampled_from((1, 500, 5000)))
     def look_up(self, data: st.DataObject, share: float, bytes_max: int) -> None:
@@ -217,4 +229,4 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(
     max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestLog.pytestmark = [pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
