@@ -1,7 +1,8 @@
 """A process that writes to a log until it is killed, and tells on its standard output what was acknowledged.
 
-Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, ``p <partition> <number> <count>``
-for a published stage. Values are ``<partition>:<number>``, numbers rise by one in each partition.
+Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, and
+``p <partition> <first offset> <number> <count>`` for a published stage. Values are ``<partition>:<number>``, numbers rise by one in
+each partition.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from polywire.log.reading import Reader
 from polywire.log.recovery import Chain, find_chain
 from polywire.log.replay import Player
 from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Snapshotted, install, plan_slots, write_plan
+from polywire.log.sealing import install, plan_slots, snapshot_of, write_plan
 from polywire.log.segments import SEGMENTS, SNAPSHOTS, Segments, segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.staging import Staging
@@ -185,8 +185,8 @@ class _Opening:
             image = history.image(chain.sequence, history.partitions.values())
             plan = plan_slots(history, history.contents, self._journal.views, image)
             numbers = [history.segments.next_number() for _ in plan.blobs]
-            state = Snapshotted(image, self._replay.snapshot(), chain.sequence)
-            infos = write_plan(self._store, plan, numbers, name, state, history.segments.numbers())
+            snapshot = snapshot_of(history, image, plan, numbers, (self._replay.snapshot(), chain.sequence))
+            infos = write_plan(self._store, plan, numbers, name, snapshot)
             sealed = [history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
             _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content(numbers, ()))
             _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))

@@ -40,7 +40,8 @@ class Player:
         self._history = history
         self._replay = replay
         self._chain = chain
-        self._expiries: dict[bytes, int] = {}
+        self._expiries: dict[tuple[bytes, int], int] = {}
+        """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
 
     def play(self) -> None:
@@ -56,7 +57,7 @@ class Player:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._replay.restore(snapshot.broker)
-        self._expiries = dict(snapshot.tokens)
+        self._expiries = {(token, number): expires_at_us for token, expires_at_us, number in snapshot.tokens}
         at = 0
         while at < len(snapshot.partitions):
             partition = self._history.make(packed_incarnation(snapshot.partitions, at))
@@ -106,7 +107,7 @@ class Player:
         self._history.segments.settle(sealed)
 
     def _hand_out_staged(self, run: Run, item: Sealed) -> None:
-        expires_at_us = self._expiries.get(run.token)
+        expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
         chunk = item.segment.view(run.position, run.stop)

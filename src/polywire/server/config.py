@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
@@ -88,13 +88,13 @@ class ServeConfig:
 
     def log_settings(self) -> LogSettings:
         """Sizes of the journal, where they were given."""
-        given: dict[str, Any] = {
-            "slot_bytes": self.slot_bytes,
-            "slot_count_min": self.slot_count_min,
-            "slot_count_max": self.slot_count_max,
-            "sync_interval_ms": self.sync_interval_ms,
-        }
-        return LogSettings(**{name: value for name, value in given.items() if value is not None})
+        usual = LogSettings()
+        return LogSettings(
+            slot_bytes=self.slot_bytes or usual.slot_bytes,
+            slot_count_min=self.slot_count_min or usual.slot_count_min,
+            slot_count_max=self.slot_count_max or usual.slot_count_max,
+            sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
+        )
 
     def listeners(self) -> Mapping[str, Address]:
         """Addresses by listener name, those switched off left out.

@@ -6,16 +6,22 @@ Promises: all listeners accept before ``open_listeners`` returns, or none is lef
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from polywire.errors import ErrorCode, Unavailable
+from polywire.errors import Busy, ErrorCode
 from polywire.protocols.base import SessionFactory
 from polywire.server.config import ANY, Address
 from polywire.server.connection import Connection, Hub
 
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
+KEEP_ALIVE: Final = {
+    "TCP_KEEPIDLE": 60,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}  # seconds, seconds, probes: dead after two minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Listener:
 async def open_listeners(
     hub: Hub, addresses: Mapping[str, Address], factories: Sequence[SessionFactory]
 ) -> list[Listener]:
-    """Listen on every address. Raises Unavailable(BUSY) with the address that cannot be had."""
+    """Listen on every address. Raises Busy(BUSY) with the address that cannot be had."""
     by_wire = {factory.wire: factory for factory in factories}
     opened: list[Listener] = []
     for name, address in addresses.items():
@@ -40,9 +46,7 @@ async def open_listeners(
         except OSError as error:
             close_listeners(opened)
             reason = error.strerror or str(error)
-            raise Unavailable(
-                ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}"
-            ) from error
+            raise Busy(ErrorCode.BUSY, f"cannot listen listener={name} address={address} reason={reason!r}") from error
     return opened
 
 
@@ -53,6 +57,8 @@ async def _listen(hub: Hub, name: str, address: Address, spoken: Sequence[Sessio
         return Connection(hub, spoken)
 
     server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
+    for listening in server.sockets:
+        _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
     return Listener(name, Address(host, port), server)
 
@@ -61,3 +67,12 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
     """Accept no further connection."""
     for listener in listeners:
         listener.server.close()
+
+
+def _keep_alive(listening: Any) -> None:
+    """Peers that vanished without a word are noticed by the kernel; accepted sockets inherit these options."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, name, None)  # not every system has all of them
+        if option is not None:
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)

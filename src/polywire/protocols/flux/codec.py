@@ -302,6 +302,19 @@ def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topic
     return after
 
 
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
+def _line_end(data: Buffer, i: int, stop: int) -> int:
+    """Position of the first LF from ``i`` on, ``stop`` when there is none."""
+    while i < stop and data[i] != 0x0A:
+        i += 1
+    return i
+
+
 @cython.locals(
     data="const unsigned char[::1]",
     start=cython.Py_ssize_t,
@@ -327,33 +340,22 @@ def scan(data: Buffer, start: int, stop: int, work: Numbers) -> tuple[int, int, 
     count = 0
     topics = 0
     reason = 0
-    with cython.nogil:
-        while at < stop:
-            if count == _R:
-                reason = 2
+    while at < stop and reason == 0:
+        after = -2 if count == _R else _produce_line(data, at, stop, work, count, topics)
+        if after > 0:
+            topics += work[6 * _R + count] == topics
+            count += 1
+            at = after
+        elif after == -2:
+            reason = 2
+        else:
+            end = _line_end(data, at, stop)
+            reason = 3 if end - at >= _LINE_MAX else 1
+            if end == stop and reason == 1:
                 break
-            after = _produce_line(data, at, stop, work, count, topics)
-            if after == -2:
-                reason = 2
-                break
-            if after > 0:
-                if work[6 * _R + count] == topics:
-                    topics += 1
-                count += 1
-                at = after
-                continue
-            end = at
-            while end < stop and data[end] != 0x0A:
-                end += 1
-            if end - at >= _LINE_MAX:
-                reason = 3
-            elif end < stop:
-                reason = 1
-                end += 1
-            break
-    if reason != 1:
-        end = at
-    return reason, at, end, count, topics
+    if reason == 1 and end < stop:
+        return 1, at, end + 1, count, topics
+    return (0 if reason == 1 else reason), at, at, count, topics
 
 
 @cython.locals(

@@ -22,8 +22,8 @@ from polywire.protocols.flux.errors import not_leader, refused, replication_time
 from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, is_plain, listed, topic_name
 from polywire.protocols.flux.metadata import Replication
 from polywire.protocols.flux.session import FluxSession
-from polywire.records.batch import from_spans, layout, walk
-from polywire.records.columns import BatchFlags, Column, RecordFlags
+from polywire.records.batch import from_spans
+from polywire.records.columns import RecordFlags
 from polywire.records.compression import expand_body
 from polywire.types import KeyHash, Level
 
@@ -32,9 +32,7 @@ SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keepin
 BROKER_FETCH_RECORDS: Final = 100
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 
-# Decision 0001: u32 flags at 8, u32 record_count at 28, u64 base_offset at 32.
-_HEADER: Final = Struct("<8xI16xIQ")
-_COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
 
 
 def usage(request: Request, text: str, *counts: int) -> None:
@@ -230,54 +228,33 @@ def put_chunks(
 
     The buffer returned is another one when the one given was too small. Raises Corrupt.
     """
-    at = escaped = 0
+    state = array("q", bytes(8 * spelling.STATE_WORDS))
+    state[spelling.START], state[spelling.END], state[spelling.CAP] = start, end, limit
     for chunk in chunks:
-        for position in walk(chunk):
-            flags, count, base = _HEADER.unpack_from(chunk, position)
-            data: memoryview | bytearray = chunk
-            if flags & _COMPRESSED:
-                data, position = bytearray(expand_body(chunk[position:], EXPANDED_BYTES_MAX)), 0
-            places = layout(data, position)
-            row = 0
-            while row < count:
-                out, at, row, need, more = _put_batch(data, places, count, base, row, start, end, limit, out, at)
-                escaped += more
-                if row < count and not need:
-                    return out, at, escaped
-    return out, at, escaped
+        state[spelling.POSITION] = state[spelling.ROW] = 0
+        code, out = _put_chunk(chunk, state, out)
+        if code == spelling.STOPPED:
+            break
+    return out, state[spelling.AT], state[spelling.ESCAPED]
 
 
-def _put_batch(
-    data: memoryview | bytearray,
-    places: array[int],
-    count: int,
-    base: int,
-    row: int,
-    start: int,
-    end: int,
-    limit: int,
-    out: bytearray,
-    at: int,
-) -> tuple[bytearray, int, int, int, int]:
-    """Write records of one batch from ``row`` on; grows ``out`` when the next one needs more room."""
-    where = array(
-        "q",
-        (
-            places[2 * Column.VALUE_OFFSETS],
-            max(places[2 * Column.VALUE_BYTES], 0),
-            max(places[2 * Column.VALUE_BYTES + 1], 0),
-            places[2 * Column.OFFSET_DELTAS],
-            places[2 * Column.RECORD_FLAGS],
-            count,
-            base,
-        ),
-    )
-    at, row, need, escaped = spelling.put_values(data, where, array("q", (start, end, limit, row)), out, at)
-    if need:
-        grown = bytearray(max(2 * len(out), at + need))
-        grown[:at] = out[:at]
-        out = grown
-    return out, at, row, need, escaped
+def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
+    """Write one chunk: a larger ``out`` when a record needs it, compressed batches expanded on the way."""
+    while (code := spelling.put_chunk(chunk, state, out)) not in (spelling.DONE, spelling.STOPPED):
+        if code == spelling.COMPRESSED:
+            position = state[spelling.POSITION]
+            (length,) = _LENGTH.unpack_from(chunk, position)
+            expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
+            state[spelling.POSITION] = 0
+            code, out = _put_chunk(memoryview(expanded), state, out)
+            if code == spelling.STOPPED:
+                break
+            state[spelling.POSITION], state[spelling.ROW] = position + length, 0
+        else:
+            grown = bytearray(max(2 * len(out), state[spelling.AT] + code))
+            grown[: state[spelling.AT]] = memoryview(out)[: state[spelling.AT]]
+            out = grown
+    return code, out
 
 
 def _report(session: FluxSession, request: Request, field: str, offset_field: str) -> tuple[int, int, int, Replication]:

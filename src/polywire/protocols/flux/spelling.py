@@ -2,8 +2,8 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """FLUX replies in bulk: the answers of a run of PRODUCE lines, and the records of a CONSUME reply.
 
-Promises: one call per run, one per stored batch; no Python object per record; a value a line cannot carry is escaped, never torn. Must
-not know: sockets, the broker, the layout of a stored batch beyond the column positions it is given.
+Promises: one call per run, one per stored batch; no Python object per record; a value a line cannot carry is escaped, never torn.
+Must not know: sockets, the broker.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import cython
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.flux.codec import after_character
+    from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.memory import Lent, lend, load_u32, load_u64
 else:
     from polywire.protocols.flux.codec import after_character
+    from polywire.records.header import fill_layout
+    from polywire.records.memory import Lent, lend, load_u32, load_u64
 
 if TYPE_CHECKING:
     from array import array
@@ -24,6 +28,28 @@ if TYPE_CHECKING:
     Numbers = array[int] | memoryview
 
 REPLY_BYTES: Final = 96  # "V1||OK|partition= offset= hw=" and three numbers of at most 20 digits, with the line ending
+
+START: Final = 0  # places in the state of ``put_chunk``
+END: Final = 1
+CAP: Final = 2
+POSITION: Final = 3
+ROW: Final = 4
+AT: Final = 5
+ESCAPED: Final = 6
+STATE_WORDS: Final = 7
+
+DONE: Final = 0  # what it returns
+STOPPED: Final = 1
+COMPRESSED: Final = 2
+
+_START = cython.declare(cython.Py_ssize_t, 0)
+_END = cython.declare(cython.Py_ssize_t, 1)
+_CAP = cython.declare(cython.Py_ssize_t, 2)
+_POSITION = cython.declare(cython.Py_ssize_t, 3)
+_ROW = cython.declare(cython.Py_ssize_t, 4)
+_AT = cython.declare(cython.Py_ssize_t, 5)
+_ESCAPED = cython.declare(cython.Py_ssize_t, 6)
+_STOPPED = cython.declare(cython.Py_ssize_t, 1)
 
 
 @cython.cfunc
@@ -52,7 +78,7 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
         out[k] = 0x30 + value % 10
         value = value // 10
         k -= 1
-    return end
+    return end  # type: ignore[no-any-return]
 
 
 @cython.cfunc
@@ -67,7 +93,7 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
         out[at + k] = text[k]
-    return at + n
+    return at + n  # type: ignore[no-any-return]
 
 
 @cython.locals(
@@ -162,6 +188,43 @@ def _one_word(data: Buffer, i: int, stop: int) -> bool:
 
 
 @cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, offset=cython.longlong)
+def _put_offset(out: bytearray, at: int, offset: int) -> int:
+    """Write what stands before a value, a comma included unless it is the first; position after it."""
+    if at > 0:
+        out[at] = 0x2C
+        at += 1
+    at = _put_number(out, at, offset)
+    out[at] = 0x3A
+    return at + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+@cython.nogil
+@cython.returns(cython.Py_ssize_t)
+@cython.locals(
+    data="const unsigned char[::1]",
+    i=cython.Py_ssize_t,
+    stop=cython.Py_ssize_t,
+    out="unsigned char[::1]",
+    at=cython.Py_ssize_t,
+)
+def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
+    """Write a value as it is; position after it."""
+    while i < stop:
+        out[at] = data[i]
+        at += 1
+        i += 1
+    return at
+
+
+@cython.cfunc
 @cython.exceptval(check=False)
 @cython.nogil
 @cython.returns(cython.Py_ssize_t)
@@ -203,103 +266,96 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
 
 
 @cython.cfunc
-@cython.inline
 @cython.exceptval(check=False)
 @cython.nogil
 @cython.returns(cython.Py_ssize_t)
-@cython.locals(data="const unsigned char[::1]", at=cython.Py_ssize_t, v=cython.Py_ssize_t)
-def _u32(data: Buffer, at: int) -> int:
-    """A little-endian number of four bytes."""
-    v = data[at + 3]
-    v = v << 8 | data[at + 2]
-    v = v << 8 | data[at + 1]
-    return v << 8 | data[at]
+@cython.locals(
+    data="const unsigned char[::1]",
+    p=cython.p_const_uchar,
+    places=cython.p_longlong,
+    batch=cython.Py_ssize_t,
+    state="long long[::1]",
+    out="unsigned char[::1]",
+)
+def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
+    """Write the records of the batch at ``batch`` from ``state``'s row on; 0 at its end, else what ``put_chunk`` returns, -1 when corrupt."""
+    count = cython.declare(cython.Py_ssize_t, load_u32(p, batch + 28))
+    base = cython.declare(cython.longlong, load_u64(p, batch + 32))
+    offset = cython.declare(cython.longlong)
+    row = cython.declare(cython.Py_ssize_t)
+    begin = cython.declare(cython.Py_ssize_t)
+    end = cython.declare(cython.Py_ssize_t)
+    put = cython.declare(cython.Py_ssize_t)
+    if (
+        places[1] != 4 * count + 4
+        or (places[52] >= 0 and places[53] != 4 * count)
+        or (places[20] >= 0 and places[21] != count)
+    ):
+        return -1
+    while state[_ROW] < count:
+        row = state[_ROW]
+        offset = base + (row if places[52] < 0 else load_u32(p, places[52] + 4 * row))
+        if offset >= state[_END]:
+            return _STOPPED  # type: ignore[no-any-return]
+        if offset < state[_START]:
+            state[_ROW] = row + 1
+            continue
+        begin = load_u32(p, places[0] + 4 * row)
+        end = load_u32(p, places[0] + 4 * row + 4)
+        if begin > end or end > places[3]:
+            return -1
+        if state[_AT] + 24 + 3 * (end - begin) > len(out):
+            return 24 + 3 * (end - begin)
+        put = _put_offset(out, state[_AT], offset)
+        begin += places[2]
+        end += places[2]
+        if _clean(data, begin, end) or (places[20] >= 0 and data[places[20] + row] & 4 and _one_word(data, begin, end)):
+            put = _put_plain(data, begin, end, out, put)
+        else:
+            put = _put_escaped(data, begin, end, out, put)
+            state[_ESCAPED] += 1
+        if state[_AT] > 0 and put > state[_CAP]:
+            return _STOPPED  # type: ignore[no-any-return]
+        state[_AT] = put
+        state[_ROW] = row + 1
+    return 0
 
 
 @cython.locals(
     data="const unsigned char[::1]",
-    places="const long long[::1]",
-    limits="const long long[::1]",
+    state="long long[::1]",
     out="unsigned char[::1]",
-    at=cython.Py_ssize_t,
-    row=cython.Py_ssize_t,
-    count=cython.Py_ssize_t,
-    offsets_at=cython.Py_ssize_t,
-    values_at=cython.Py_ssize_t,
-    values_size=cython.Py_ssize_t,
-    deltas_at=cython.Py_ssize_t,
-    flags_at=cython.Py_ssize_t,
-    begin=cython.Py_ssize_t,
-    end=cython.Py_ssize_t,
-    put=cython.Py_ssize_t,
-    cap=cython.Py_ssize_t,
-    base=cython.longlong,
-    offset=cython.longlong,
-    offset_start=cython.longlong,
-    offset_end=cython.longlong,
-    escaped=cython.Py_ssize_t,
+    lent=Lent,
+    length=cython.Py_ssize_t,
+    code=cython.Py_ssize_t,
+    batch=cython.Py_ssize_t,
 )
-def put_values(data: Buffer, places: Numbers, limits: Numbers, out: Buffer, at: int) -> tuple[int, int, int, int]:
-    """Write ``offset:value`` of a batch's records to ``out`` from ``at`` on, joined by commas; everything before ``at`` is kept.
+def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
+    """Write ``offset:value`` of the records in a chunk of stored batches to ``out``, joined by commas.
 
-    places: positions in ``data`` of value offsets, value bytes, their size, offset deltas (-1: none), record flags (-1: none), the record
-    count and the base offset. limits: first offset wanted, exclusive end, reply bytes at which to stop (one record is always written), row
-    to begin with.
-    Returns (position after what was written, next row, free bytes the next record needs or 0, escaped values). The row equals the count when
-    the batch is done; a need above 0 asks for a larger ``out``; otherwise the limit was reached.
+    state: numbers at START and END (offsets wanted, the end exclusive), CAP (bytes at which to stop; one record is always written),
+    POSITION and ROW (where to go on in the chunk), AT (bytes written so far, kept), ESCAPED (values so far that had to be escaped);
+    the last four are moved on. Returns DONE at the end of the chunk; STOPPED when no further record is wanted or fits; COMPRESSED when the
+    batch at POSITION has to be expanded first; otherwise the free bytes that the next record needs in ``out``. Raises ValueError for bytes
+    that are no batches.
     """
-    if len(places) < 7 or len(limits) < 4:
-        raise ValueError("places and limits are too short")
-    offsets_at = places[0]
-    values_at = places[1]
-    values_size = places[2]
-    deltas_at = places[3]
-    flags_at = places[4]
-    count = places[5]
-    base = places[6]
-    offset_start = limits[0]
-    offset_end = limits[1]
-    cap = limits[2]
-    row = limits[3]
-    escaped = 0
-    if count < 0 or row < 0 or offsets_at < 0 or offsets_at + 4 * (count + 1) > len(data):
-        raise ValueError(f"value offsets outside the batch records={count}")
-    if values_at < 0 or values_size < 0 or values_at + values_size > len(data):
-        raise ValueError(f"values outside the batch bytes={values_size}")
-    if (deltas_at >= 0 and deltas_at + 4 * count > len(data)) or (flags_at >= 0 and flags_at + count > len(data)):
-        raise ValueError(f"columns outside the batch records={count}")
-    while row < count:
-        offset = base + (row if deltas_at < 0 else _u32(data, deltas_at + 4 * row))
-        if offset >= offset_end:
-            return at, count, 0, escaped
-        if offset < offset_start:
-            row += 1
-            continue
-        begin = _u32(data, offsets_at + 4 * row)
-        end = _u32(data, offsets_at + 4 * row + 4)
-        if begin > end or end > values_size:
-            raise ValueError(f"value outside its column row={row}")
-        if at + 24 + 3 * (end - begin) > len(out):
-            return at, row, 24 + 3 * (end - begin), escaped
-        put = at
-        if at > 0:
-            out[put] = 0x2C  # type: ignore[index]
-            put += 1
-        put = _put_number(out, put, offset)  # type: ignore[arg-type]
-        out[put] = 0x3A  # type: ignore[index]
-        put += 1
-        begin += values_at
-        end += values_at
-        if _clean(data, begin, end) or (flags_at >= 0 and data[flags_at + row] & 4 and _one_word(data, begin, end)):
-            while begin < end:
-                out[put] = data[begin]  # type: ignore[index]
-                put += 1
-                begin += 1
-        else:
-            put = _put_escaped(data, begin, end, out, put)  # type: ignore[arg-type]
-            escaped += 1
-        if at > 0 and put > cap:
-            return at, row, 0, escaped
-        at = put
-        row += 1
-    return at, row, 0, escaped
+    lent = lend(data)
+    if len(state) < STATE_WORDS or state[_POSITION] < 0 or state[_ROW] < 0 or state[_AT] < 0:
+        raise ValueError("state does not fit")
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    while state[_POSITION] < lent.size:
+        batch = state[_POSITION]
+        if lent.size - batch >= 104 and load_u32(lent.p, batch + 8) & 6:
+            return COMPRESSED
+        length = fill_layout(lent.p, batch, lent.size, places)
+        code = -1 if length < 0 else _put_rows(data, lent.p, places, batch, state, out)
+        if code < 0:
+            raise ValueError(f"no readable batch position={batch}")
+        if code > 0:
+            return code
+        state[_POSITION] = batch + length
+        state[_ROW] = 0
+    return DONE

@@ -27,13 +27,14 @@ TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
 class _Collected:
     """The answers of one request's batches. Guards: the request is settled exactly once, after its last batch."""
 
-    __slots__ = ("_correlation", "_error", "_left", "_offsets", "_parts", "_payload", "_session", "_verb")
+    __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_payload", "_session", "_verb")
 
     def __init__(self, session: Answering, verb: Verb, correlation: int, parts: Sequence[Part], payload: bytes) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
-        self._parts: Final = parts
+        # Taken now: by the time of the answer the receive buffer may hold something else.
+        self._counts: Final = [(part.partition.number, part.record_count) for part in parts]
         self._payload: Final = payload
         self._offsets: Final = [-1] * len(parts)
         self._left = len(parts)
@@ -48,7 +49,7 @@ class _Collected:
     def refused(self, index: int, error: BrokerError) -> None:
         """The broker took none of the batches from ``index`` on."""
         self._error = self._error or error
-        self._count_down(len(self._parts) - index)
+        self._count_down(len(self._counts) - index)
 
     def _count_down(self, count: int) -> None:
         self._left -= count
@@ -58,12 +59,12 @@ class _Collected:
             self._session.settle_error(self._verb, self._correlation, self._error)
             return
         if self._verb is Verb.STAGE:
-            staged = messages.Staged(sum([part.record_count for part in self._parts]))
+            staged = messages.Staged(sum([record_count for _, record_count in self._counts]))
             self._session.settle(self._verb, self._correlation, staged)
             return
         appended = [
-            messages.Appended(part.partition.number, offset, part.record_count)
-            for part, offset in zip(self._parts, self._offsets, strict=True)
+            messages.Appended(number, offset, record_count)
+            for (number, record_count), offset in zip(self._counts, self._offsets, strict=True)
         ]
         self._session.settle(self._verb, self._correlation, messages.Produced(appended), self._payload)
 

@@ -76,20 +76,29 @@ class RangeFetch:
         else:
             self._owner.ready(self)
 
-    def advance(self, broker: Broker, output: Output) -> None:
-        """Write the next frame if its bytes are at hand, else wait for them; tells the owner how it goes on. Raises BrokerError."""
-        if self.over or self._waiting_read:
-            return
-        read, self._read = self._read, None
-        if read is None:
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether bytes read ahead are pinned."""
+        return self._read is not None
+
+    def prepare(self, broker: Broker) -> bool:
+        """Begin to read the next frame's bytes; False when they are not at hand yet (the owner is told when they are). Raises BrokerError."""
+        if self.over or self._read is not None:
+            return True
+        if not self._waiting_read:
             bytes_max = ANSWER_BYTES_MAX if self._bytes_left is None else min(ANSWER_BYTES_MAX, self._bytes_left)
             end = self._offset_end if self._offset_end >= 0 else None
-            self._waiting_read = True
-            read = broker.fetch(self._partition, self._offset, bytes_max=bytes_max, then=self._arrived, offset_end=end)
-            if read is None:
-                return
-            self._waiting_read = False
-        self._write(read, output)
+            self._read = broker.fetch(
+                self._partition, self._offset, bytes_max=bytes_max, then=self._arrived, offset_end=end
+            )
+            self._waiting_read = self._read is None
+        return self._read is not None
+
+    def advance(self, broker: Broker, output: Output) -> None:
+        """Write the next frame if its bytes are at hand, else wait for them; tells the owner how it goes on. Raises BrokerError."""
+        if not self.over and self.prepare(broker) and self._read is not None:
+            read, self._read = self._read, None
+            self._write(read, output)
 
     def cancel(self, output: Output) -> None:
         """End now, with an empty last frame."""

@@ -119,6 +119,11 @@ class PolywireSession:
             at = end
         return at
 
+    @property
+    def fetches(self) -> tuple[RangeFetch, ...]:
+        """Open fetches, for whoever watches the connection."""
+        return tuple(self._fetches.values())
+
     def wanted(self) -> int:
         return self._wanted
 
@@ -272,11 +277,22 @@ class PolywireSession:
             while self._ready and frames < FRAMES_PER_PASS and self._output.backlog < self._output.backlog_max:
                 frames += 1
                 self._advance(self._ready.popleft())
+            if self._ready and frames < FRAMES_PER_PASS:
+                self._read_ahead()
         finally:
             self._busy = False
             self._flush()
         if frames == FRAMES_PER_PASS and self._ready:
             self._schedule()
+
+    def _read_ahead(self) -> None:
+        """While the peer takes what was written, have the disk fetch what comes next."""
+        fetch = self._ready.popleft()
+        try:
+            if fetch.prepare(self._broker):
+                self._ready.appendleft(fetch)
+        except BrokerError as error:
+            self.failed(fetch, error)
 
     def _advance(self, fetch: RangeFetch) -> None:
         try:

@@ -9,6 +9,7 @@ from polywire.errors import Busy, ErrorCode
 from polywire.protocols.flux.codec import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.records.columns import Header, Record
+from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records, to_records
 from polywire.types import Level
 from tests.unit.protocols.flux.dialogue import Dialogue, World
@@ -151,7 +152,7 @@ class Crowded:
     def __init__(self, world: World, times: int) -> None:
         self.times = times
         self._append = world.memory.log.append
-        world.memory.broker._append = self.append  # type: ignore[method-assign, assignment]
+        world.memory.broker._append = self.append
 
     def append(self, *args: object, **options: object) -> None:
         if self.times:
@@ -309,6 +310,21 @@ def test_values_of_other_wires_fit_a_line(value: bytes | None, shown: bytes) -> 
     peer.feed(b"V1|1|CONSUME|t 0 0\n")
     peer.pass_by()
     assert peer.take() == b"V1|1|OK|messages=0:" + shown + b",1:ok hw=1\n"
+
+
+@pytest.mark.parametrize("kind", [Compression.LZ4, Compression.ZSTD])
+def test_compressed_batches_between_others_are_read(kind: Compression) -> None:
+    world = World()
+    peer = world.connect()
+    topic = world.memory.broker.ensure_topic("t")
+    plain = [Record(b"%d" % n) for n in range(3)]
+    packed = compress_body(from_records([Record(b"packed" * 100) for _ in range(3)]), kind)
+    for batch in (from_records(plain), packed, from_records(plain)):
+        world.memory.broker.produce(topic.partitions[0], batch, level=Level.WRITTEN, done=None)
+    world.memory.run()
+    middle = ",".join(f"{n}:{'packed' * 100}" for n in (4, 5))
+    assert peer.ask("V1|1|CONSUME|t 0 4") == f"V1|1|OK|messages={middle},6:0,7:1,8:2 hw=8"
+    assert peer.ask("V1|2|CONSUME|t 0 7") == "V1|2|OK|messages=7:1,8:2 hw=8"
 
 
 def test_replies_are_capped_and_hold_at_least_one_record() -> None:

@@ -91,6 +91,17 @@ def test_streams_pause_for_a_slow_peer_and_go_on_when_drained(peer: Peer) -> Non
     assert offsets_of(peer.frames()) == list(range(12))
 
 
+def test_one_frame_is_read_ahead_for_a_slow_peer_and_given_back_when_it_goes(peer: Peer) -> None:
+    produce(peer, *[b"x" * MEGABYTE] * 12)
+    peer.output.backlog = peer.output.backlog_max
+    for _ in range(3):
+        peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))
+    peer.loop.run_due()
+    assert sum(fetch.holds_bytes for fetch in peer.session.fetches) == 1
+    peer.session.close()
+    assert sum(fetch.holds_bytes for fetch in peer.session.fetches) == 0
+
+
 def test_others_get_a_turn_during_a_long_stream(peer: Peer) -> None:
     produce(peer, *[b"x" * 3 * MEGABYTE] * (2 * FRAMES_PER_PASS))
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0))

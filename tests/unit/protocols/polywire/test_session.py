@@ -296,3 +296,15 @@ def _fnv1a_32(data: bytes) -> int:
     for byte in data:
         digest = ((digest ^ byte) * 0x01000193) & 0xFFFF_FFFF
     return digest
+
+
+def test_counts_in_a_late_answer_do_not_depend_on_the_receive_buffer(peer: Peer) -> None:
+    create(peer)
+    batch = batch_of(b"a", b"b")
+    frame = bytearray(encode_head(Verb.PRODUCE, 5, messages.Produce("t", 0, level=2), payload_bytes=len(batch)) + batch)
+    peer.session.receive(memoryview(frame))
+    peer.broker.commit()
+    frame[:] = b"\xff" * len(frame)  # as the connection may, once the turn was committed
+    peer.loop.run_due()
+    [answer] = peer.frames()
+    assert [(a.base_offset, a.record_count) for a in answer.decode(messages.Produced).appended] == [(0, 2)]
