@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -181,6 +182,7 @@ def test_kinds_of_errors_are_the_eight_of_the_house() -> None:
     assert not derived
 
 
+@cache
 def kinds_raised() -> dict[str, set[str]]:
     """Kinds that each error code is raised as, outside the store, whose errors the log answers."""
     kinds_of = defaultdict(set)
