@@ -11,6 +11,7 @@ from polywire.log.segment import Segment
 from polywire.log.segment_write import RunSource, write_segment
 from polywire.log.worker import Worker, attempt
 from polywire.store.memory import MemoryStore
+from polywire.store.residency import address_of
 from tests.unit.log.batches import Slot
 
 PARTITION = 7
@@ -65,6 +66,21 @@ def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     assert window is not None
     assert b"".join(bytes(piece) for piece, _ in window.pieces) == b"".join(batch.content for batch in place.stored)
     assert [end for _, end in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
+
+
+def test_many_small_pieces_share_one_block() -> None:
+    place = Place()
+    place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
+    block = place.cold._arena.take(1)
+    address = address_of(block)
+    del block
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.told[0][0]
+    assert window is not None
+    assert [bytes(piece) for piece, _ in window.pieces] == [batch.content for batch in place.stored]
+    places = [address_of(piece) - address for piece, _ in window.pieces]
+    assert all(after - before >= len(piece) for before, after, (piece, _) in zip(places, places[1:], window.pieces))
 
 
 def test_a_small_read_takes_one_segment() -> None:
