@@ -156,14 +156,15 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then | None
     ) -> Read | None:
-        """A read that begins in a segment; it goes on into later ones and the tail. Without ``then`` it waits for the disk."""
+        """A read that begins in a segment; it goes on into later ones, if these are warm, and the tail. Without ``then`` the first segment
+        was warmed for it, and whatever became cold again is waited for."""
         chunks: list[memoryview] = []
         at, room = offset, bytes_max
         number = partition.runs.find_offset(at)
         while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
             segment = self.segment(partition.runs.entry(number)[3])
-            if then is not None and not segment.is_warm(partition.incarnation, at, max(room, 1)):
-                if chunks:
+            if (then is not None or chunks) and not segment.is_warm(partition.incarnation, at, max(room, 1)):
+                if chunks or then is None:
                     return Read(chunks, at, partition.readable_offset, NO_PIN)
                 self._warm(segment, partition, offset, bytes_max, end, then)
                 return None
