@@ -1,4 +1,4 @@
-"""A stop of any kind after segments were removed: what was dropped or trimmed since the snapshot is not missed, what was not is still there."""
+"""A stop of any kind after segments were removed: what was dropped since the snapshot is not missed, the rest is still there."""
 
 from __future__ import annotations
 

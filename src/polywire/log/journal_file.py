@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from polywire.errors import Corrupt, ErrorCode
 from polywire.log.group import GROUP_BYTES_MAX
 from polywire.log.settings import PAGE_BYTES
-from polywire.errors import Corrupt, ErrorCode
 from polywire.types import Buffer
 
 IOV_MAX: Final = 1024  # buffers of one gathered write on Linux and macOS
