@@ -216,6 +216,7 @@ class FileLog:
         level: Level,
         done: Done | None,
     ) -> None:
+        assert any(token), "a token of zeros would be taken for none"
         staging = self._history.staging
         size = ENTRY_BYTES + len(token) + len(batch)
         self.reserve(size)  # first: it may commit, and whoever is told then may publish this token

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -75,8 +76,11 @@ def _lock(path: Path) -> Callable[[], None]:
         raise Unavailable(
             ErrorCode.STORAGE_FAILED, f"data directory is in use path={str(path.parent)!r} pid={holder}"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+    with suppress(
+        OSError
+    ):  # it only tells people who holds the lock; a full disk must not keep the broker from starting
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
     return partial(os.close, descriptor)
 
 

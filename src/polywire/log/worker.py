@@ -43,7 +43,8 @@ class Worker:
             self._thread = None
 
     def _serve(self) -> None:
-        broken: BrokerError | None
+        result: Any
+        error: BrokerError | None
         broken = Unavailable(ErrorCode.STORAGE_FAILED, f"a thread of the log failed thread={self._name}")
         while (item := self._jobs.get()) is not None:
             job, told = item

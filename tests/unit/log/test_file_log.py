@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from polywire.log.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
 from polywire.log.partition import FilePartition
 from polywire.log.segment import Segment
-from polywire.types import Level
+from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
 NEVER = 2**62
@@ -29,7 +29,7 @@ def fill_slot(rig: Rig, partition: FilePartition) -> None:
         rig.log.commit()
 
 
-def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path) -> None:
+def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, BIG)
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
@@ -39,16 +39,17 @@ def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path) -> None:
         rig.log.change(bytes(min(room - 32, 4096)), level=Level.WRITTEN, done=None)
     rig.log.change(bytes(room - 32), level=Level.WRITTEN, done=None)
     assert rig.log._turn.size + GROUP_HEADER_BYTES == limit
-    sizes = []
+    sizes: list[int] = []
     write = rig.log._journal.write
-    rig.log._journal.write = lambda parts, size, sequence: (  # type: ignore[method-assign]
-        sizes.append(size),
-        write(parts, size, sequence),
-    )[1]
+
+    def note(parts: Sequence[Buffer], size: int, sequence: int) -> int:
+        sizes.append(size)
+        return write(parts, size, sequence)
+
+    monkeypatch.setattr(rig.log._journal, "write", note)
     rig.log.name_sealed(0, [1], [], ("snapshots/x", 0), lambda: None)
     assert len(sizes) == 2
     assert max(sizes) <= limit
-    rig.log._journal.close()
     rig.kill()
 
 
@@ -60,6 +61,9 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
         rig.append(partition, [b"." * 2000])
         rig.log.commit()
     told: list[int] = []
+    rig.log.barrier(Level.SYNCED, lambda _, __: told.append(0))
+    rig.loop.run_until(lambda: told)
+    told.clear()
     rig.log.on_relief(lambda: told.append(1))
     rig.loop.run_pass()
     assert not told
@@ -71,18 +75,18 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path) -> None:
+def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=1, level=Level.WRITTEN, done=None)
     rig.log.commit()
     rig.log._room_changes = 1
-    rig.log._refresh = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.log, "_refresh", lambda: None)
     timers = len(rig.loop._timers)
     rig.log._expire_timer()
     assert len(rig.loop._timers) == timers + 1
     assert rig.log._history.staging.get(TOKEN) is not None
-    del rig.log._refresh  # type: ignore[method-assign]
+    monkeypatch.undo()
     rig.log._refresh()
     rig.log._expire_timer()
     rig.log.commit()
