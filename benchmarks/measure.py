@@ -73,9 +73,9 @@ def figure(
 @contextmanager
 def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
     """A broker over a new data directory, gone with all its files afterwards."""
-    with tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
-        with BrokerProcess(Path(place) / "data", *options) as broker:
-            yield broker
+    place = tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR"))
+    with place as path, BrokerProcess(Path(path) / "data", *options) as broker:
+        yield broker
 
 
 def resident_bytes(pid: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from polywire.records.columns import Record
 from tests.behaviour.conftest import WireClients
+from tests.behaviour.wires import Wire
 
 STALL_SECONDS: Final = 2.0
 GROWTH_BYTES_MAX: Final = 64 * 1024 * 1024  # of the broker's own memory by a peer that reads nothing
@@ -40,8 +41,7 @@ async def _send_noise(host: str, port: int, noise: bytes) -> None:
         with suppress(OSError):
             writer.write(noise)
             writer.write_eof()
-            async with asyncio.timeout(10):
-                await reader.read()
+            await asyncio.wait_for(reader.read(), 10)
     finally:
         writer.close()
 
@@ -54,14 +54,17 @@ async def test_a_peer_that_never_reads(clients: WireClients, topic: str) -> None
     try:
         stalled.write(clients.wire.opening)
         with suppress(TimeoutError, ConnectionError):  # back-pressure stops us, or the broker hangs up: both protect it
-            async with asyncio.timeout(STALL_SECONDS):
-                for number in range(1, 100_000):
-                    stalled.write(clients.wire.fetch(number, topic, partition))
-                    await stalled.drain()
+            await asyncio.wait_for(_flood(stalled, clients.wire, topic, partition), STALL_SECONDS)
         await _still_serves(clients, f"{topic}-after")
         assert clients.broker.memory_bytes - before < GROWTH_BYTES_MAX
     finally:
         stalled.transport.abort()
+
+
+async def _flood(stalled: asyncio.StreamWriter, wire: Wire, topic: str, partition: int) -> None:
+    for number in range(1, 100_000):
+        stalled.write(wire.fetch(number, topic, partition))
+        await stalled.drain()
 
 
 async def _still_serves(clients: WireClients, topic: str) -> None:

@@ -165,7 +165,7 @@ class Transactions:
 
 
 def check_token(token: bytes) -> None:
-    """Refuse a token that has not 16 bytes, or only zeros: that is how stored runs say that they have none. Raises Invalid(INVALID_REQUEST)."""
+    """Refuse a token that has not 16 bytes, or only zeros, by which stored runs say "no token". Raises Invalid(INVALID_REQUEST)."""
     if len(token) != TOKEN_BYTES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"a token has {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):

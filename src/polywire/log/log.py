@@ -1,8 +1,7 @@
 """The log on files: turns become groups, groups become segments, and all of it comes back after a stop of any kind.
 
 Promises: what ``log.base.Log`` says. Everything but syncs, sealing and cold reads happens on the loop, in the call
-or in ``commit``. Must not
-know: topics, groups, wires.
+or in ``commit``. Must not know: topics, groups, wires.
 """
 
 from __future__ import annotations

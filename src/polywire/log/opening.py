@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -55,14 +55,14 @@ def open_log(directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock
         unlock = _lock(directory / _LOCK)
     except OSError as error:
         raise storage_failed(error) from error
-    try:
-        return _Opening(directory, settings, loop, clock, replay, unlock).run()
-    except OSError as error:
-        unlock()
-        raise storage_failed(error) from error
-    except BaseException:
-        unlock()
-        raise
+    with ExitStack() as undone:
+        undone.callback(unlock)
+        try:
+            log = _Opening(directory, settings, loop, clock, replay, unlock).run()
+        except OSError as error:
+            raise storage_failed(error) from error
+        undone.pop_all()
+        return log
 
 
 def _lock(path: Path) -> Callable[[], None]:

@@ -79,11 +79,11 @@ class Player:
         """Segments whose removal lies behind the snapshot."""
         removed: set[int] = set()
         for place in self._chain.groups:
-            if place.kinds & 1 << EntryKind.SEALED:
-                for entry in read_directory(place.slot.view, place.position):
-                    if entry.kind == EntryKind.SEALED:
-                        content = place.slot.view[entry.position : entry.position + entry.length]
-                        removed.update(read_sealed(content)[1])
+            entries = read_directory(place.slot.view, place.position) if place.kinds & 1 << EntryKind.SEALED else ()
+            for entry in entries:
+                if entry.kind == EntryKind.SEALED:
+                    content = place.slot.view[entry.position : entry.position + entry.length]
+                    removed.update(read_sealed(content)[1])
         return removed
 
     def _hand_out(self, sealed: Collection[Sealed]) -> None:

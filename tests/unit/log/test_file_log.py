@@ -12,7 +12,6 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
 from polywire.log.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
 from polywire.log.partition import FilePartition
-from polywire.log.segment import Segment
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
@@ -125,27 +124,6 @@ def test_slots_behind_a_pinned_one_are_sealed(tmp_path: Path) -> None:
     rig.loop.run_until(lambda: rig.log.sealing == 1 and len(rig.log._sealer._parked) == 1)
     found.pin.release()
     rig.loop.run_until(lambda: not rig.log.sealing)
-    rig.log.close()
-
-
-def test_read_stops_before_a_cold_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(tmp_path, SMALL)
-    partition = rig.log.open_partition(1)
-    for _ in range(3):
-        fill_slot(rig, partition)
-        rig.settle()
-    warmed: list[Segment] = []
-    warm = Segment.warm
-
-    def note(segment: Segment, *arguments: int) -> None:
-        warmed.append(segment)
-        warm(segment, *arguments)
-
-    monkeypatch.setattr(Segment, "warm", note)
-    monkeypatch.setattr(Segment, "is_warm", lambda *_: False)
-    values = rig.read(partition)
-    assert len(values) == partition.next_offset
-    assert len(set(warmed)) == len(partition.runs), "the loop waited for no disk"
     rig.log.close()
 
 
