@@ -171,6 +171,14 @@ class LogMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         self.rig.settle()
 
+    @rule(settled=st.booleans())
+    def remove_segments(self, settled: bool) -> None:
+        """What the log does half a second after segments died."""
+        self.relieve()
+        self.rig.log._sealer.remove()
+        if settled:
+            self.rig.settle()
+
     @rule(how=st.sampled_from(("kill", "close")))
     def reopen(self, how: str) -> None:
         self.rig.log.commit()

@@ -165,6 +165,8 @@ class Transactions:
 
 
 def check_token(token: bytes) -> None:
-    """Refuse a token that has not 16 bytes. Raises Invalid(INVALID_REQUEST)."""
+    """Refuse a token that has not 16 bytes, or only zeros, by which stored runs say "no token". Raises Invalid(INVALID_REQUEST)."""
     if len(token) != TOKEN_BYTES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"a token has {TOKEN_BYTES} bytes got={len(token)}")
+    if not any(token):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "a token must not be all zeros")

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from polywire.errors import Corrupt, ErrorCode
+from polywire.log.group import GROUP_BYTES_MAX
 from polywire.log.settings import PAGE_BYTES
 from polywire.types import Buffer
 
@@ -36,6 +38,9 @@ class Slot:
         self.number: Final = number
         self.descriptor: Final = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.size: Final = os.fstat(self.descriptor).st_size
+        if self.size == 0:
+            os.close(self.descriptor)
+            raise Corrupt(ErrorCode.CORRUPT, f"a slot of the journal is empty path={str(path)!r}")
         self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
         self.view = memoryview(self._map)
         self.serial = -1
@@ -79,7 +84,7 @@ class FileJournal:
 
     def open_all(self) -> list[Slot]:
         """Open every slot that exists; each counts as needed until ``release``."""
-        self._directory.mkdir(exist_ok=True)
+        make_directory(self._directory)
         found = [
             Slot(path, int(path.stem.partition("-")[2])) for path in sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
         ]
@@ -162,6 +167,7 @@ class FileJournal:
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
+        assert size <= GROUP_BYTES_MAX, "recovery takes no larger group for one"
         if len(parts) > IOV_MAX or os.pwritev(slot.descriptor, parts, position) != size:
             _write_slowly(slot.descriptor, parts, position)
         self.position = position + size
@@ -211,3 +217,11 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """A directory that a power loss does not take away, with those above it that do not exist. Raises OSError."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -214,13 +215,14 @@ class FileLog:
         level: Level,
         done: Done | None,
     ) -> None:
+        assert any(token), "a token of zeros would be taken for none"
         staging = self._history.staging
+        size = ENTRY_BYTES + len(token) + len(batch)
+        self.reserve(size)  # first: it may commit, and whoever is told then may publish this token
         staged = staging.get(token)
         if staged is not None and staged.claimed:
             raise Missing(ErrorCode.STAGE_MISSING, f"token is being published or abandoned token={token.hex()}")
         staging.admit(len(batch))
-        size = ENTRY_BYTES + len(token) + len(batch)
-        self.reserve(size)
         made = StagedBatch(token, partition.incarnation, bytes(batch[:HEADER_BYTES]), len(batch))
         staging.add(made, expires_at_us)
         self._add(Stage(token, batch, made, expires_at_us, level, done), size)
@@ -465,7 +467,10 @@ class FileLog:
         if self._failure is not None or self._closed:
             return
         content = sealed_content(new, removed)
-        self._turn.close()
+        if self._turn.steps:
+            self._write()  # the turn may be as large as a group can be; the reserve of the last slot is for groups of their own
+        if self._failure is not None:
+            return
         told = partial(_told_sealed, done)
         named = Entered(EntryKind.SEALED, content, sequence, Level.SYNCED, told)
         self._add(named, ENTRY_BYTES + len(content))
@@ -481,6 +486,7 @@ class FileLog:
         if isinstance(error, Busy):
             self._disk.refused()
             self._refresh()
+            self._relieve()  # whoever waits is to be told that the disk is full
         else:
             self._fail(error)
 
@@ -521,17 +527,19 @@ class FileLog:
 
     def _expire_timer(self) -> None:
         if not self._closed and self._failure is None:
-            self._expire()
             self._loop.call_later(EXPIRY_SECONDS, self._expire_timer)
+            self._expire()
 
     def _expire(self) -> None:
         if len(self._history.staging):
             expired = self._history.staging.expired(self._clock.now_us())[:TOKENS_EXPIRED_MAX]
-            if expired and self._room_changes > 0:
-                self.abandon(expired)
+            if expired:
+                with suppress(Busy):  # next time
+                    self.abandon(expired)
         self._sealer.note_dead()
         self._disk.look()
         self._refresh()
+        self._relieve()
 
     # Ends
 
@@ -561,6 +569,9 @@ class FileLog:
         if self._closed:
             return
         self.commit()
+        self._closed = True  # who is told from here on can add nothing more
+        self._refresh()
+        self.commit()
         self._sealer.stop()
         if self._failure is None:
             try:
@@ -569,8 +580,6 @@ class FileLog:
                 self._fail(storage_failed(error))
         self._syncer.stop()
         self._tell()
-        self._closed = True
-        self._refresh()
         self._reader_worker.stop()
         self._journal.close()
         self._unlock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.group import EntryKind, GroupHead
 from polywire.log.history import Contents, History
-from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.journal_file import FileJournal, Slot, make_directory
 from polywire.log.log import FileLog
 from polywire.log.reading import Reader
 from polywire.log.recovery import Chain, find_chain
@@ -51,7 +51,7 @@ def open_log(directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock
     Raises Unavailable when the directory is in use or the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         unlock = _lock(directory / _LOCK)
     except OSError as error:
         raise storage_failed(error) from error
@@ -76,8 +76,11 @@ def _lock(path: Path) -> Callable[[], None]:
         raise Unavailable(
             ErrorCode.STORAGE_FAILED, f"data directory is in use path={str(path.parent)!r} pid={holder}"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+    with suppress(
+        OSError
+    ):  # it only tells people who holds the lock; a full disk must not keep the broker from starting
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
     return partial(os.close, descriptor)
 
 
@@ -114,6 +117,8 @@ class _Opening:
         worker = Worker("reader", self._loop)
         history = self._make_history(segments, worker, start)
         if chain is not None:
+            # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
+            sync_all(tuple({place.slot.descriptor for place in chain.groups}))
             Player(self._store, history, self._replay, chain).play()
             self._report(chain)
             self._delete_unnamed(history, chain)

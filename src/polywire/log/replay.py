@@ -5,7 +5,7 @@ Promises: the state that the turns had made, or Corrupt. Must not know: how the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from struct import Struct
 from typing import Final
 
@@ -23,13 +23,14 @@ from polywire.log.staging import StagedBatch
 from polywire.log.turn import read_sealed
 from polywire.records.batch import layout, read_header
 from polywire.records.columns import HEADER_BYTES, Column
-from polywire.store.base import Store
+from polywire.store.base import BlobMissing, Store
 from polywire.types import Buffer
 
 _NUMBERS: Final = Struct(
     "<12xI8xI4xQQq24xII"
 )  # columns, epoch, offset, address, time; address span, offset span (decision 0001)
 _PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
+_ALL: Final = 2**63
 
 
 class Player:
@@ -43,11 +44,17 @@ class Player:
         self._expiries: dict[tuple[bytes, int], int] = {}
         """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
+        self._gone = _ends_of_the_gone(chain)
 
     def play(self) -> None:
         """Everything. Raises Corrupt, and what the store raises."""
         if self._chain.snapshot is not None:
-            self._restore(get_snapshot(self._store, self._chain.snapshot))
+            try:
+                self._restore(get_snapshot(self._store, self._chain.snapshot))
+            except BlobMissing as missing:
+                raise Corrupt(
+                    ErrorCode.CORRUPT, f"a blob that the journal names is missing name={missing}"
+                ) from missing
         for place in self._chain.groups:
             contents = self._history.contents.setdefault(place.slot.serial, Contents())
             for entry in read_directory(place.slot.view, place.position):
@@ -91,7 +98,7 @@ class Player:
                 self._hand_out_staged(run, item)
                 continue
             partition = self._history.partitions.get(run.partition)
-            if partition is None or run.next_offset <= partition.first_offset:
+            if partition is None or run.next_offset <= self._first_kept(partition):
                 continue
             if ends.setdefault(run.partition, run.first_offset) != run.first_offset:
                 raise Corrupt(
@@ -101,17 +108,34 @@ class Player:
             ends[run.partition] = run.next_offset
             partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
             item.live += 1
-        for incarnation, end in ends.items():
-            if end != self._history.partitions[incarnation].next_offset:
-                raise Corrupt(ErrorCode.CORRUPT, f"segments end early partition={incarnation} offset={end}")
+        self._check_ends(ends)
         self._history.segments.settle(sealed)
+
+    def _first_kept(self, partition: FilePartition) -> int:
+        """Where a partition begins once all is played: segments and staged batches below may be gone already."""
+        return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
+
+    def _check_ends(self, ends: Mapping[int, int]) -> None:
+        """What is kept of a partition begins at its first offset and ends where the snapshot says. Raises Corrupt."""
+        for incarnation, partition in self._history.partitions.items():
+            kept = self._first_kept(partition)
+            if kept >= partition.next_offset:
+                continue
+            end = ends.get(incarnation, kept)
+            if end != partition.next_offset:
+                raise Corrupt(ErrorCode.CORRUPT, f"segments end early partition={incarnation} offset={end}")
+            if partition.runs.entry(0)[0] > kept:
+                raise Corrupt(ErrorCode.CORRUPT, f"segments begin late partition={incarnation} offset={kept}")
 
     def _hand_out_staged(self, run: Run, item: Sealed) -> None:
         expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
         chunk = item.segment.view(run.position, run.stop)
-        for position, length in zip(*split_batches(chunk), strict=True):
+        positions, lengths = split_batches(chunk)
+        if not positions or positions[-1] + lengths[-1] != run.size:
+            raise Corrupt(ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r}")
+        for position, length in zip(positions, lengths, strict=True):
             header = bytes(chunk[position : position + HEADER_BYTES])
             batch = StagedBatch(run.token, run.partition, header, length)
             batch.place, batch.position = item.place, run.position + position
@@ -123,7 +147,7 @@ class Player:
     def _apply(self, place: Place, contents: Contents, entry: Entry) -> None:
         view = place.slot.view[entry.position : entry.position + entry.length]
         partition = self._history.partitions.get(entry.partition)
-        match EntryKind(entry.kind):
+        match entry.kind:
             case EntryKind.BATCH:
                 if partition is not None:
                     contents.partitions[partition] = None
@@ -155,6 +179,8 @@ class Player:
                     self._history.trim(partition, entry.argument)
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
+            case _:
+                raise Corrupt(ErrorCode.CORRUPT, f"no such kind of entry kind={entry.kind} sequence={place.sequence}")
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
         """A numbered batch in a slot joins its partition's tail."""
@@ -199,21 +225,43 @@ class Player:
 
     def _publish(self, partition: FilePartition, token: bytes, headers: memoryview, serial: int) -> None:
         staged = self._history.staging.get(token)
-        batches = [] if staged is None else [b for b in staged.batches if b.incarnation == partition.incarnation]
-        if staged is None or len(batches) * HEADER_BYTES != len(headers):
-            raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
-        if not staged.claimed:
+        if staged is not None and not staged.claimed:
             staged.claimed = True
             self._published.append(token)
-        for number, batch in enumerate(batches):
+        batches = [] if staged is None else [b for b in staged.batches if b.incarnation == partition.incarnation]
+        count = len(headers) // HEADER_BYTES
+        missing = count - len(
+            batches
+        )  # the first ones, if any: they were trimmed or dropped later, so nobody kept them
+        for number in range(count):
             header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
             offset, address, time_us, span, address_span = self._follow(partition, header)
-            self._history.lay(partition, header, batch, serial, (offset, address, time_us))
+            if offset + span > self._gone.get(partition.incarnation, 0):
+                if not 0 <= missing <= number or batches[number - missing].length != int.from_bytes(
+                    header[4:8], "little"
+                ):
+                    raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
+                batch = batches[number - missing]
+                self._history.lay(partition, header, batch, serial, (offset, address, time_us))
+                if _NUMBERS.unpack_from(header)[0] & _PRODUCER_BIT:
+                    self._tell_producer(self._history.reader.tail_batch(partition, len(partition.tail) - 1))
             self._advance(partition, offset + span, address + address_span, time_us)
-            self._tell_producer(self._history.reader.tail_batch(partition, len(partition.tail) - 1))
 
     def _unstage_published(self) -> None:
         """The change that ends a publish: its tokens are gone."""
         for token in self._published:
             self._history.unstage(token)
         self._published.clear()
+
+
+def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
+    """Offsets below which the chain's own trims and drops leave nothing, by partition. Their segments may have been removed since."""
+    gone: dict[int, int] = {}
+    for place in chain.groups:
+        if place.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP):
+            for entry in read_directory(place.slot.view, place.position):
+                if entry.kind == EntryKind.TRIM:
+                    gone[entry.partition] = max(gone.get(entry.partition, 0), entry.argument)
+                elif entry.kind == EntryKind.DROP:
+                    gone[entry.partition] = _ALL
+    return gone

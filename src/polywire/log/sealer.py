@@ -158,6 +158,7 @@ class Sealer:
             if old:
                 self._delete([old])
             self.free_parked()
+            self.advance(self._synced)  # the slot may be pinned: the next one needs not wait for its readers
             self._remove_soon()
 
         self._owner.name_sealed(full.image.sequence, numbers, (), (name, broker_sequence), installed)

@@ -55,6 +55,8 @@ class Segments:
         self._next_place = 0
         self.by_place: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
+        self._leaving: Final[set[int]] = set()
+        """Places of segments whose removal is journalled, perhaps not yet on the disk."""
 
     def next_number(self) -> int:
         """A number for a new segment."""
@@ -84,6 +86,7 @@ class Segments:
         """Segments to be removed; the caller journals that, then calls ``removed``."""
         dead = self.dead[:count_max]
         del self.dead[:count_max]
+        self._leaving.update(sealed.place for sealed in dead)
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
@@ -91,10 +94,11 @@ class Segments:
         names = []
         for sealed in dead:
             del self.by_place[sealed.place]
+            self._leaving.discard(sealed.place)
             self._cache.drop(sealed.segment.name)
             names.append(sealed.segment.name)
         return names
 
     def numbers(self) -> list[int]:
-        """Every segment whose blob must stay."""
-        return [sealed.number for sealed in self.by_place.values()]
+        """Every segment that a snapshot taken now must list; those whose removal was journalled are not needed by what comes later."""
+        return [sealed.number for sealed in self.by_place.values() if sealed.place not in self._leaving]

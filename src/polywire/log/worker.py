@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from polywire.errors import BrokerError, ErrorCode, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
 from polywire.log.base import Loop
+from polywire.store.base import BlobMissing
 
 Job = Callable[[], Any]
 Told = Callable[[Any, BrokerError | None], None]
@@ -41,14 +43,21 @@ class Worker:
             self._thread = None
 
     def _serve(self) -> None:
+        result: Any
+        error: BrokerError | None
+        broken = Unavailable(ErrorCode.STORAGE_FAILED, f"a thread of the log failed thread={self._name}")
         while (item := self._jobs.get()) is not None:
             job, told = item
-            result, error = attempt(job)
-            del job, item
+            del item
+            result, error = None, broken
             try:
-                self._loop.call_soon_threadsafe(told, result, error)
-            except RuntimeError:  # the loop was closed under us: nobody is left to be told
-                return
+                result, error = attempt(job)
+            finally:  # also when the job broke a promise of ours: whoever waits must not wait for ever
+                del job
+                if error is broken:
+                    self._thread = None  # this one ends; the next job gets another
+                with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
+                    self._loop.call_soon_threadsafe(told, result, error)
 
 
 def attempt(job: Job) -> tuple[Any, BrokerError | None]:
@@ -59,6 +68,8 @@ def attempt(job: Job) -> tuple[Any, BrokerError | None]:
         return None, error
     except OSError as error:
         return None, storage_failed(error)
+    except BlobMissing as error:  # removed between the look-up and the job
+        return None, Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
 def storage_failed(error: OSError) -> Unavailable:

@@ -6,7 +6,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactions import PublishAnswer
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of
@@ -101,6 +101,12 @@ def test_a_publish_that_was_lost_is_made_again(memory: MemoryBroker) -> None:
     stage(memory, B, 0, b"1")
     assert not publish(memory, 0, B).duplicate
     assert ends(memory) == [1, 0, 0]
+
+
+def test_a_token_of_zeros_is_refused(memory: MemoryBroker) -> None:
+    """Stored runs of segments say with zeros that they hold no staged batches."""
+    with pytest.raises(Invalid):
+        stage(memory, bytes(16), 0, b"1")
 
 
 def test_publishing_nothing_counts(memory: MemoryBroker) -> None:

@@ -1,0 +1,149 @@
+"""A disk that fails at any call: while the log opens, or while it writes and seals. Afterwards nothing acknowledged is missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.errors import BrokerError, Busy
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Rig, batch_of
+
+CALLS = ("pwritev", "pwrite", "write", "fdatasync", "fsync", "link", "unlink", "posix_fallocate")
+NEVER = 2**62
+TOKENS = [bytes([number]) * 16 for number in (1, 2, 3)]
+SETTINGS = replace(SMALL, direct=False)
+
+
+class Faults:
+    """Counts calls that touch the disk; from call ``at`` on, ``count`` of them fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, code: int = errno.EIO) -> None:
+        self.calls = 0
+        self.at = -1
+        self.count = 1
+        self._code = code
+        for name in CALLS:
+            patch.setattr(os, name, self._wrap(name, getattr(os, name)))
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            number = self.calls
+            self.calls += 1
+            if 0 <= self.at <= number < self.at + self.count:
+                raise OSError(self._code, f"{name} failed on request")
+            return real(*arguments, **named)
+
+        return call
+
+
+def write_history(directory: Path) -> tuple[list[bytes], list[bytes]]:
+    """Sealed, unsealed, staged, published and trimmed data, and a killed writer; returns values and changes."""
+    rig = Rig(directory, SETTINGS)
+    partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
+    values: list[bytes] = []
+    for number in range(60):
+        values.append(b"%d" % number + b"." * 2000)
+        rig.append(partition, values[-1:])
+        rig.change(b"%d" % number)
+        if number in (5, 30, 55):
+            token = TOKENS[(5, 30, 55).index(number)]
+            rig.log.stage(token, partition, batch_of([token]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+            rig.append(other, [b"." * 900])
+        if number in (35, 58):
+            token = TOKENS[(35, 58).index(number)]
+            rig.log.publish([token], b"p", level=Level.WRITTEN, done=lambda _, __: None)
+            rig.memory.apply(b"p")
+            values.append(token)
+        rig.log.commit()
+        if number % 20 == 19:
+            rig.settle()
+    rig.log.trim(2, 2)
+    rig.log.commit()
+    changes = rig.memory.changes
+    rig.kill()
+    return values, changes
+
+
+def check(directory: Path, values: list[bytes], changes: list[bytes]) -> None:
+    rig = Rig(directory, SETTINGS)
+    assert rig.read(rig.log.partition(1)) == values
+    assert rig.memory.changes == changes
+    assert rig.log.partition(2).first_offset == 2
+    assert list(rig.log.staged_partitions(TOKENS[2])) == [1]
+    rig.log.publish([TOKENS[2]], b"p", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.commit()
+    assert rig.read(rig.log.partition(1), len(values)) == [TOKENS[2]]
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [*values, TOKENS[2]]
+    rig.log.close()
+
+
+def test_opening_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = tmp_path / "origin"
+    values, changes = write_history(origin)
+    step, calls, failed = 0, 1, 0
+    while step < calls:
+        directory = tmp_path / f"copy-{step}"
+        shutil.copytree(origin, directory)
+        for at in (step, step // 2):  # twice in a row, at different places
+            with monkeypatch.context() as patch:
+                faults = Faults(patch)
+                faults.at = at
+                try:
+                    Rig(directory, SETTINGS).kill()
+                except BrokerError:
+                    failed += 1
+                calls = max(calls, faults.calls)
+        check(directory, values, changes)
+        shutil.rmtree(directory)
+        step += 1
+    assert failed > 20
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_writing_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    for step in range(0, 200, 7):
+        directory = tmp_path / f"step-{step}"
+        told: list[tuple[int, bytes]] = []
+        failures: list[BrokerError] = []
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, code)
+            rig = Rig(directory, SETTINGS)
+            rig.log.on_failure(failures.append)
+            partition = rig.log.open_partition(1)
+            rig.settle()
+            faults.at = faults.calls + step
+            for number in range(120):
+                value = b"%d" % number + b"." * 1500
+
+                level = Level.SYNCED if number % 9 == 0 else Level.WRITTEN
+                try:
+                    rig.log.append(partition, batch_of([value]), level=level, done=partial(note, told, value))
+                except Busy:
+                    rig.loop.run_pass(0.002)
+                    continue
+                except BrokerError:
+                    break
+                rig.loop.run_pass(0.001 if rig.log.congested else 0.0)
+            rig.kill()
+        rig = Rig(directory, SETTINGS)
+        values = rig.read(rig.log.partition(1))
+        for offset, value in told:
+            assert values[offset] == value
+        rig.log.close()
+        shutil.rmtree(directory)
+
+
+def note(told: list[tuple[int, bytes]], value: bytes, offset: int, error: BrokerError | None) -> None:
+    if error is None:
+        told.append((offset, value))

@@ -1,0 +1,153 @@
+"""The log at its limits: full turns, full disks, pinned slots, cold segments, callbacks that add more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
+from polywire.log.group import GROUP_HEADER_BYTES
+from polywire.log.log import FileLog
+from polywire.log.partition import FilePartition
+from polywire.types import Buffer, Level
+from tests.unit.log.rig import SMALL, Rig, batch_of
+
+NEVER = 2**62
+TOKEN = b"t" * 16
+BIG = replace(SMALL, group_bytes_max=16 * 1024)
+
+
+def fill_slot(rig: Rig, partition: FilePartition) -> None:
+    """Append until another slot is written."""
+    slot = rig.log._journal.current
+    while rig.log._journal.current is slot:
+        rig.append(partition, [b"%d" % partition.next_offset + b"." * 2000])
+        rig.log.commit()
+
+
+def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, BIG)
+    partition = rig.log.open_partition(1)
+    fill_slot(rig, partition)
+    rig.log.commit()
+    limit = rig.log.settings.group_limit
+    while (room := rig.log._room - rig.log._turn.size) > 4096:
+        rig.log.change(bytes(min(room - 32, 4096)), level=Level.WRITTEN, done=None)
+    rig.log.change(bytes(room - 32), level=Level.WRITTEN, done=None)
+    assert rig.log._turn.size + GROUP_HEADER_BYTES == limit
+    sizes: list[int] = []
+    write = rig.log._journal.write
+
+    def note(parts: Sequence[Buffer], size: int, sequence: int) -> int:
+        sizes.append(size)
+        return write(parts, size, sequence)
+
+    monkeypatch.setattr(rig.log._journal, "write", note)
+    rig.log.name_sealed(0, [1], [], ("snapshots/x", 0), lambda: None)
+    assert len(sizes) == 2
+    assert max(sizes) <= limit
+    rig.kill()
+
+
+def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SMALL)
+    partition = rig.log.open_partition(1)
+    rig.log._sealer._stopped = True
+    while not rig.log.congested or rig.log._room > 4000:
+        rig.append(partition, [b"." * 2000])
+        rig.log.commit()
+    told: list[int] = []
+    rig.log.barrier(Level.SYNCED, lambda _, __: told.append(0))
+    rig.loop.run_until(lambda: told)
+    told.clear()
+    rig.log.on_relief(lambda: told.append(1))
+    rig.loop.run_pass()
+    assert not told
+    rig.log.seal_failed(Busy(ErrorCode.DISK_FULL, "disk is full"))
+    rig.loop.run_until(lambda: told)
+    with pytest.raises(Busy) as refused:
+        rig.append(partition, [b"refused"])
+    assert refused.value.code is ErrorCode.DISK_FULL
+    rig.log.close()
+
+
+def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, SMALL)
+    partition = rig.log.open_partition(1)
+    rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=1, level=Level.WRITTEN, done=None)
+    rig.log.commit()
+    rig.log._room_changes = 1
+    monkeypatch.setattr(rig.log, "_refresh", lambda: None)
+    timers = len(rig.loop._timers)
+    rig.log._expire_timer()
+    assert len(rig.loop._timers) == timers + 1
+    assert rig.log._history.staging.get(TOKEN) is not None
+    monkeypatch.undo()
+    rig.log._refresh()
+    rig.log._expire_timer()
+    rig.log.commit()
+    assert rig.log._history.staging.get(TOKEN) is None
+    rig.log.close()
+
+
+def test_token_published_by_a_callback_takes_no_more_batches(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SMALL)
+    partition = rig.log.open_partition(1)
+    rig.log.stage(TOKEN, partition, batch_of([b"first"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+
+    def publish(_: int, error: BrokerError | None) -> None:
+        assert error is None
+        rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _, __: None)
+
+    rig.log.change(bytes(rig.log._room - rig.log._turn.size - 5000), level=Level.WRITTEN, done=publish)
+    with pytest.raises(Missing):
+        rig.log.stage(TOKEN, partition, batch_of([b"." * 6000]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+    rig.settle()
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"first"]
+    rig.log.close()
+
+
+def test_slots_behind_a_pinned_one_are_sealed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
+    partition = rig.log.open_partition(1)
+    rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+    rig.append(partition, [b"0"])
+    rig.log.commit()
+    found = rig.read_once(partition, 0)
+    fill_slot(rig, partition)
+    fill_slot(rig, partition)
+    rig.loop.run_until(lambda: rig.log.sealing == 1 and len(rig.log._sealer._parked) == 1)
+    found.pin.release()
+    rig.loop.run_until(lambda: not rig.log.sealing)
+    rig.log.close()
+
+
+def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SMALL)
+    partition = rig.log.open_partition(1)
+    rig.log.commit()
+    told: list[str] = []
+
+    def more(log: FileLog, level: Level) -> Callable[[int, BrokerError | None], None]:
+        def done(_: int, error: BrokerError | None) -> None:
+            assert error is None
+            try:
+                log.append(partition, batch_of([b"more"]), level=level, done=lambda _, __: told.append("answered"))
+            except Unavailable:
+                told.append("refused")
+
+        return done
+
+    rig.log.append(partition, batch_of([b"one"]), level=Level.WRITTEN, done=more(rig.log, Level.SYNCED))
+    rig.log.append(partition, batch_of([b"two"]), level=Level.SYNCED, done=more(rig.log, Level.WRITTEN))
+    rig.log.close()
+    assert sorted(told) == ["answered", "refused"]
+    rig.loop.run_pass()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"one", b"two", b"more"]
+    rig.log.close()
