@@ -64,9 +64,8 @@ def stage(rig: Rig, partition: FilePartition, values: list[bytes], which: int, n
     half = len(values) // 2
     for part in (values[:half], values[half:]):
         if part:
-            rig.log.stage(
-                token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None
-            )
+            rig.log.stage(token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None)
+
     def done(ranges: object, error: BrokerError | None) -> None:
         assert error is None, error
         print(f"p {which} {ranges[0][1]} {number} {len(values)}", flush=True)  # type: ignore[index]

@@ -127,7 +127,9 @@ def lose_power(directory: Path, floor: int) -> None:
     chain = find_chain(slots)
     assert chain is not None
     if chain.snapshot is not None:
-        assert get_snapshot(FileStore(directory), chain.snapshot).sequence <= floor, "no snapshot runs ahead of the disk"
+        assert get_snapshot(FileStore(directory), chain.snapshot).sequence <= floor, (
+            "no snapshot runs ahead of the disk"
+        )
     assert chain.sequence >= floor, "everything synced is there"
     for place in chain.groups:
         if place.sequence > floor:

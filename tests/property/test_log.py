@@ -71,7 +71,12 @@ class LogMachine(RuleBasedStateMachine):
         self.rig.log.open_partition(self.incarnation)
         self.kept[self.incarnation] = Kept()
 
-    @rule(data=st.data(), sizes=st.lists(st.sampled_from((0, 5, 100, 900)), min_size=1, max_size=4), times=st.integers(1, 12), level=st.sampled_from(Level))
+    @rule(
+        data=st.data(),
+        sizes=st.lists(st.sampled_from((0, 5, 100, 900)), min_size=1, max_size=4),
+        times=st.integers(1, 12),
+        level=st.sampled_from(Level),
+    )
     def append(self, data: st.DataObject, sizes: list[int], times: int, level: Level) -> None:
         self.relieve()
         which = data.draw(st.sampled_from(sorted(self.kept)))
@@ -106,7 +111,14 @@ class LogMachine(RuleBasedStateMachine):
         which = data.draw(st.sampled_from(sorted(self.kept)))
         values = [self.value(size), self.value(size)]
         try:
-            self.rig.log.stage(token, self.rig.log.partition(which), batch_of(values), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+            self.rig.log.stage(
+                token,
+                self.rig.log.partition(which),
+                batch_of(values),
+                expires_at_us=NEVER,
+                level=Level.WRITTEN,
+                done=None,
+            )
         except Missing:
             self.rig.log.commit()  # the token's publish is in this turn
             return

@@ -357,6 +357,8 @@ class Broker:
         positions = self._state.positions
         if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
+        if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
+            raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
         change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
         self._log.change(changes.encode(change), level=level, done=done)
         positions.store(change)
