@@ -258,3 +258,17 @@ def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
         ("a", "flux", 4.0, (0, 2)),
         ("b", "flux", 0.0, (1,)),
     ]
+
+
+def test_members_of_all_groups_together_are_bounded() -> None:
+    memory = MemoryBroker(BrokerSettings(members_total_max=2))
+    join(memory, "a")
+    join(memory, "b", topic="u")
+    with pytest.raises(Busy):
+        memory.broker.groups.join("other", "t", "c", wire="flux")
+    left = join(memory, "b", topic="u").generation
+    memory.broker.groups.leave("g", "u", "b", left, wire="flux")
+    memory.broker.groups.join("other", "t", "c", wire="flux")
+    memory.run()
+    with pytest.raises(Busy):
+        memory.restart().groups.join("more", "t", "d", wire="flux")
