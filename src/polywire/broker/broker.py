@@ -211,7 +211,7 @@ class Broker:
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3))
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), data=False)
         for partition in topic.partitions:
             self._log.drop_partition(partition.incarnation)
         self.change_all([changes.TopicDeleted(topic.id)], level=level, done=done)
@@ -219,7 +219,7 @@ class Broker:
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """Remove all records written before this turn; offsets go on. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3))
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), data=False)
         for partition in topic.partitions:
             self._log.trim(partition.incarnation, partition.log.next_offset)
         self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
@@ -357,6 +357,8 @@ class Broker:
         positions = self._state.positions
         if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
+        if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
+            raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
         change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
         self._log.change(changes.encode(change), level=level, done=done)
         positions.store(change)
@@ -421,7 +423,7 @@ class Broker:
             return
         encoded = [changes.encode(change) for change in made]
         if len(encoded) > 1:
-            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded))
+            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded), data=False)
         for index, change in enumerate(made):
             last = index == len(made) - 1
             self._log.change(encoded[index], level=level, done=done if last else None)

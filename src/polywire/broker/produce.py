@@ -26,7 +26,6 @@ ADMISSION: Final = Struct("<4xIII60xI")
 PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
 _PRODUCER: Final = Struct("<28xI24xqQ")
 _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
-_KEY_AND_VALUE: Final = (Column.VALUE_OFFSETS, Column.KEY_OFFSETS)
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
@@ -85,16 +84,9 @@ class Admission:
 
     def _check_records(self, batch: Buffer) -> None:
         """Only a body above the limit can hold a record above it, so this looks at lengths of few batches."""
-        places = batches.layout(batch)
-        limit = self._settings.record_bytes_max
-        for column in _KEY_AND_VALUE:
-            at, size = places[2 * column], places[2 * column + 1]
-            if at < 0:
-                continue
-            ends = memoryview(batch)[at : at + size].cast("i")
-            longest = max(map(int.__sub__, ends[1:], ends[:-1]))
-            if longest > limit:
-                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
+        longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
+        if longest > limit:
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
 
     def produce(self, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
         """The long path of ``Broker.produce``."""

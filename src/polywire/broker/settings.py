@@ -78,8 +78,10 @@ class BrokerSettings:
     retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
     member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
     groups_max, members_max: per broker and per group; a change of members writes the whole group.
+    members_total_max: in all groups, some 700 bytes each with the longest names.
     name_bytes_max: longest group, member, consumer or writer name (FLUX dossier Q11).
     positions_max: stored positions, some 150 bytes each.
+    position_owners_max: consumers and groups that have any, counted once per topic, some 700 bytes each with the longest names.
     stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.
     staged_bytes_max: bytes that may be staged and unpublished, because nothing else ever frees them.
     producers_max, producer_expiry_us: (partition, producer) pairs whose sequences are remembered, some 500 bytes each, and
@@ -106,8 +108,10 @@ class BrokerSettings:
     member_timeout_s: float = 10.0
     groups_max: int = 10_000
     members_max: int = 1_000
+    members_total_max: int = 50_000
     name_bytes_max: int = 255
     positions_max: int = 500_000
+    position_owners_max: int = 100_000
     stage_expiry_us: int = HOUR_US
     staged_bytes_max: int = 1024**3
     producers_max: int = 100_000

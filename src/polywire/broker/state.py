@@ -32,15 +32,17 @@ def is_tracked(columns: int, producer_epoch: int) -> bool:
 class State:
     """Catalogue, positions, groups, producers, writers and the wires' own state.
 
-    Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name.
+    Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
+    ``member_count`` is the number of members of all groups.
     """
 
-    __slots__ = ("_wire_state", "bindings", "catalog", "groups", "positions", "producers", "writers")
+    __slots__ = ("_wire_state", "bindings", "catalog", "groups", "member_count", "positions", "producers", "writers")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.catalog = Catalog(settings)
         self.positions = Positions()
         self.groups: dict[tuple[str, str], Group] = {}
+        self.member_count = 0
         self.bindings: dict[tuple[str, str], str] = {}
         self.producers = Producers(settings)
         self.writers = Writers(settings)
@@ -77,9 +79,11 @@ class State:
             case changes.PositionsDeleted():
                 self.positions.delete(change)
             case changes.GroupStored():
+                self._drop_group((change.topic, change.name))
                 self.groups[change.topic, change.name] = restored(change)
+                self.member_count += len(change.members)
             case changes.GroupDeleted():
-                self.groups.pop((change.topic, change.name), None)
+                self._drop_group((change.topic, change.name))
             case changes.GroupBound():
                 self.bindings[change.wire, change.name] = change.topic
             case changes.Published():
@@ -108,9 +112,14 @@ class State:
         self.producers.drop_partitions({partition.incarnation for partition in topic.partitions})
         full_name = topic.name.full
         for key in [key for key in self.groups if key[0] == full_name]:
-            del self.groups[key]
+            self._drop_group(key)
         for binding in [binding for binding, bound in self.bindings.items() if bound == full_name]:
             del self.bindings[binding]
+
+    def _drop_group(self, key: tuple[str, str]) -> None:
+        group = self.groups.pop(key, None)
+        if group is not None:
+            self.member_count -= len(group.members)
 
     def _set_wire_state(self, change: changes.WireStateSet) -> None:
         values = self._wire_state.setdefault(change.wire, {})

@@ -149,9 +149,10 @@ class Log(Protocol):
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, data: bool = True) -> None:
         """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: commits first if they would not fit.
 
+        data: they take space for good; without, as deletions and other changes, they may use what is kept free for them on a full disk.
         Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
         """
 

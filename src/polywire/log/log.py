@@ -169,9 +169,9 @@ class FileLog:
 
     # Additions
 
-    def reserve(self, size: int) -> None:
-        if self._turn.size + size > self._room:
-            self._make_room(size, data=True)
+    def reserve(self, size: int, *, data: bool = True) -> None:
+        if self._turn.size + size > (self._room if data else self._room_changes):
+            self._make_room(size, data=data)
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         turn = self._turn

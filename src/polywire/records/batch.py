@@ -18,7 +18,7 @@ from polywire.records.header import (
     totals,
     walk,
 )
-from polywire.records.lookup import address_of, record_at_address, record_at_offset, spans_of
+from polywire.records.lookup import address_of, longest_payload, record_at_address, record_at_offset, spans_of
 from polywire.records.reshape import merge, slice_records, take
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "from_columns",
     "from_spans",
     "layout",
+    "longest_payload",
     "merge",
     "read_header",
     "record_at_address",

@@ -121,6 +121,29 @@ def record_at_offset(batch: Buffer, offset: int) -> int:
     return low
 
 
+def longest_payload(batch: Buffer) -> int:
+    """Bytes of the longest key or value of a batch."""
+    lent: Lent = lend(batch)
+    i: cython.Py_ssize_t
+    length: cython.longlong
+    longest: cython.longlong = 0
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    keyed: cython.bint = places[6] >= 0 and places[7] == 4 * count + 4
+    for i in range(count):
+        length = load_i32(lent.p, places[0] + 4 * i + 4) - load_i32(lent.p, places[0] + 4 * i)
+        if length > longest:
+            longest = length
+        if keyed:
+            length = load_i32(lent.p, places[6] + 4 * i + 4) - load_i32(lent.p, places[6] + 4 * i)
+            if length > longest:
+                longest = length
+    return longest
+
+
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)

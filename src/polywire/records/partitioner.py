@@ -298,3 +298,36 @@ def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_ki
             raise ValueError(f"key outside of the source record={i} position={position} length={length}")
         store_u32(target.p, 4 * i, _partition(lent.p, position, length, modulus, kind))
     return partitions
+
+
+def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array[int], array[int]]:
+    """The records of each partition in their order: (rows, starts), i32 both; those of partition p are ``rows[starts[p]:starts[p + 1]]``.
+
+    partitions: the partition of each record, an i32 array. Raises ValueError for a number that is not below ``partition_count``.
+    """
+    numbers: Lent = lend(partitions)
+    count: cython.Py_ssize_t = numbers.size // 4
+    modulus: cython.Py_ssize_t = partition_count
+    number: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    if modulus < 1:
+        raise ValueError(f"no partitions count={partition_count}")
+    rows = array("i", bytes(4 * count))
+    starts = array("i", bytes(4 * (modulus + 2)))  # one place ahead while it is filled
+    row: Lent = lend_writable(rows)
+    start: Lent = lend_writable(starts)
+    for i in range(count):
+        number = load_u32(numbers.p, 4 * i)
+        if number >= modulus:
+            raise ValueError(f"partition outside of its topic record={i} partition={number}")
+        at = 4 * (number + 2)
+        store_u32(start.p, at, load_u32(start.p, at) + 1)
+    for i in range(modulus):
+        at = 4 * (i + 2)
+        store_u32(start.p, at, load_u32(start.p, at) + load_u32(start.p, at - 4))
+    for i in range(count):
+        at = 4 * (load_u32(numbers.p, 4 * i) + 1)
+        store_u32(row.p, 4 * load_u32(start.p, at), i)
+        store_u32(start.p, at, load_u32(start.p, at) + 1)
+    return rows, starts

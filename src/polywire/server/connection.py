@@ -71,18 +71,24 @@ class Hub:
     ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("_held", "arena", "commit", "connections", "draining", "intake", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "connections", "draining", "intake", "limits", "refused", "tick")
 
     def __init__(self, intake: Intake, limits: ConnectionLimits | None = None) -> None:
         self.limits: Final = limits or ConnectionLimits()
         self.intake: Final = intake
-        self.commit: Final = intake.commit
-        self.arena: Final = Arena(intake.commit, self.limits.receive_total_bytes_max)
+        self.arena: Final = Arena(self.commit, self.limits.receive_total_bytes_max)
         self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self.draining = False
         self.refused = 0
         self.tick = 0
+
+    def commit(self) -> None:
+        """Write this turn now. What goes wrong while answers of the turn are told is not the fault of the peer that is being read."""
+        try:
+            self.intake.commit()
+        except Exception as error:
+            log.error("an answer could not be told", exc_info=error)
 
     def sweep(self) -> None:
         """Close what has stood still too long, take buffers from idle connections; to be called once a second."""

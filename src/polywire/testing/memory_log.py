@@ -146,7 +146,7 @@ class MemoryLog:
 
     # Additions
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, data: bool = True) -> None:
         self._check_open()
         if size > GROUP_BYTES_MAX:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={GROUP_BYTES_MAX}")

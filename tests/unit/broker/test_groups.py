@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from polywire.broker.groups.assignment import assign
@@ -27,6 +29,11 @@ def refusal(memory: MemoryBroker, member: str, generation: int, *, topic: str = 
     return caught.value.code
 
 
+def listed(owned: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Shares as plain numbers."""
+    return {member: tuple(partitions) for member, partitions in owned.items()}
+
+
 @pytest.mark.parametrize(
     ("count", "members", "round_robin", "ranges"),
     [
@@ -39,12 +46,12 @@ def refusal(memory: MemoryBroker, member: str, generation: int, *, topic: str = 
 def test_assignors(
     count: int, members: str, round_robin: dict[str, tuple[int, ...]], ranges: dict[str, tuple[int, ...]]
 ) -> None:
-    assert assign(members, count, Assignor.ROUND_ROBIN) == round_robin
-    assert assign(reversed(members), count, Assignor.RANGE) == ranges
+    assert listed(assign(members, count, Assignor.ROUND_ROBIN)) == round_robin
+    assert listed(assign(reversed(members), count, Assignor.RANGE)) == ranges
 
 
 def test_members_sort_by_bytes() -> None:
-    assert assign(["b", "B", "é", "z"], 4, Assignor.RANGE) == {"B": (0,), "b": (1,), "z": (2,), "é": (3,)}
+    assert listed(assign(["b", "B", "é", "z"], 4, Assignor.RANGE)) == {"B": (0,), "b": (1,), "z": (2,), "é": (3,)}
 
 
 def test_generations_count_from_two_and_rejoining_is_free(memory: MemoryBroker) -> None:
@@ -251,3 +258,17 @@ def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
         ("a", "flux", 4.0, (0, 2)),
         ("b", "flux", 0.0, (1,)),
     ]
+
+
+def test_members_of_all_groups_together_are_bounded() -> None:
+    memory = MemoryBroker(BrokerSettings(members_total_max=2))
+    join(memory, "a")
+    join(memory, "b", topic="u")
+    with pytest.raises(Busy):
+        memory.broker.groups.join("other", "t", "c", wire="flux")
+    left = join(memory, "b", topic="u").generation
+    memory.broker.groups.leave("g", "u", "b", left, wire="flux")
+    memory.broker.groups.join("other", "t", "c", wire="flux")
+    memory.run()
+    with pytest.raises(Busy):
+        memory.restart().groups.join("more", "t", "d", wire="flux")

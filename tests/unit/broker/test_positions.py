@@ -160,3 +160,13 @@ def test_a_closed_broker_does_nothing_more(memory: MemoryBroker) -> None:
     with pytest.raises(BrokerError) as caught:
         memory.broker.produce(partition, batch_of(b"v"), level=Level.WRITTEN, done=None)
     assert caught.value.code is ErrorCode.STOPPING
+
+
+def test_owners_of_positions_are_bounded() -> None:
+    memory = MemoryBroker(BrokerSettings(position_owners_max=1))
+    memory.broker.commit_position("a", 0, GROUP, "g", 1)
+    memory.broker.commit_position("a", 1, GROUP, "g", 2)
+    with pytest.raises(Busy):
+        memory.broker.commit_position("a", 0, GROUP, "h", 1)
+    memory.broker.delete_positions(GROUP, "g")
+    memory.broker.commit_position("a", 0, GROUP, "h", 1)

@@ -85,3 +85,15 @@ def test_spans_are_those_that_made_the_batch() -> None:
     for at in (-1, 0, 4):
         with pytest.raises(Invalid):
             batch.spans_of(chunk, at)
+
+
+def test_longest_payload() -> None:
+    for records, longest in (
+        ([(None, b"")], 0),
+        ([(None, b"abc"), (None, None)], 3),
+        ([(b"a", b"b"), (b"abcd", b"abc"), (b"", b"ab")], 4),
+    ):
+        source, positions = spans(records)
+        assert batch.longest_payload(batch.from_spans(source, positions)) == longest
+    with pytest.raises(Invalid):
+        batch.longest_payload(bytes(200))

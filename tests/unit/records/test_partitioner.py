@@ -76,3 +76,12 @@ def test_no_key_is_read_outside_of_the_source() -> None:
         partitioner.partitions_of(b"source", array("q", [0, 1, 0, 0]), 0, KeyHash.FNV32)
     with pytest.raises(ValueError):
         partitioner.fnv1a_32(b"abc", 2, 4)
+
+
+def test_rows_by_partition_keep_their_order() -> None:
+    rows, starts = partitioner.rows_by_partition(array("i", [2, 0, 2, 3, 0]), 5)
+    assert [list(rows[starts[number] : starts[number + 1]]) for number in range(5)] == [[1, 4], [], [0, 2], [3], []]
+    assert partitioner.rows_by_partition(array("i"), 1)[0] == array("i")
+    for numbers, count in (([5], 5), ([-1], 5), ([0], 0)):
+        with pytest.raises(ValueError):
+            partitioner.rows_by_partition(array("i", numbers), count)

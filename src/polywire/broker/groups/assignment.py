@@ -12,8 +12,8 @@ from typing import assert_never
 from polywire.types import Assignor
 
 
-def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> dict[str, tuple[int, ...]]:
-    """Partitions of each member, ascending.
+def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> dict[str, range]:
+    """Partitions of each member, ascending. A range, because members × partitions numbers would be gigabytes at the broker's limits.
 
     ROUND_ROBIN gives partition p to member p mod n, RANGE gives contiguous blocks of which the first P mod n have one more.
     """
@@ -23,10 +23,10 @@ def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> 
     count = len(ordered)
     match assignor:
         case Assignor.ROUND_ROBIN:
-            return {member: tuple(range(index, partition_count, count)) for index, member in enumerate(ordered)}
+            return {member: range(index, partition_count, count) for index, member in enumerate(ordered)}
         case Assignor.RANGE:
             share, extra = divmod(partition_count, count)
             starts = [index * share + min(index, extra) for index in range(count + 1)]
-            return {member: tuple(range(starts[index], starts[index + 1])) for index, member in enumerate(ordered)}
+            return {member: range(starts[index], starts[index + 1]) for index, member in enumerate(ordered)}
         case _:
             assert_never(assignor)

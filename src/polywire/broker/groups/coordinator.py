@@ -131,13 +131,15 @@ class Coordinator:
         if not wanted.has(member):
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")
+            if self._state.member_count >= self._settings.members_total_max:
+                raise Busy(ErrorCode.BUSY, f"too many members in all groups limit={self._settings.members_total_max}")
             wanted = wanted.with_member(Member(member, wire))
         if wanted is not current:
             made.append(stored(wanted))
         self._host.change_all(made, level=level, done=done)
         self._forget(wanted)
         self._mark(wanted, member, now)
-        return Membership(wanted.generation, wanted.assignments[member])
+        return Membership(wanted.generation, tuple(wanted.assignments[member]))
 
     def sync(self, group: str, topic: str, member: str, generation: int, *, wire: str) -> Membership:
         """The member's place again; counts as a sign of life. Raises as ``heartbeat``."""
@@ -152,7 +154,7 @@ class Coordinator:
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, now=now)
         self._mark(found, member, now)
-        return Membership(found.generation, found.assignments[member])
+        return Membership(found.generation, tuple(found.assignments[member]))
 
     def leave(
         self,
@@ -230,7 +232,7 @@ class Coordinator:
                 id=member.id,
                 wire=member.wire,
                 idle_s=now - seen.get(member.id, self._started_at),
-                partitions=group.assignments[member.id],
+                partitions=tuple(group.assignments[member.id]),
             )
             for member in group.members
         )

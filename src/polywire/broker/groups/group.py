@@ -32,7 +32,7 @@ class Group:
     assignor: Assignor
     partition_count: int
     members: tuple[Member, ...] = ()
-    assignments: Mapping[str, tuple[int, ...]] = field(init=False, compare=False)
+    assignments: Mapping[str, range] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         owned = assign((member.id for member in self.members), self.partition_count, self.assignor)

@@ -27,14 +27,15 @@ Owner = tuple[PositionKind, str]
 class Positions:
     """All positions by topic (id, or full name while it does not exist), owner and partition.
 
-    Invariant: ``count`` is the number of positions in the table.
+    Invariant: ``count`` is the number of positions in the table, ``owner_count`` that of (topic, owner) pairs that have any.
     """
 
-    __slots__ = ("_by_topic", "count")
+    __slots__ = ("_by_topic", "count", "owner_count")
 
     def __init__(self) -> None:
         self._by_topic: dict[TopicKey, dict[Owner, dict[int, Position]]] = {}
         self.count = 0
+        self.owner_count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
         """One position."""
@@ -43,6 +44,10 @@ class Positions:
             return None
         partitions = owners.get((kind, name))
         return None if partitions is None else partitions.get(partition)
+
+    def has_owner(self, topic: TopicKey, kind: PositionKind, name: str) -> bool:
+        """Whether somebody has any position in a topic."""
+        return (kind, name) in self._by_topic.get(topic, {})
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
         """All positions of one consumer or group: topic, partition, position."""
@@ -53,7 +58,10 @@ class Positions:
     def store(self, change: PositionStored) -> None:
         """Somebody's next offset is another one."""
         owners = self._by_topic.setdefault(change.topic, {})
-        partitions = owners.setdefault((change.kind, change.name), {})
+        partitions = owners.get((change.kind, change.name))
+        if partitions is None:
+            partitions = owners[change.kind, change.name] = {}
+            self.owner_count += 1
         if change.partition not in partitions:
             self.count += 1
         partitions[change.partition] = Position(change.offset, change.generation)
@@ -66,7 +74,9 @@ class Positions:
 
     def drop_topic(self, topic_id: bytes) -> None:
         """A topic ended."""
-        for partitions in self._by_topic.pop(topic_id, {}).values():
+        owners = self._by_topic.pop(topic_id, {})
+        self.owner_count -= len(owners)
+        for partitions in owners.values():
             self.count -= len(partitions)
 
     def delete(self, change: PositionsDeleted) -> None:
@@ -81,8 +91,8 @@ class Positions:
             else:
                 partitions.pop(change.partition, None)
             self.count -= before - len(partitions)
-            if not partitions:
-                owners.pop(owner, None)
+            if not partitions and owners.pop(owner, None) is not None:
+                self.owner_count -= 1
             if not owners:
                 self._by_topic.pop(topic, None)
 

@@ -28,6 +28,7 @@ from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level
 
 ANSWERS_MAX: Final = 64  # answers (a run counts once) a connection may wait for before its next request is handled
+PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 
@@ -72,6 +73,7 @@ class FluxSession:
         "_resume",
         "_settle",
         "_timer",
+        "_yielding",
         "broker",
         "scratch",
         "state",
@@ -103,6 +105,7 @@ class FluxSession:
         self._ending = False
         self._rest = b""
         self._closed = False
+        self._yielding = False
 
     @property
     def frame_bytes_max(self) -> int:
@@ -120,7 +123,8 @@ class FluxSession:
 
     def _waits(self) -> bool:
         return bool(
-            self._blocking
+            self._yielding
+            or self._blocking
             or self._busy
             or (self._settle and self._answers)
             or len(self._answers) >= ANSWERS_MAX
@@ -140,6 +144,8 @@ class FluxSession:
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
         work = self.scratch.work
+        now = self.broker.clock.monotonic
+        pass_end = now() + PASS_S
         while at < stop:
             reason, after, end, count, topics = codec.scan(data, at, stop, work)
             if count == 1:
@@ -161,7 +167,16 @@ class FluxSession:
                 at = end
                 if self._waits():
                     break
+            if at < stop and now() >= pass_end:
+                self._yielding = True
+                self.broker.loop.call_soon(self._turn_again)
+                break
         return at
+
+    def _turn_again(self) -> None:
+        """The others had their turn."""
+        self._yielding = False
+        self._go_on()
 
     def _handle(self, line: bytes) -> bool:
         """Carry out one request; False when it must wait until everything before it is answered."""

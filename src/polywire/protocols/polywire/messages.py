@@ -7,7 +7,7 @@ Must not know: frames, sockets, the broker.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,7 +16,9 @@ ANY_INCARNATION: Final = 0
 ANY_EPOCH: Final = -1
 BY_KEY: Final = -1
 
-SettingValue = int | str | None
+# Msgpack knows numbers up to 2^64 - 1, this wire does not (§2): beyond, a head cannot be read.
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+SettingValue = Int | str | None
 
 
 class Verb(IntEnum):
@@ -53,16 +55,16 @@ class Limits(Head, frozen=True):
     """What the broker tells on opening (§3)."""
 
     broker: str
-    frame_bytes_max: int
-    batch_bytes_max: int
-    answer_bytes_max: int
-    requests_max: int
-    wait_ms_max: int
-    stage_expiry_ms: int
+    frame_bytes_max: Int
+    batch_bytes_max: Int
+    answer_bytes_max: Int
+    requests_max: Int
+    wait_ms_max: Int
+    stage_expiry_ms: Int
 
 
 class Cancel(Head, frozen=True):
-    correlation: int
+    correlation: Int
 
 
 class ListTopics(Head, frozen=True):
@@ -72,7 +74,7 @@ class ListTopics(Head, frozen=True):
 class TopicEntry(Head, frozen=True):
     name: str
     id: bytes
-    partition_count: int
+    partition_count: Int
 
 
 class TopicList(Head, frozen=True):
@@ -81,9 +83,9 @@ class TopicList(Head, frozen=True):
 
 class CreateTopic(Head, frozen=True):
     name: str
-    partition_count: int | None = None
+    partition_count: Int | None = None
     stream: str = "default"
-    level: int = 2
+    level: Int = 2
     settings: dict[str, SettingValue] = msgspec.field(default_factory=dict)
 
 
@@ -94,41 +96,41 @@ class Describe(Head, frozen=True):
 class TopicDescription(Head, frozen=True):
     name: str
     id: bytes
-    created_at_us: int
-    incarnations: list[int]
+    created_at_us: Int
+    incarnations: list[Int]
     settings: dict[str, SettingValue]
 
 
 class GrowTopic(Head, frozen=True):
     name: str
-    partition_count: int
-    level: int = 2
+    partition_count: Int
+    level: Int = 2
 
 
 class PurgeTopic(Head, frozen=True):
     name: str
-    level: int = 2
+    level: Int = 2
 
 
 class DeleteTopic(Head, frozen=True):
     name: str
-    level: int = 2
+    level: Int = 2
 
 
 class AskBounds(Head, frozen=True):
     names: list[str]
-    times_us: list[int] = []
+    times_us: list[Int] = []
 
 
 class PartitionEntry(Head, frozen=True):
     """Bounds of one partition; ``offsets`` answers the request's times in their order."""
 
-    partition: int
-    incarnation: int
-    epoch: int
-    first_offset: int
-    next_offset: int
-    offsets: list[int]
+    partition: Int
+    incarnation: Int
+    epoch: Int
+    first_offset: Int
+    next_offset: Int
+    offsets: list[Int]
 
 
 class TopicBounds(Head, frozen=True):
@@ -143,31 +145,31 @@ class BoundsList(Head, frozen=True):
 
 class Fetch(Head, frozen=True):
     name: str
-    partition: int
-    offset: int
-    offset_end: int = NO_OFFSET
-    incarnation: int = ANY_INCARNATION
-    epoch: int = ANY_EPOCH
-    bytes_max: int = -1
-    wait_ms: int = 0
+    partition: Int
+    offset: Int
+    offset_end: Int = NO_OFFSET
+    incarnation: Int = ANY_INCARNATION
+    epoch: Int = ANY_EPOCH
+    bytes_max: Int = -1
+    wait_ms: Int = 0
 
 
 class Fetched(Head, frozen=True):
-    next_offset: int
-    readable_offset: int
+    next_offset: Int
+    readable_offset: Int
 
 
 class Produce(Head, frozen=True):
     name: str
-    partition: int
-    level: int = 1
+    partition: Int
+    level: Int = 1
     create: bool = False
 
 
 class Appended(Head, frozen=True):
-    partition: int
-    base_offset: int
-    record_count: int
+    partition: Int
+    base_offset: Int
+    record_count: Int
 
 
 class Produced(Head, frozen=True):
@@ -177,25 +179,25 @@ class Produced(Head, frozen=True):
 class Stage(Head, frozen=True):
     token: bytes
     name: str
-    partition: int
-    level: int = 1
+    partition: Int
+    level: Int = 1
 
 
 class Staged(Head, frozen=True):
-    record_count: int
+    record_count: Int
 
 
 class Publish(Head, frozen=True):
     writer: str
-    number: int
+    number: Int
     tokens: list[bytes]
 
 
 class PublishedRange(Head, frozen=True):
     name: str
-    partition: int
-    first_offset: int
-    next_offset: int
+    partition: Int
+    first_offset: Int
+    next_offset: Int
 
 
 class Published(Head, frozen=True):
@@ -209,24 +211,24 @@ class Abandon(Head, frozen=True):
 
 class Commit(Head, frozen=True):
     name: str
-    partition: int
-    kind: int
+    partition: Int
+    kind: Int
     owner: str
-    offset: int
-    level: int = 1
+    offset: Int
+    level: Int = 1
     member: str = ""
-    generation: int = -1
+    generation: Int = -1
 
 
 class AskPosition(Head, frozen=True):
     name: str
-    partition: int
-    kind: int
+    partition: Int
+    kind: Int
     owner: str
 
 
 class Position(Head, frozen=True):
-    offset: int | None
+    offset: Int | None
 
 
 class Join(Head, frozen=True):
@@ -242,22 +244,22 @@ class Member(Head, frozen=True):
     group: str
     name: str
     member: str
-    generation: int
+    generation: Int
 
 
 class Membership(Head, frozen=True):
-    generation: int
-    partitions: list[int]
+    generation: Int
+    partitions: list[Int]
 
 
 class Failure(Head, frozen=True):
     """Head of a frame with the flag ERROR (§5)."""
 
-    code: int
-    kind: int
+    code: Int
+    kind: Int
     message: str
-    retry: int
-    retry_after_ms: int | None = None
+    retry: Int
+    retry_after_ms: Int | None = None
 
 
 REQUESTS: Final[dict[int, type[Head]]] = {

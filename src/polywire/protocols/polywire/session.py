@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
+PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 
@@ -65,6 +66,7 @@ class PolywireSession:
         "_ready",
         "_resume",
         "_wanted",
+        "_yielding",
     )
 
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
@@ -84,6 +86,7 @@ class PolywireSession:
         self._busy = False
         self._owed = 0
         self._wanted = 0
+        self._yielding = False
 
     @property
     def frame_bytes_max(self) -> int:
@@ -104,6 +107,8 @@ class PolywireSession:
     def _take(self, data: memoryview, at: int) -> int:
         size = len(data)
         self._wanted = 0
+        now = self._broker.clock.monotonic
+        pass_end = now() + PASS_S
         while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX:
             try:
                 prefix = decode_prefix(data, at)
@@ -117,7 +122,17 @@ class PolywireSession:
             body = at + PREFIX_BYTES + prefix.head_bytes
             self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
             at = end
+            if at < size and now() >= pass_end:
+                self._yielding = True
+                self._broker.loop.call_soon(self._go_on)
+                break
         return at
+
+    def _go_on(self) -> None:
+        """The others had their turn."""
+        self._yielding = False
+        if not self._closed and not self.paused():
+            self._resume()
 
     @property
     def fetches(self) -> tuple[RangeFetch, ...]:
@@ -128,7 +143,7 @@ class PolywireSession:
         return self._wanted
 
     def paused(self) -> bool:
-        return self._owed >= REQUESTS_MAX
+        return self._yielding or self._owed >= REQUESTS_MAX
 
     def drained(self) -> None:
         self._pump()
@@ -321,7 +336,7 @@ class PolywireSession:
         if self._finished and not self._owed:
             self._flush()
             self._output.close()
-        elif self._owed == REQUESTS_MAX - 1:
+        elif self._owed == REQUESTS_MAX - 1 and not self._yielding:
             self._resume()
 
 

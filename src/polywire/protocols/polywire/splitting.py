@@ -5,17 +5,15 @@ Promises: what this wire must not carry is refused; a split keeps the order of r
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.records.batch import from_spans, spans_of, validate
+from polywire.records.batch import from_spans, spans_of, take, validate
 from polywire.records.columns import BatchFlags, Column
-from polywire.records.partitioner import partitions_of
-from polywire.records.rows import from_records, to_records
+from polywire.records.partitioner import partitions_of, rows_by_partition
 from polywire.types import Buffer, KeyHash
 
 if TYPE_CHECKING:
@@ -103,16 +101,15 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple
         return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
     spans = memoryview(spans_of(batch))
     numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
-    rows: dict[int, array[int]] = {}
-    for row, number in enumerate(numbers):
-        if number not in rows:
-            rows[number] = array("i")
-        rows[number].append(row)
-    if len(rows) == 1:
-        return [Part(partitions[numbers[0]], batch)], numbers.tobytes()
-    if columns & ~_PLAIN_BITS:
-        records = to_records(batch)
-        made = {number: from_records([records[row] for row in chosen]) for number, chosen in rows.items()}
-    else:
-        made = {number: from_spans(batch, spans, memoryview(chosen)) for number, chosen in rows.items()}
-    return [Part(partitions[number], made[number]) for number in sorted(made)], numbers.tobytes()
+    rows, starts = rows_by_partition(numbers, len(partitions))
+    plain = not columns & ~_PLAIN_BITS
+    parts = []
+    with memoryview(rows) as chosen:
+        for number, partition in enumerate(partitions):
+            start, stop = starts[number], starts[number + 1]
+            if stop - start == record_count:
+                return [Part(partition, batch)], numbers.tobytes()
+            if stop > start:
+                own = chosen[start:stop]
+                parts.append(Part(partition, from_spans(batch, spans, own) if plain else take(batch, own)))
+    return parts, numbers.tobytes()

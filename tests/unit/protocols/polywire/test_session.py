@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import count
 
 import pytest
 
@@ -308,3 +309,33 @@ def test_counts_in_a_late_answer_do_not_depend_on_the_receive_buffer(peer: Peer)
     peer.loop.run_due()
     [answer] = peer.frames()
     assert [(a.base_offset, a.record_count) for a in answer.decode(messages.Produced).appended] == [(0, 2)]
+
+
+def test_a_connection_gives_others_their_turn(peer: Peer) -> None:
+    """Each reading of the clock takes as long as a whole pass may, so every request is a pass of its own."""
+    times = count()
+    peer.loop.clock.monotonic = lambda: float(next(times))  # type: ignore[method-assign]
+    frames = b"".join(encode_head(Verb.PING, number, Head()) for number in range(3))
+    rest = memoryview(frames)
+    for left in (2, 1):
+        taken = peer.session.receive(rest)
+        assert taken == len(rest) - left * len(frames) // 3
+        assert peer.session.paused()
+        resumes = peer.resumes
+        peer.loop.run_pass()
+        assert peer.resumes == resumes + 1
+        assert not peer.session.paused()
+        rest = rest[taken:]
+    assert peer.session.receive(rest) == len(rest)
+    assert not peer.session.paused()
+    assert [answer.correlation for answer in peer.frames()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+def test_numbers_beyond_64_bits_are_refused(peer: Peer, number: int) -> None:
+    for verb, head in (
+        (Verb.BOUNDS, messages.AskBounds(["t"], [number])),
+        (Verb.FETCH, messages.Fetch("t", 0, number)),
+        (Verb.CREATE_TOPIC, messages.CreateTopic("u", settings={"retention_bytes": number})),
+    ):
+        assert peer.ask(verb, head).error.code is ErrorCode.INVALID_REQUEST

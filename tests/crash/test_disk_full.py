@@ -1,0 +1,81 @@
+"""A disk without space: writes are refused and say why, reading, committing and deleting go on, and deleting brings the space back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.log.base import Read
+from polywire.types import Level, PositionKind, TopicName
+from tests.unit.log.rig import SMALL, RigLoop, batch_of
+
+FULL_AFTER_BYTES = 1 << 20
+SETTINGS = replace(SMALL, disk_reserve_bytes=FULL_AFTER_BYTES // 4)
+
+
+class SmallDisk:
+    """Stands in for ``os.statvfs``: what the directory holds is all there may be."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._base = self._used()
+
+    def __call__(self, _: object) -> Any:
+        class Space:
+            f_bavail = max(0, FULL_AFTER_BYTES - (self._used() - self._base))
+            f_frsize = 1
+
+        return Space
+
+    def _used(self) -> int:
+        return sum(file.stat().st_size for file in self._directory.rglob("*") if file.is_file())
+
+
+def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = RigLoop()
+    broker = Broker.open(tmp_path / "data", BrokerSettings(), loop, SystemClock(), log_settings=SETTINGS)
+    monkeypatch.setattr(os, "statvfs", SmallDisk(tmp_path))
+    topic = broker.create_topic(TopicName("default", "full"), 1)
+    refused = _fill(broker, loop, "full")
+    assert refused.code is ErrorCode.DISK_FULL
+    found: list[Read | BrokerError] = []
+    read = broker.fetch(topic.partitions[0], 0, bytes_max=1000, then=found.append)
+    loop.run_until(lambda: read is not None or found)
+    broker.commit_position("full", 0, PositionKind.GROUP, "g", 1)
+    with pytest.raises(Busy):
+        broker.create_topic(TopicName("default", "more"))
+    told: list[BrokerError | None] = []
+    broker.delete_topic(topic, done=lambda _, error: told.append(error))
+    loop.run_until(lambda: told)
+    assert told == [None]
+    loop.run_until(lambda: _has_room(broker))
+    broker.close()
+
+
+def _fill(broker: Broker, loop: RigLoop, name: str) -> BrokerError:
+    """Produce until the disk is full."""
+    partition = broker.topic(name).partitions[0]
+    for _ in range(100_000):
+        try:
+            broker.produce(partition, batch_of([b"x" * 4000]), level=Level.WRITTEN, done=None)
+        except Busy as error:
+            if error.code is ErrorCode.DISK_FULL:
+                return error
+        loop.run_pass(0.001)
+    raise AssertionError("the disk is never full")
+
+
+def _has_room(broker: Broker) -> bool:
+    try:
+        broker.create_topic(TopicName("default", "again"))
+    except Busy:
+        return False
+    return True
