@@ -16,7 +16,7 @@ INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isol
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
 DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
-CHECKED := src tests setup.py $(wildcard examples benchmarks)
+CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 FUZZ_SECONDS ?= 30
 PYTEST_ARGS ?=
 
@@ -68,8 +68,9 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks
 
-docs: dev ## Check that every link and every table of the documentation holds
-	$(PYTHON) -m pytest tests/test_docs.py
+docs: dev ## Write docs/reference anew and check every link of the documentation
+	$(PYTHON) -m tools.reference
+	$(PYTHON) -m pytest tests/test_docs.py tests/test_reference.py
 
 demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
 	@$(PYTHON) examples/flights.py

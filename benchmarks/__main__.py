@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from benchmarks import flux_load, polywire_load, spark_load
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
+from polywire.client import bulk
 
 MEBI = 1024 * 1024
 app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
@@ -17,10 +18,10 @@ app = App(name="benchmarks", help="Measure Polywire on this machine, over real s
 def produce_figures(rounds: int) -> list[Figure]:
     """Produce over the ``polywire`` wire to one partition and to a thousand, and what the broker's memory was then."""
     batch = polywire_load.value_batch(1000, 100)
-    found = []
+    found: list[Figure] = []
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
-        connection = polywire_load.bulk.connect(f"polywire://{host}:{port}")
+        connection = bulk.connect(f"polywire://{host}:{port}")
         connection.create_topic("one", 1)
         connection.create_topic("thousand", 1000)
         for topic, partitions in (("one", 1), ("thousand", 1000)):
@@ -55,7 +56,7 @@ def fetch_figures(rounds: int) -> list[Figure]:
     """A range fetch of one gigabyte into Arrow."""
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
-        polywire_load.bulk.connect(f"polywire://{host}:{port}").create_topic("fetch", 1)
+        bulk.connect(f"polywire://{host}:{port}").create_topic("fetch", 1)
         batch = polywire_load.value_batch(1000, 100)
         polywire_load.produce_rate(host, port, "fetch", batch=batch, batch_records=1000, batches=10_000)
         return [
@@ -71,7 +72,7 @@ def fetch_figures(rounds: int) -> list[Figure]:
 
 def flux_figures(rounds: int) -> list[Figure]:
     """Lone and pipelined FLUX produce, beside a bare echo."""
-    found = []
+    found: list[Figure] = []
     with flux_load.EchoProcess() as (host, port):
         found.append(
             figure(

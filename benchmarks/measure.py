@@ -23,7 +23,10 @@ from rich.table import Table
 from tests.broker_process import BrokerProcess
 
 ROUNDS = 5
+REPORT_COLUMNS = 140  # where no terminal says how wide it is; a figure must never be cut
 console = Console()
+if not console.is_terminal:
+    console.width = REPORT_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,9 @@ def figure(
 @contextmanager
 def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
     """A broker over a new data directory, gone with all its files afterwards."""
-    with tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
-        with BrokerProcess(Path(place) / "data", *options) as broker:
-            yield broker
+    place = tempfile.TemporaryDirectory(prefix="polywire-bench-", dir=os.environ.get("POLYWIRE_BENCH_DIR"))
+    with place as path, BrokerProcess(Path(path) / "data", *options) as broker:
+        yield broker
 
 
 def resident_bytes(pid: int) -> dict[str, int]:
@@ -124,7 +127,7 @@ def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
     facts = machine()
     table = Table(title="Polywire on " + ", ".join(facts.values()))
     for column in ("workload", "median", "min", "max", "unit", "aim", "reached"):
-        table.add_column(column, justify="right" if column in ("median", "min", "max", "aim") else "left")
+        table.add_column(column, justify="right" if column in ("median", "min", "max", "aim") else "left", no_wrap=True)
     rows = [
         (f.name, spell(f.median), spell(f.low), spell(f.high), f.unit, "" if f.aim is None else spell(f.aim), f.reached)
         for f in figures

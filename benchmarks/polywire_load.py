@@ -59,7 +59,8 @@ def fetch_rate(host: str, port: int, topic: str, *, partition: int = 0) -> tuple
     for chunk in connection.fetch_range(topic, partition, bounds.incarnation, bounds.first_offset, bounds.next_offset):
         for batch in arrow.chunk_to_arrow(chunk, ("value",), VALUES):
             records += batch.num_rows
-            payload += batch.column(0).buffers()[2].size
+            values = batch.column(0).buffers()[2]
+            payload += 0 if values is None else values.size
     took = time.perf_counter() - begun
     if records != bounds.next_offset - bounds.first_offset:
         raise AssertionError(f"a record is missing found={records} bounds={bounds}")

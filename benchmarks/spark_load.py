@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 from benchmarks import polywire_load
 from benchmarks.measure import Figure, figure, fresh_broker
+from polywire.client import bulk
 from polywire.spark import session
 
 BATCHES = 5_000
@@ -25,7 +26,7 @@ def spark_figures(rounds: int) -> list[Figure]:
     try:
         with fresh_broker() as broker, tempfile.TemporaryDirectory(prefix="polywire-bench-") as place:
             host, port = broker.addresses["polywire"]
-            polywire_load.bulk.connect(f"polywire://{host}:{port}").create_topic("scan", 4)
+            bulk.connect(f"polywire://{host}:{port}").create_topic("scan", 4)
             polywire_load.produce_rate(
                 host,
                 port,

@@ -1,15 +1,21 @@
-"""What a scenario needs of a wire, and the table of which scenario ran on which wire.
+"""What a scenario needs of a wire, which wires it is run through, and the tables made of that.
 
-The same table stands in docs/reference/compatibility.md; a test compares the two.
+One ``Table`` makes both what a run of the suite prints and what docs/reference/compatibility.md shows: the run notes how each scenario
+ended, the page which ones are run. A FAILED can only stand in the former, and fails the run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from polywire.client.base import Ability
+from tests.behaviour.wires import WIRES, Wire
 
 Scenario = TypeVar("Scenario", bound=Callable[..., Any])
 
@@ -17,7 +23,7 @@ _NODE = re.compile(r"::test_(?P<scenario>\w+)\[(?P<column>[\w-]+)")
 
 
 def needs(*abilities: Ability) -> Callable[[Scenario], Scenario]:
-    """Mark a scenario with the abilities a wire must declare to run it."""
+    """Mark a scenario with the abilities a wire must declare to run it; of a pair of wires, both."""
 
     def mark(scenario: Scenario) -> Scenario:
         scenario.abilities_needed = frozenset(abilities)  # type: ignore[attr-defined]
@@ -26,10 +32,21 @@ def needs(*abilities: Ability) -> Callable[[Scenario], Scenario]:
     return mark
 
 
-def abilities_needed(scenario: Callable[..., Any]) -> frozenset[Ability]:
-    """Abilities a scenario was marked with."""
+def able_wires(scenario: Callable[..., Any]) -> list[Wire]:
+    """Wires with every ability that a scenario was marked with."""
     needed: frozenset[Ability] = getattr(scenario, "abilities_needed", frozenset())
-    return needed
+    return [wire for wire in WIRES if needed <= wire.abilities]
+
+
+def able_pairs(scenario: Callable[..., Any]) -> dict[str, tuple[Wire, Wire]]:
+    """Every writer with every reader, by the name of their column."""
+    able = able_wires(scenario)
+    return {f"{writer.name}-to-{reader.name}": (writer, reader) for writer, reader in product(able, able)}
+
+
+def is_paired(scenario: Callable[..., Any]) -> bool:
+    """Whether a scenario takes a writing and a reading wire."""
+    return "writers" in scenario.__annotations__
 
 
 class Table:
@@ -42,23 +59,41 @@ class Table:
         """Note how one test ended."""
         match = _NODE.search(node)
         if match is not None:
-            row = self._cells.setdefault(match["scenario"].replace("_", " "), {})
-            column = match["column"]
-            row[column] = passed and row.get(column, True)
+            self.mark(match["scenario"], match["column"], passed=passed)
+
+    def mark(self, scenario: str, column: str, *, passed: bool) -> None:
+        """Note how a scenario ended in a column; one that failed once has failed."""
+        row = self._cells.setdefault(scenario.replace("_", " "), {})
+        row[column] = passed and row.get(column, True)
 
     def lines(self) -> list[str]:
-        """Two Markdown tables: scenarios by wire, then writers by reader."""
+        """Two Markdown tables: scenarios by wire, then by writer and reader."""
         single = {name: row for name, row in self._cells.items() if not any("-to-" in column for column in row)}
         paired = {name: row for name, row in self._cells.items() if name not in single}
-        return [*_markdown(single), *_markdown(paired)]
+        return [*_markdown(single), "", *_markdown(paired)]
+
+
+def planned_table() -> Table:
+    """The table of a run in which everything passes."""
+    table = Table()
+    for scenario in scenarios():
+        columns = able_pairs(scenario) if is_paired(scenario) else [wire.name for wire in able_wires(scenario)]
+        for column in columns:
+            table.mark(scenario.__name__.removeprefix("test_"), column, passed=True)
+    return table
+
+
+def scenarios() -> Iterator[Callable[..., Any]]:
+    """Every scenario of the suite, in the order in which a run takes them."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        module: ModuleType = import_module(f"{__package__}.{path.stem}")
+        yield from (value for name, value in vars(module).items() if name.startswith("test_"))
 
 
 def _markdown(cells: dict[str, dict[str, bool]]) -> list[str]:
-    if not cells:
-        return []
     columns = sorted({column for row in cells.values() for column in row})
-    lines = ["", "| scenario | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    lines = ["| scenario | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for name, row in cells.items():
         marks = ["–" if column not in row else "yes" if row[column] else "FAILED" for column in columns]
         lines.append(f"| {name} | " + " | ".join(marks) + " |")
-    return lines
+    return lines if cells else []

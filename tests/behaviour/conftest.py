@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import pytest
 
 from polywire.client.base import Client
 from polywire.client.connect import connect
-from tests.behaviour.compatibility import Table, abilities_needed
-from tests.behaviour.wires import WIRES, Wire
+from tests.behaviour.compatibility import Table, able_pairs, able_wires, is_paired
+from tests.behaviour.wires import Wire
 from tests.broker_process import BrokerProcess
 
 SCENARIO_SECONDS_MAX = 30.0
@@ -87,16 +87,13 @@ def readers(request: pytest.FixtureRequest) -> WireClients:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    needed = abilities_needed(metafunc.function)
-    able = [wire for wire in WIRES if needed <= wire.abilities]
-    if "writers" in metafunc.fixturenames:
-        pairs = list(product(WIRES, WIRES))
-        names = [f"{writer.name}-to-{reader.name}" for writer, reader in pairs]
-        metafunc.parametrize(("writers", "readers"), pairs, indirect=True, ids=names)
+    if is_paired(metafunc.function):
+        pairs = able_pairs(metafunc.function)
+        metafunc.parametrize(("writers", "readers"), list(pairs.values()), indirect=True, ids=list(pairs))
         return
-    for name in ("clients", "restartable"):
-        if name in metafunc.fixturenames:
-            metafunc.parametrize(name, able, indirect=True, ids=[wire.name for wire in able])
+    able = able_wires(metafunc.function)
+    for name in {"clients", "restartable"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, able, indirect=True, ids=[wire.name for wire in able])
 
 
 @pytest.hookimpl(tryfirst=True)

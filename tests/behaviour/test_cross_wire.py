@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from polywire.client.base import Ability
+from polywire.client.base import Ability, Client
 from polywire.records.columns import Record
+from tests.behaviour.compatibility import needs
 from tests.behaviour.conftest import WireClients
 
 TEXT = [b"plain", b"", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
@@ -32,15 +33,16 @@ async def test_text(writers: WireClients, readers: WireClients, topic: str) -> N
 async def test_awkward_values_are_never_torn_nor_dropped(
     writers: WireClients, readers: WireClients, topic: str
 ) -> None:
-    if Ability.BINARY_VALUES not in writers.wire.abilities:
-        values = TEXT
-    else:
-        values = TEXT + SPACES + BYTES
-    records = [Record(value=value, key=b"k") for value in values]
-    found = await write_then_read(writers, readers, topic, records)
+    values = list(TEXT)
+    if Ability.WHITE_SPACE_VALUES in writers.wire.abilities:
+        values += SPACES
+    if Ability.BINARY_VALUES in writers.wire.abilities:
+        values += BYTES
+    found = await write_then_read(writers, readers, topic, [Record(value=value, key=b"k") for value in values])
     assert [record.offset for record in found] == list(range(len(values)))
-    exact = TEXT if Ability.BINARY_VALUES not in readers.wire.abilities else values
+    exact = values if Ability.BINARY_VALUES in readers.wire.abilities else TEXT
     assert [record.value for record in found[: len(exact)]] == exact
+    assert all(record.value for record in found[len(TEXT) :]), "what a reader cannot carry comes escaped, not empty"
 
 
 async def test_interleaved_writers_share_one_order(writers: WireClients, readers: WireClients, topic: str) -> None:
@@ -56,10 +58,36 @@ async def test_interleaved_writers_share_one_order(writers: WireClients, readers
         assert [record.value for record in found] == [str(number).encode() for number in range(20)]
 
 
+async def test_equal_keys_meet_whoever_writes_them(writers: WireClients, readers: WireClients, topic: str) -> None:
+    one, two = await writers.open(), await readers.open()
+    records = [Record(value=b"v", key=f"key-{number}".encode()) for number in range(64)]
+    places = [await client.produce(topic, records) for client in (one, two)]
+    homes = [[place.partition for place in produced] for produced in places]
+    assert homes[0] == homes[1]
+    assert len(set(homes[0])) > 1
+
+
+async def test_concurrent_writers_keep_their_own_order(writers: WireClients, readers: WireClients, topic: str) -> None:
+    async def write(client: Client, name: str) -> int:
+        for number in range(0, 300, 10):
+            records = [Record(value=f"{name}-{number + step}".encode(), key=b"k") for step in range(10)]
+            places = await client.produce(topic, records)
+        return places[0].partition
+
+    sides = [await side.open() for side in (writers, readers) for _ in range(2)]
+    partitions = await asyncio.gather(*(write(client, f"w{index}") for index, client in enumerate(sides)))
+    assert len(set(partitions)) == 1
+    found: list[Record] = []
+    while len(found) < 1_200:
+        found += await sides[-1].fetch(topic, partitions[0], len(found))
+    assert [record.offset for record in found] == list(range(1_200))
+    for index in range(len(sides)):
+        own = [record.value for record in found if (record.value or b"").startswith(b"w%d-" % index)]
+        assert own == [b"w%d-%d" % (index, number) for number in range(300)]
+
+
+@needs(Ability.GROUPS, Ability.POSITIONS)
 async def test_members_of_two_wires_in_one_group(writers: WireClients, readers: WireClients, topic: str) -> None:
-    for wires in (writers, readers):
-        if Ability.GROUPS not in wires.wire.abilities:
-            pytest.fail(f"{wires.wire.name} has no groups: exclude it from this scenario by a declared ability")
     one, two = await writers.open(), await readers.open()
     await one.produce(topic, [Record(value=b"v", key=b"k")])
     group = f"group-of-{topic}"

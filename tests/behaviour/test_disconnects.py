@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
+from typing import Final
 
 from polywire.records.columns import Record
 from tests.behaviour.conftest import WireClients
+from tests.behaviour.wires import Wire
+
+STALL_SECONDS: Final = 2.0
+GROWTH_BYTES_MAX: Final = 64 * 1024 * 1024  # of the broker's own memory by a peer that reads nothing
 
 
 async def test_breaking_off_in_mid_request(clients: WireClients, topic: str) -> None:
     host, port = clients.broker.addresses[clients.wire.name]
-    for _ in range(20):
+    request = clients.wire.opening + clients.wire.fetch(1, topic, 0)
+    for size in range(1, len(request)):
         _, writer = await asyncio.open_connection(host, port)
-        writer.write(b"V1|1|PRODUCE|half a request without its end")
+        writer.write(request[:size])
         await writer.drain()
         writer.close()
     await _still_serves(clients, topic)
@@ -21,35 +28,43 @@ async def test_breaking_off_in_mid_request(clients: WireClients, topic: str) -> 
 
 async def test_noise(clients: WireClients, topic: str) -> None:
     host, port = clients.broker.addresses[clients.wire.name]
-    for size in (1, 7, 64, 1_000, 200_000):
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(os.urandom(size))
-        try:
-            await writer.drain()
+    for opening in (b"", clients.wire.opening):
+        for size in (1, 7, 64, 1_000, 200_000):
+            await _send_noise(host, port, opening + os.urandom(size))
+    await _still_serves(clients, topic)
+
+
+async def _send_noise(host: str, port: int, noise: bytes) -> None:
+    """Send bytes that mean nothing; the broker may answer and may hang up, but must come to an end."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        with suppress(OSError):
+            writer.write(noise)
             writer.write_eof()
             await asyncio.wait_for(reader.read(), 10)
-        except OSError:
-            pass  # the broker closed on us: allowed
+    finally:
         writer.close()
-    await _still_serves(clients, topic)
 
 
 async def test_a_peer_that_never_reads(clients: WireClients, topic: str) -> None:
     client = await clients.open()
-    value = b"x" * 50_000
-    partition = (await client.produce(topic, [Record(value=value, key=b"k")] * 40))[0].partition
-    host, port = clients.broker.addresses[clients.wire.name]
-    _, stalled = await asyncio.open_connection(host, port)
-    request = f"V1|1|CONSUME|{topic} {partition} 0\n".encode()
+    partition = (await client.produce(topic, [Record(value=b"x" * 50_000, key=b"k")] * 40))[0].partition
+    before = clients.broker.memory_bytes
+    _, stalled = await asyncio.open_connection(*clients.broker.addresses[clients.wire.name])
     try:
-        async with asyncio.timeout(2):
-            for _ in range(500):
-                stalled.write(request)
-                await stalled.drain()
-    except (TimeoutError, ConnectionError):
-        pass  # back-pressure stopped us, or the broker hung up: both protect it
-    await _still_serves(clients, f"{topic}-after")
-    stalled.transport.abort()
+        stalled.write(clients.wire.opening)
+        with suppress(TimeoutError, ConnectionError):  # back-pressure stops us, or the broker hangs up: both protect it
+            await asyncio.wait_for(_flood(stalled, clients.wire, topic, partition), STALL_SECONDS)
+        await _still_serves(clients, f"{topic}-after")
+        assert clients.broker.memory_bytes - before < GROWTH_BYTES_MAX
+    finally:
+        stalled.transport.abort()
+
+
+async def _flood(stalled: asyncio.StreamWriter, wire: Wire, topic: str, partition: int) -> None:
+    for number in range(1, 100_000):
+        stalled.write(wire.fetch(number, topic, partition))
+        await stalled.drain()
 
 
 async def _still_serves(clients: WireClients, topic: str) -> None:

@@ -228,3 +228,28 @@ async def test_a_synced_record(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     produced = await client.produce(topic, [Record(value=b"v", key=b"k")], level=Level.SYNCED)
     assert values_of(await client.fetch(topic, produced[0].partition, 0)) == [b"v"]
+
+
+@needs(Ability.NULL_KEYS, Ability.KEYS_READ)
+async def test_no_key_is_not_an_empty_key(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    await client.create_topic(topic, 1)
+    await client.produce(topic, [Record(value=b"a"), Record(value=b"b", key=b"")], partition=0)
+    assert [record.key for record in await client.fetch(topic, 0, 0)] == [None, b""]
+
+
+@needs(Ability.WHITE_SPACE_VALUES)
+async def test_white_space_is_kept(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    values = [b"two words", b" lead", b"tail ", b"\t", b" "]
+    produced = await client.produce(topic, [Record(value=value, key=b"k") for value in values])
+    assert values_of(await client.fetch(topic, produced[0].partition, 0)) == values
+
+
+@needs(Ability.IDS, Ability.ORIGIN_TIMES)
+async def test_ids_and_times_of_origin_come_back(clients: WireClients, topic: str) -> None:
+    client = await clients.open()
+    records = [Record(value=b"v", key=b"k", id=bytes(range(16)), origin_time_us=-5), Record(value=b"w", key=b"k")]
+    produced = await client.produce(topic, records)
+    found = await client.fetch(topic, produced[0].partition, 0)
+    assert [(record.id, record.origin_time_us) for record in found] == [(bytes(range(16)), -5), (None, None)]

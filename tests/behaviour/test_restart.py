@@ -29,7 +29,7 @@ async def _records_outlive(wires: WireClients, topic: str, *, kill: bool) -> Non
         client = await wires.open()
         found = await client.fetch(topic, partition, 0)
         assert [record.value for record in found] == values
-        values.append(f"after {round_number}".replace(" ", "-").encode())
+        values.append(f"after-{round_number}".encode())
         place = (await client.produce(topic, [Record(value=values[-1], key=b"k")]))[0]
         assert (place.partition, place.offset) == (partition, len(values) - 1)
 

@@ -5,21 +5,37 @@ Each wire's abilities are those its client declares, so a table of what works is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polywire.client import flux, polywire
 from polywire.client.base import Ability
+from polywire.protocols.polywire.codec import MAGIC, encode_head
+from polywire.protocols.polywire.messages import Fetch, Verb
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A wire that the scenarios run through."""
+    """A wire that the scenarios run through.
+
+    opening: bytes that a connection begins with. fetch: request number n for a partition from its beginning, for peers that misbehave.
+    """
 
     name: str
     abilities: frozenset[Ability]
+    opening: bytes
+    fetch: Callable[[int, str, int], bytes]
+
+
+def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
+    return f"V1|{number}|CONSUME|{topic} {partition} 0\n".encode()
+
+
+def _polywire_fetch(number: int, topic: str, partition: int) -> bytes:
+    return encode_head(Verb.FETCH, number, Fetch(topic, partition, 0))
 
 
 WIRES = (
-    Wire("flux", flux.ABILITIES),
-    Wire("polywire", polywire.ABILITIES),
+    Wire("flux", flux.ABILITIES, b"", _flux_fetch),
+    Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )

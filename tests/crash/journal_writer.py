@@ -1,7 +1,8 @@
 """A process that writes to a log until it is killed, and tells on its standard output what was acknowledged.
 
-Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, ``p <partition> <number> <count>``
-for a published stage. Values are ``<partition>:<number>``, numbers rise by one in each partition.
+Lines: ``w <partition> <first offset> <number> <count>`` or ``s …`` for ``synced``, ``c <number>`` for a change, and
+``p <partition> <first offset> <number> <count>`` for a published stage. Values are ``<partition>:<number>``, numbers rise by one in
+each partition.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from polywire.errors import BrokerError, Busy
@@ -21,33 +23,44 @@ PARTITIONS = 3
 PUBLISHED = b"published"
 
 
+class Writer:
+    """Appends, stages and changes at random. Guards: ``numbers`` and ``changes`` count what the log took."""
+
+    def __init__(self, rig: Rig, chosen: random.Random) -> None:
+        self.rig = rig
+        self.chosen = chosen
+        self.partitions = [find_or_open(rig, incarnation) for incarnation in range(1, PARTITIONS + 1)]
+        self.numbers = [partition.next_offset for partition in self.partitions]
+        self.changes = sum(change != PUBLISHED for change in rig.memory.changes)
+
+    def write(self) -> None:
+        """One addition or two. Raises Busy."""
+        which = self.chosen.randrange(PARTITIONS)
+        partition, number = self.partitions[which], self.numbers[which]
+        count = self.chosen.choice((1, 1, 1, 3, 40))
+        values = [b"%d:%d" % (which, number + index) for index in range(count)]
+        if self.chosen.random() < 0.05:
+            stage(self.rig, partition, values, which, number)
+        else:
+            level = self.chosen.choice((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
+            done = tell(f"{'s' if level is Level.SYNCED else 'w'} {which}", number, count)
+            self.rig.log.append(partition, batch_of(values), level=level, done=done)
+        self.numbers[which] += count
+        if self.chosen.random() < 0.2:
+            self.rig.log.change(b"%d" % self.changes, level=Level.WRITTEN, done=tell_change(self.changes))
+            self.rig.memory.apply(b"%d" % self.changes)
+            self.changes += 1
+
+
 def main(directory: Path, seed: int) -> None:
     chosen = random.Random(seed)
     rig = Rig(directory, SMALL)
-    partitions = [find_or_open(rig, incarnation) for incarnation in range(1, PARTITIONS + 1)]
-    numbers = [partition.next_offset for partition in partitions]
-    changes = sum(change != PUBLISHED for change in rig.memory.changes)
+    writer = Writer(rig, chosen)
     print("ready", flush=True)
     while True:
-        for _ in range(chosen.randrange(1, 12)):
-            which = chosen.randrange(PARTITIONS)
-            partition, number = partitions[which], numbers[which]
-            count = chosen.choice((1, 1, 1, 3, 40))
-            values = [b"%d:%d" % (which, number + index) for index in range(count)]
-            try:
-                if chosen.random() < 0.05:
-                    stage(rig, partition, values, which, number)
-                else:
-                    level = chosen.choice((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
-                    done = tell(f"{'s' if level is Level.SYNCED else 'w'} {which}", number, count)
-                    rig.log.append(partition, batch_of(values), level=level, done=done)
-                numbers[which] += count
-                if chosen.random() < 0.2:
-                    rig.log.change(b"%d" % changes, level=Level.WRITTEN, done=tell_change(changes))
-                    rig.memory.apply(b"%d" % changes)
-                    changes += 1
-            except Busy:
-                break
+        with suppress(Busy):
+            for _ in range(chosen.randrange(1, 12)):
+                writer.write()
         rig.loop.run_pass(0.001 if chosen.random() < 0.3 or rig.log.congested else 0.0)
 
 

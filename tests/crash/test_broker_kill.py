@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from polywire.client.base import Client
+from polywire.client.bulk import split_address
 from polywire.client.connect import connect
-from polywire.errors import BrokerError
+from polywire.client.polywire import PolywireClient
+from polywire.errors import BrokerError, ErrorCode
 from polywire.records.columns import Record
+from polywire.records.rows import from_records
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 
@@ -64,7 +67,9 @@ class Producer:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("wire", "level"), [("flux", Level.WRITTEN), ("polywire", Level.WRITTEN), ("polywire", Level.SYNCED)]
+    ("wire", "level"),
+    [("flux", Level.WRITTEN), ("polywire", Level.WRITTEN), ("polywire", Level.SYNCED)],
+    ids=lambda value: value.name.lower() if isinstance(value, Level) else value,
 )
 def test_killed_while_producing(tmp_path: Path, wire: str, level: Level) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
@@ -78,7 +83,83 @@ def test_killed_while_producing(tmp_path: Path, wire: str, level: Level) -> None
         assert broker.stop() == 0, broker.log_text()
 
 
-async def _produce_and_kill(broker: BrokerProcess, producers: list[Producer]) -> None:
+@pytest.mark.timeout(180)
+def test_an_idempotent_producer_repeats_until_it_is_told(tmp_path: Path) -> None:
+    """What was under way at a kill is sent again as it was: every record is stored exactly once."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        producers = [RepeatingProducer(lambda: broker.url("polywire"), b"p%d" % number) for number in range(PRODUCERS)]
+        asyncio.run(_produce_and_kill(broker, producers))
+        for producer in producers:
+            assert producer.next_number > 20
+            stored = asyncio.run(_read_all(broker.url("polywire"), producer.topic))
+            assert [stored[place] for place in sorted(stored)] == [b"%d" % n for n in range(producer.next_number)]
+        assert broker.stop() == 0, broker.log_text()
+
+
+@dataclass(slots=True)
+class RepeatingProducer:
+    """A producer with an id that sends the same batch until it is acknowledged."""
+
+    url: Callable[[], str]
+    id: bytes
+    next_number: int = 0
+    running: bool = True
+
+    @property
+    def topic(self) -> str:
+        return f"of-{self.id.decode()}"
+
+    async def run(self) -> None:
+        while self.running:
+            try:
+                client = await PolywireClient.open(*split_address(self.url().partition("://")[2]))
+            except BrokerError:
+                await asyncio.sleep(0.02)
+                continue
+            try:
+                while self.running:
+                    await self._produce_once(client)
+            except BrokerError as error:
+                if error.code is not ErrorCode.STOPPING:  # only a lost connection is a reason to send again
+                    raise
+            finally:
+                await client.close()
+
+    async def _produce_once(self, client: PolywireClient) -> None:
+        numbers = range(self.next_number, self.next_number + 7)
+        records = [Record(value=b"%d" % number) for number in numbers]
+        batch = from_records(records, producer_id=self.id, producer_epoch=0, base_sequence=numbers.start)
+        places = await client.produce_batch(self.topic, 0, batch, create=True)
+        assert [place.offset for place in places] == list(numbers)
+        self.next_number = numbers.stop
+
+
+STARTS = 9
+
+
+@pytest.mark.timeout(120)
+def test_records_of_many_starts_are_read_together(tmp_path: Path) -> None:
+    """Every kill leaves a segment of its own; one read goes over all of them."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        for start in range(STARTS):
+            asyncio.run(_produce_sixty(broker.url("polywire"), start))
+            broker.kill()
+            broker.start()
+        stored = asyncio.run(_read_all(broker.url("polywire"), TOPIC))
+        values = [stored[place] for place in sorted(stored)]
+        assert values == [b"%d-%d" % (start, number) for start in range(STARTS) for number in range(60)]
+        assert broker.stop() == 0, broker.log_text()
+
+
+async def _produce_sixty(url: str, start: int) -> None:
+    """One request each, so that a segment holds many small batches."""
+    client = await connect(url)
+    for number in range(60):
+        await client.produce(TOPIC, [Record(value=b"%d-%d" % (start, number), key=b"k")])
+    await client.close()
+
+
+async def _produce_and_kill(broker: BrokerProcess, producers: Sequence[Producer] | Sequence[RepeatingProducer]) -> None:
     tasks = [asyncio.create_task(producer.run()) for producer in producers]
     chance = random.Random(7)
     for _ in range(KILLS):
@@ -93,16 +174,7 @@ async def _produce_and_kill(broker: BrokerProcess, producers: list[Producer]) ->
 
 async def _check(url: str, producers: list[Producer]) -> int:
     """Compare every acknowledged place with what is stored there, and look for doubles and disorder; the number of records."""
-    client = await connect(url)
-    stored: dict[tuple[int, int], bytes] = {}
-    for bounds in await client.bounds(TOPIC):
-        offset = bounds.first_offset
-        while offset < bounds.next_offset:
-            records = await client.fetch(TOPIC, bounds.partition, offset)
-            assert [record.offset for record in records] == list(range(offset, offset + len(records)))
-            stored |= {(bounds.partition, record.offset): record.value or b"" for record in records}
-            offset += len(records)
-    await client.close()
+    stored = await _read_all(url, TOPIC)
     for producer in producers:
         for number, place in producer.acknowledged.items():
             assert stored.get(place) == b"%s-%d" % (producer.key, number), f"acknowledged record lost place={place}"
@@ -110,3 +182,18 @@ async def _check(url: str, producers: list[Producer]) -> int:
         numbers = [int(value.rpartition(b"-")[2]) for value in mine]
         assert numbers == sorted(set(numbers)), "a record is doubled or out of order"
     return len(stored)
+
+
+async def _read_all(url: str, topic: str) -> dict[tuple[int, int], bytes]:
+    """Values of a topic by partition and offset, whose offsets must have no gaps."""
+    client = await connect(url)
+    stored: dict[tuple[int, int], bytes] = {}
+    for bounds in await client.bounds(topic):
+        offset = bounds.first_offset
+        while offset < bounds.next_offset:
+            records = await client.fetch(topic, bounds.partition, offset)
+            assert [record.offset for record in records] == list(range(offset, offset + len(records)))
+            stored |= {(bounds.partition, record.offset): record.value or b"" for record in records}
+            offset += len(records)
+    await client.close()
+    return stored

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path) -> None:
                 synced.append(told)
             rig.loop.run_pass()
             if rig.log.congested:
-                rig.loop.run_until(lambda: not rig.log.congested)
+                rig.loop.run_until(partial(_is_relieved, rig))
         seen, epoch = partition.readable_offset, rig.log.epoch
         floor = rig.log.synced_sequence
         rig.kill()
@@ -119,6 +120,10 @@ def test_power_loss_without_new_records_is_an_offset_out_of_range(tmp_path: Path
     with pytest.raises(Missing):
         rig.read_once(rig.log.partition(1), 2)
     rig.log.close()
+
+
+def _is_relieved(rig: Rig) -> bool:
+    return not rig.log.congested
 
 
 def lose_power(directory: Path, floor: int) -> None:

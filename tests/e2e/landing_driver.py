@@ -13,7 +13,10 @@ BATCH_RECORDS_MAX = 1_000
 
 
 def main(address: str, topic: str, directory: str) -> None:
-    spark = session("driver", master="local[2]", **{JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+    scratch = Path(directory) / "scratch"  # a killed Spark leaves its own behind
+    scratch.mkdir(exist_ok=True)
+    conf = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.local.dir": str(scratch)}
+    spark = session("driver", master="local[2]", **conf)
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
     land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
     spark.stop()

@@ -162,6 +162,7 @@ def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Broker
     assert not first.crashes
     assert broker.stop() == 0
     until(lambda: bool(first.crashes), "a restart ends the SDK's consumer")
+    first.leave()
     broker.start()
     again = Member(sdk, broker, "w1")
     until(lambda: again.assigned == [0, 1, 2], "the member is back")

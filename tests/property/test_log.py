@@ -42,7 +42,7 @@ class LogMachine(RuleBasedStateMachine):
         self.producers: list[tuple[bytes, int]] = []
         self.count = 0
         self.incarnation = 0
-        self.told: list[list[int]] = []
+        self.told: list[tuple[int, list[int]]] = []
 
     @initialize(synced=st.booleans())
     def begin(self, synced: bool) -> None:
@@ -86,7 +86,7 @@ class LogMachine(RuleBasedStateMachine):
                 told = self.rig.append(self.rig.log.partition(which), values, level)
             except Busy:
                 return
-            self.told.append([len(self.kept[which].values), told])  # type: ignore[list-item]
+            self.told.append((len(self.kept[which].values), told))
             self.kept[which].values += values
 
     @rule(data=st.data(), count=st.integers(1, 3))
@@ -192,8 +192,8 @@ class LogMachine(RuleBasedStateMachine):
             assert partition.first_offset == kept.first
             assert partition.next_offset == partition.readable_offset == len(kept.values)
             assert self.rig.read(partition, kept.first, 3000) == kept.values[kept.first :]
-        for expected, told in self.told:  # type: ignore[misc]
-            assert told == [expected], "an acknowledgement tells the place"  # type: ignore[comparison-overlap]
+        for expected, told in self.told:
+            assert told == [expected], "an acknowledgement tells the place"
 
     @rule(data=st.data(), share=st.floats(0, 1), bytes_max=st.sampled_from((1, 500, 5000)))
     def look_up(self, data: st.DataObject, share: float, bytes_max: int) -> None:
@@ -229,4 +229,4 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(
     max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestLog.pytestmark = [pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)

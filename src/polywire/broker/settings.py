@@ -34,8 +34,9 @@ class TopicSettings:
 
     replication_factor: as the client gave it; one broker keeps one copy.
     key_hash: overrides every wire's own function, so that equal keys meet (design §2); None leaves the wire's.
-    retention_age_us, retention_bytes: per partition; None takes the broker's default, ``KEEP`` keeps for ever.
+    retention_age_us, retention_bytes: per partition; None takes the broker's default, 0 keeps for ever.
     compaction: keep the newest record of each key only.
+    compression: how the bodies of its batches are compressed.
     idempotent: producers' sequences are to be checked whatever the request says.
     event_sourcing: records are events of aggregates, one aggregate per key; such topics refuse to grow.
     wire_options: what only one wire understands (ids, policies, access lists), by wire name, opaque here.
@@ -72,7 +73,7 @@ class BrokerSettings:
     batch_bytes_max: a batch must fit one journal group.
     record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy).
     durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
-    retention_age_us, retention_bytes: defaults of topics that set none; ``KEEP`` keeps for ever, so nothing is lost unasked.
+    retention_age_us, retention_bytes: defaults of topics that set none; 0 keeps for ever, so nothing is lost unasked.
     retention_interval_s: how often limits are looked at.
     retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
     member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
@@ -20,7 +19,7 @@ from polywire.cli.output import note, notes
 from polywire.cli.record_input import LineReader
 from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
 from polywire.cli.starts import Span, parse_start, spans
-from polywire.cli.usage import examples
+from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import Client
 from polywire.errors import BrokerError, Invalid
 from polywire.records.columns import Record
@@ -39,8 +38,6 @@ FOLLOW_WAIT_MS: Final = 30_000  # one long poll; the next follows at once
 Form = Annotated[
     LineFormat, Parameter(name=("--format", "-f"), help="jsonl: an object a line; raw: the value alone on its line.")
 ]
-Partition = Annotated[int | None, Parameter(name=("--partition", "-p"))]
-Count = Annotated[int | None, Parameter(name=("--count", "-n"), validator=Number(gte=1))]
 
 
 @app.command(
@@ -51,21 +48,19 @@ Count = Annotated[int | None, Parameter(name=("--count", "-n"), validator=Number
     )
 )
 def produce(
-    topic: str,
+    topic: Topic,
     *,
     format: Form = LineFormat.JSONL,
     key: str | None = None,
-    partition: Partition = None,
+    partition: Annotated[int | None, Parameter(name=("--partition", "-p"))] = None,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
     """Produce a record for each line of standard input.
 
-    A line that is no record ends the command; the records before it are kept, and their number is told.
+    A topic that is missing is created. A line that is no record ends the command; the records before it are kept, and their number is told.
 
     Parameters
     ----------
-    topic
-        Full name of the topic; it is created when missing.
     key
         Key of records that bring none.
     partition
@@ -103,10 +98,10 @@ def produce(
     )
 )
 def consume(
-    topic: str,
+    topic: Topic,
     *,
     from_: Annotated[str, Parameter(name="--from")] = "earliest",
-    partition: Partition = None,
+    partition: OnlyPartition = None,
     count: Count = None,
     follow: Annotated[bool, Parameter(negative="")] = False,
     format: Form = LineFormat.JSONL,
@@ -116,14 +111,8 @@ def consume(
 
     Parameters
     ----------
-    topic
-        Full name of the topic.
     from_
         earliest, latest, an offset, or an ISO 8601 time (UTC unless it names a zone).
-    partition
-        Only this partition.
-    count
-        Stop after so many records.
     follow
         Go on with records as they arrive.
     """
@@ -143,24 +132,14 @@ def consume(
 
 @app.command(help_epilogue=examples("polywire record tail orders --format raw"))
 def tail(
-    topic: str,
+    topic: Topic,
     *,
-    partition: Partition = None,
+    partition: OnlyPartition = None,
     count: Count = None,
     format: Form = LineFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Print records as they arrive, from now on, until interrupted.
-
-    Parameters
-    ----------
-    topic
-        Full name of the topic.
-    partition
-        Only this partition.
-    count
-        Stop after so many records.
-    """
+    """Print records as they arrive, from now on, until interrupted."""
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
-from polywire.cli.usage import examples
+from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, Client, PartitionBounds
 from polywire.errors import Missing
 from polywire.types import DEFAULT_PARTITION_COUNT
@@ -53,7 +53,7 @@ async def _count_records(client: Client, topic: str) -> int | None:
 
 @app.command(help_epilogue=examples("polywire topic create orders --partitions 6"))
 def create(
-    name: str,
+    name: Topic,
     *,
     partitions: Annotated[int, Parameter(name=("--partitions", "-p"))] = DEFAULT_PARTITION_COUNT,
     address: Address = ADDRESS_DEFAULT,
@@ -62,8 +62,6 @@ def create(
 
     Parameters
     ----------
-    name
-        Full name: topic, or stream.topic outside the stream default.
     partitions
         Number of partitions.
     """
@@ -72,14 +70,8 @@ def create(
 
 
 @app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
-def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show where each partition of a topic begins and ends.
-
-    Parameters
-    ----------
-    name
-        Full name of the topic.
-    """
+def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
+    """Show where each partition of a topic begins and ends."""
 
     async def work(client: Client) -> list[PartitionBounds]:
         return await client.bounds(name)
@@ -99,14 +91,12 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
 
 @app.command(help_epilogue=examples("polywire topic delete orders --dry-run", "polywire topic delete orders"))
 def delete(
-    name: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
+    name: Topic, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
 ) -> None:
     """Delete a topic with all its records.
 
     Parameters
     ----------
-    name
-        Full name of the topic.
     dry_run
         Say what would be deleted, delete nothing.
     """

@@ -1,13 +1,22 @@
-"""How help reads: every command ends with examples, one per line, ready to be copied.
+"""How help reads: parameters that several commands share, and the examples every command ends with.
 
-Promises: examples appear as they are written, never wrapped into each other. Must not know: any noun.
+Promises: one parameter has one meaning everywhere; examples appear as they are written, one per line. Must not know: any noun.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 HELP_FORMAT: Final = "plaintext"  # what is written is what is shown, brackets and back-ticks included
+
+Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
+OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Only this partition.")]
+Count = Annotated[
+    int | None, Parameter(name=("--count", "-n"), help="Stop after so many records.", validator=Number(gte=1))
+]
 
 
 def examples(*lines: str) -> str:

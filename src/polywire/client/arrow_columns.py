@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from polywire.client import gather
-from polywire.client.arena import BLOCK_BYTES, Arena
+from polywire.records.arena import BLOCK_BYTES, Arena
 from polywire.records.columns import Column, Header, HeaderKind, Record
 from polywire.records.rows import to_records
 

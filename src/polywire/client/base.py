@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Protocol
 
 from polywire.records.columns import Record
@@ -16,27 +16,27 @@ from polywire.types import Assignor, Level
 
 
 class Ability(Enum):
-    """What a wire can carry or do; the behaviour suite picks its scenarios by these."""
+    """What a wire can carry or do, in words for people; the behaviour suite picks its scenarios by these."""
 
-    NULL_VALUES = auto()
-    NULL_KEYS = auto()
-    KEYS_READ = auto()
-    HEADERS = auto()
-    IDS = auto()
-    ORIGIN_TIMES = auto()
-    BINARY_VALUES = auto()
-    WHITE_SPACE_VALUES = auto()
-    CHOOSE_PARTITION = auto()
-    CREATE_TOPIC = auto()
-    DELETE_TOPIC = auto()
-    BOUNDS = auto()
-    OFFSET_BY_TIME = auto()
-    GROUPS = auto()
-    POSITIONS = auto()
-    LONG_POLL = auto()
-    IDEMPOTENCE = auto()
-    STAGING = auto()
-    LEVELS = auto()
+    NULL_VALUES = "a record without a value is told from one with an empty value"
+    NULL_KEYS = "a record without a key is told from one with an empty key"
+    KEYS_READ = "keys come back when reading"
+    HEADERS = "typed headers are written and read"
+    IDS = "ids of 16 bytes are written and read"
+    ORIGIN_TIMES = "times of origin are written and read"
+    BINARY_VALUES = "values hold any bytes"
+    WHITE_SPACE_VALUES = "values hold blanks and tabs"
+    CHOOSE_PARTITION = "the writer may choose the partition"
+    CREATE_TOPIC = "topics are created with a number of partitions"
+    DELETE_TOPIC = "topics are deleted"
+    BOUNDS = "first and next offset of a partition are told"
+    OFFSET_BY_TIME = "the first offset at or after a time is told"
+    GROUPS = "members of a group share the partitions of a topic"
+    POSITIONS = "positions of groups are stored and told"
+    LONG_POLL = "a read waits for the next record"
+    IDEMPOTENCE = "a producer that repeats a batch stores it once"
+    STAGING = "records are staged, then published together exactly once"
+    LEVELS = "each request says what its acknowledgement means"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from polywire.client.arena import Arena
 from polywire.errors import ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -26,6 +25,7 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure, Head, Limits, Verb
+from polywire.records.arena import Arena
 from polywire.types import Buffer
 
 SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the system's limit of 1,024

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from time import sleep
 from typing import Final, TypeVar
 
-from polywire.client.arena import Arena
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
 from polywire.clock import Clock, SystemClock
@@ -23,6 +22,7 @@ from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import decode_answer
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, BY_KEY, NO_OFFSET, Head, Verb
+from polywire.records.arena import Arena
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer, Level
 

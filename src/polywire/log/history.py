@@ -26,11 +26,11 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The state after group ``sequence``: packed partitions, and (token, expiry) of what was staged."""
+    """The state after group ``sequence``: packed partitions, and what was staged: (token, expiry, its batches)."""
 
     sequence: int
     partitions: Sequence[bytes]
-    tokens: Sequence[tuple[bytes, int]]
+    staged: Sequence[tuple[bytes, int, Sequence[StagedBatch]]]
 
 
 class History:
@@ -126,9 +126,9 @@ class History:
                 self._packed[partition.incarnation] = partition.pack()
             else:
                 self._packed.pop(partition.incarnation, None)
-        tokens = [
-            (staged.token, staged.expires_at_us)
-            for staged in self.staging
-            if any(batch.serial >= 0 or batch.place >= 0 for batch in staged.batches)
-        ]
-        return Image(sequence, list(self._packed.values()), tokens)
+        found = []
+        for staged in self.staging:
+            batches = [batch for batch in staged.batches if batch.serial >= 0 or batch.place >= 0]
+            if batches:
+                found.append((staged.token, staged.expires_at_us, batches))
+        return Image(sequence, list(self._packed.values()), found)

@@ -1,9 +1,8 @@
 """The journal on files: preallocated slots that are overwritten in place and used again (decision 0002).
 
-Promises: a group lies in one slot; the first one after ``align`` begins on a new page; bytes are readable through
-the slot's mapping as soon as
-they are written; a slot's serial is never used again while the process lives. A failed write is raised and never tried again. Must not
-know: batches, partitions, what a group holds.
+Promises: a group lies in one slot; the first one after ``align`` begins on a new page; bytes are readable through the slot's mapping as
+soon as they are written; a slot's serial is never used again while the process lives. A failed write is raised and never tried again.
+Must not know: batches, partitions, what a group holds.
 """
 
 from __future__ import annotations

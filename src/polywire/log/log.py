@@ -1,8 +1,7 @@
 """The log on files: turns become groups, groups become segments, and all of it comes back after a stop of any kind.
 
 Promises: what ``log.base.Log`` says. Everything but syncs, sealing and cold reads happens on the loop, in the call
-or in ``commit``. Must not
-know: topics, groups, wires.
+or in ``commit``. Must not know: topics, groups, wires.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from polywire.types import Buffer, Level
 
 MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
 BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
-SEAL_ROOM_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
+NAMING_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
 EXPIRY_SECONDS: Final = 5.0
 TOKENS_EXPIRED_MAX: Final = 1000  # in one turn
 
@@ -338,7 +337,7 @@ class FileLog:
         turn, self._turn = self._turn, Turn()
         turn.close()
         journal, draft = self._journal, self._draft
-        if journal.room < turn.size + GROUP_HEADER_BYTES:
+        if turn.size and journal.room < turn.size + GROUP_HEADER_BYTES:
             self._turn_over()
         draft.clear()
         draft.now_us = self._clock.now_us()
@@ -421,7 +420,11 @@ class FileLog:
         self._sealer.add(full, image)
         self._disk.look()
         self._syncer.start()
+        self._loop.call_soon(self._seal)  # it may be synced already
         self._grow()
+
+    def _seal(self) -> None:
+        self._sealer.advance(self._syncer.synced)
 
     def _grow(self) -> None:
         """Make one more slot when none is free and there may be more."""
@@ -481,8 +484,8 @@ class FileLog:
         else:
             self._fail(error)
 
-    def seal_room(self) -> bool:
-        return bool(self._journal.free) or self._journal.room > SEAL_ROOM_BYTES
+    def seal_room(self, groups: int) -> bool:
+        return bool(self._journal.free) or self._journal.room > groups * NAMING_BYTES
 
     def slot_freed(self) -> None:
         self._disk.accepted()

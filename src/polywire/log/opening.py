@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ from polywire.log.reading import Reader
 from polywire.log.recovery import Chain, find_chain
 from polywire.log.replay import Player
 from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Snapshotted, install, plan_slots, write_plan
+from polywire.log.sealing import install, plan_slots, snapshot_of, write_plan
 from polywire.log.segments import SEGMENTS, SNAPSHOTS, Segments, segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.staging import Staging
@@ -54,14 +55,14 @@ def open_log(directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock
         unlock = _lock(directory / _LOCK)
     except OSError as error:
         raise storage_failed(error) from error
-    try:
-        return _Opening(directory, settings, loop, clock, replay, unlock).run()
-    except OSError as error:
-        unlock()
-        raise storage_failed(error) from error
-    except BaseException:
-        unlock()
-        raise
+    with ExitStack() as undone:
+        undone.callback(unlock)
+        try:
+            log = _Opening(directory, settings, loop, clock, replay, unlock).run()
+        except OSError as error:
+            raise storage_failed(error) from error
+        undone.pop_all()
+        return log
 
 
 def _lock(path: Path) -> Callable[[], None]:
@@ -185,8 +186,8 @@ class _Opening:
             image = history.image(chain.sequence, history.partitions.values())
             plan = plan_slots(history, history.contents, self._journal.views, image)
             numbers = [history.segments.next_number() for _ in plan.blobs]
-            state = Snapshotted(image, self._replay.snapshot(), chain.sequence)
-            infos = write_plan(self._store, plan, numbers, name, state, history.segments.numbers())
+            snapshot = snapshot_of(history, image, plan, numbers, (self._replay.snapshot(), chain.sequence))
+            infos = write_plan(self._store, plan, numbers, name, snapshot)
             sealed = [history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
             _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content(numbers, ()))
             _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))

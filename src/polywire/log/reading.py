@@ -12,6 +12,8 @@ from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Read
+from polywire.log.cold import PIECES_MAX, ColdReads, Key, Window
+from polywire.log.index import scan_read
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.segment import Segment
@@ -19,6 +21,7 @@ from polywire.log.segments import Segments
 from polywire.log.staging import StagedBatch
 from polywire.log.worker import Worker
 from polywire.records.columns import HEADER_BYTES
+from polywire.store.base import blob_corrupt
 from polywire.types import Buffer
 
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
@@ -75,7 +78,7 @@ class Reader:
     def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int) -> None:
         self._journal = journal
         self._segments = segments
-        self._worker = worker
+        self._cold = ColdReads(worker)
         self.epoch: Final = epoch
         self.overlays: Final[dict[int, Overlay]] = {}
         self.unpinned: Callable[[], None] = _nothing
@@ -153,20 +156,29 @@ class Reader:
             chunks.append(slot.view[position : position + length])
         return chunks, list(slots.values())
 
-    def _read_sealed(
-        self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then | None
-    ) -> Read | None:
-        """A read that begins in a segment; it goes on into later ones and the tail. Without ``then`` it waits for the disk."""
+    def _read_sealed(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> Read | None:
+        """A read that begins in a segment; it goes on into later ones and the tail."""
+        key = (partition.incarnation, offset, bytes_max)
+        window = self._cold.find(key)
+        if window is not None:
+            return self._read_window(partition, key, window, end)
+        number = partition.runs.find_offset(offset)
+        if not self.segment(partition.runs.entry(number)[3]).is_warm(partition.incarnation, offset, max(bytes_max, 1)):
+            self._cold.ask(
+                key, self._segments_from(partition, number), partial(self._thawed, partition, key, end, then)
+            )
+            return None
+        return self._read_warm(partition, offset, bytes_max, end)
+
+    def _read_warm(self, partition: FilePartition, offset: int, bytes_max: int, end: int) -> Read:
+        """A read of mapped segments that the system holds in memory."""
         chunks: list[memoryview] = []
         at, room = offset, bytes_max
         number = partition.runs.find_offset(at)
         while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
             segment = self.segment(partition.runs.entry(number)[3])
-            if then is not None and not segment.is_warm(partition.incarnation, at, max(room, 1)):
-                if chunks:
-                    return Read(chunks, at, partition.readable_offset, NO_PIN)
-                self._warm(segment, partition, offset, bytes_max, end, then)
-                return None
+            if chunks and not segment.is_warm(partition.incarnation, at, max(room, 1)):
+                return Read(chunks, at, partition.readable_offset, NO_PIN)
             view, next_offset = segment.read(partition.incarnation, at, room, end)
             if chunks and len(view) > room:
                 return Read(chunks, at, partition.readable_offset, NO_PIN)
@@ -175,6 +187,36 @@ class Reader:
             if at < (partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset):
                 return Read(chunks, at, partition.readable_offset, NO_PIN)
         return self._go_on(partition, chunks, at, room, end)
+
+    def _read_window(self, partition: FilePartition, key: Key, window: Window, end: int) -> Read:
+        """What a read gets of a window; what will be asked for next is read ahead. Raises Corrupt."""
+        chunks: list[memoryview] = []
+        _, at, room = key
+        for piece, run_end in window.pieces:
+            start, stop, next_offset = scan_read(piece, at, room, end)
+            if start < 0 or start == stop:
+                raise blob_corrupt(f"partition {partition.incarnation}", f"batches are broken offset={at}")
+            if chunks and stop - start > room:
+                break
+            chunks.append(piece[start:stop])
+            at, room = next_offset, room - (stop - start)
+            if at < run_end or at >= end or room <= 0:
+                break
+        if at < min(end, partition.tail_offset):
+            self._read_ahead(partition, at, key[2])
+        elif at >= partition.tail_offset:
+            return self._go_on(partition, chunks, at, room, end)
+        return Read(chunks, at, partition.readable_offset, NO_PIN)
+
+    def _read_ahead(self, partition: FilePartition, offset: int, bytes_max: int) -> None:
+        key = (partition.incarnation, offset, bytes_max)
+        if self._cold.find(key) is None:
+            self._cold.ask(key, self._segments_from(partition, partition.runs.find_offset(offset)), None)
+
+    def _segments_from(self, partition: FilePartition, number: int) -> list[Segment]:
+        """The segments of a partition's runs from ``number`` on, as far as one window may reach."""
+        stop = min(number + PIECES_MAX, len(partition.runs))
+        return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
     def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, room: int, end: int) -> Read:
         """The sealed part is read up to its end: add what fits of the tail."""
@@ -185,37 +227,23 @@ class Reader:
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
-    def _warm(
-        self, segment: Segment, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then
+    def _thawed(
+        self, partition: FilePartition, key: Key, end: int, then: Then, window: Window | None, error: BrokerError | None
     ) -> None:
-        job = partial(segment.warm, partition.incarnation, offset, max(bytes_max, 1))
-        self._worker.run(job, partial(self._warmed, partition, offset, bytes_max, end, then))
-
-    def _warmed(
-        self,
-        partition: FilePartition,
-        offset: int,
-        bytes_max: int,
-        end: int,
-        then: Then,
-        _: None,
-        error: BrokerError | None,
-    ) -> None:
-        """Read again, now that the bytes are at hand; a segment that went meanwhile is asked for no more."""
-        if error is not None and not isinstance(error, Missing):
-            then(error)
-            return
+        """The bytes are at hand; records that were trimmed meanwhile are asked for no more."""
         try:
-            partition.check_range(offset)
-            if offset >= partition.tail_offset:
-                found = self.read(partition, offset, bytes_max, then, end)
+            if error is not None:
+                raise error
+            partition.check_range(key[1])
+            if window is not None:
+                found: Read | None = self._read_window(partition, key, window, end)
             else:
-                found = self._read_sealed(partition, offset, bytes_max, end, None)
+                found = self.read(partition, key[1], key[2], then, end)
         except BrokerError as refused:
             then(refused)
             return
-        assert found is not None, "a read without a callback is answered"
-        then(found)
+        if found is not None:
+            then(found)
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:

@@ -40,7 +40,8 @@ class Player:
         self._history = history
         self._replay = replay
         self._chain = chain
-        self._expiries: dict[bytes, int] = {}
+        self._expiries: dict[tuple[bytes, int], int] = {}
+        """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
 
     def play(self) -> None:
@@ -56,7 +57,7 @@ class Player:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._replay.restore(snapshot.broker)
-        self._expiries = dict(snapshot.tokens)
+        self._expiries = {(token, number): expires_at_us for token, expires_at_us, number in snapshot.tokens}
         at = 0
         while at < len(snapshot.partitions):
             partition = self._history.make(packed_incarnation(snapshot.partitions, at))
@@ -71,11 +72,11 @@ class Player:
         """Segments whose removal lies behind the snapshot."""
         removed: set[int] = set()
         for place in self._chain.groups:
-            if place.kinds & 1 << EntryKind.SEALED:
-                for entry in read_directory(place.slot.view, place.position):
-                    if entry.kind == EntryKind.SEALED:
-                        content = place.slot.view[entry.position : entry.position + entry.length]
-                        removed.update(read_sealed(content)[1])
+            entries = read_directory(place.slot.view, place.position) if place.kinds & 1 << EntryKind.SEALED else ()
+            for entry in entries:
+                if entry.kind == EntryKind.SEALED:
+                    content = place.slot.view[entry.position : entry.position + entry.length]
+                    removed.update(read_sealed(content)[1])
         return removed
 
     def _hand_out(self, sealed: Collection[Sealed]) -> None:
@@ -106,7 +107,7 @@ class Player:
         self._history.segments.settle(sealed)
 
     def _hand_out_staged(self, run: Run, item: Sealed) -> None:
-        expires_at_us = self._expiries.get(run.token)
+        expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
         chunk = item.segment.view(run.position, run.stop)

@@ -16,13 +16,14 @@ from polywire.errors import BrokerError, Busy, Missing
 from polywire.log.base import Loop
 from polywire.log.history import History, Image
 from polywire.log.journal_file import FileJournal, Slot
-from polywire.log.sealing import Plan, Snapshotted, install, plan_slots, write_plan
+from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
 from polywire.log.segment import SegmentInfo
 from polywire.log.segments import SNAPSHOTS
 from polywire.log.worker import Worker
 from polywire.store.base import Store
 
 RETRY_SECONDS: Final = 1.0  # after a full disk
+REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
 REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
 
 
@@ -45,8 +46,8 @@ class Owner(Protocol):
     def seal_failed(self, error: BrokerError) -> None:
         """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
 
-    def seal_room(self) -> bool:
-        """Whether the journal has room for naming what was sealed."""
+    def seal_room(self, groups: int) -> bool:
+        """Whether the journal has room for so many groups that name segments."""
 
     def slot_freed(self) -> None:
         """There is a slot to be written again."""
@@ -106,22 +107,21 @@ class Sealer:
         self._synced = max(self._synced, synced)
         if self._stopped or self._running or not self._queue or self._queue[0].slot.last > self._synced:
             return
-        if self._installing and self._history.reader.overlays:
+        full = self._queue[0]
+        if self._installing and (self._history.reader.overlays or full.image.staged):
             return  # bodies may lie in slots that are about to be freed
-        if not self._owner.seal_room():
+        if not self._owner.seal_room(1):
             return  # readers pin every slot: the first to let go calls again
         self._running = True
-        full = self._queue[0]
-        broker, broker_sequence = self._owner.broker_state()
+        broker = self._owner.broker_state()
         contents = {full.slot.serial: self._history.contents[full.slot.serial]}
         plan = plan_slots(self._history, contents, self._journal.views, full.image)
         numbers = [self._history.segments.next_number() for _ in plan.blobs]
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
-        listed = self._history.segments.numbers()
-        snapshotted = Snapshotted(full.image, broker, broker_sequence)
-        job = partial(write_plan, self._store, plan, numbers, name, snapshotted, listed)
-        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker_sequence))
+        snapshot = snapshot_of(self._history, full.image, plan, numbers, broker)
+        job = partial(write_plan, self._store, plan, numbers, name, snapshot)
+        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker[1]))
 
     def _written(
         self,
@@ -190,9 +190,10 @@ class Sealer:
     def remove(self) -> None:
         """Journal the removal of segments nobody needs, then delete them."""
         self._removing = False
-        dead = self._history.segments.take_dead()
-        if not dead or self._stopped or not self._owner.seal_room():
-            self._history.segments.dead.extend(dead)
+        if self._stopped or not self._owner.seal_room(2):
+            return  # freeing a slot comes first; the next pass of the log's timer calls again
+        dead = self._history.segments.take_dead(REMOVED_MAX)
+        if not dead:
             return
 
         def removed() -> None:

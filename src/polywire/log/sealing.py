@@ -7,7 +7,7 @@ the loop, everything slow in the sealer's thread. Must not know: how groups are 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from polywire.log.reading import Overlay, Reader
 from polywire.log.segment import NO_TOKEN, SegmentInfo
 from polywire.log.segment_write import Part, RunSource, plan_blobs, write_segment
 from polywire.log.segments import Sealed, segment_name
-from polywire.log.snapshot import put_snapshot
+from polywire.log.snapshot import Snapshot, put_snapshot
 from polywire.log.staging import StagedBatch
 from polywire.store.base import Store
 from polywire.types import Buffer
@@ -33,15 +33,6 @@ class Plan:
 
     blobs: Sequence[Sequence[RunSource]]
     staged: Mapping[Key, Sequence[StagedBatch]]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshotted:
-    """What goes into the snapshot beside segments: the log's state, and the broker's after ``broker_sequence``."""
-
-    image: Image
-    broker: bytes
-    broker_sequence: int
 
 
 class _Parts(Sequence[Part]):
@@ -72,7 +63,7 @@ def plan_slots(history: History, contents: Mapping[int, Contents], views: Mappin
         if size:
             sources[partition.incarnation, NO_TOKEN] = source
             sizes[partition.incarnation, NO_TOKEN] = size
-    staged = _staged_runs(history, contents, image)
+    staged = _staged_runs(contents, image)
     for key, batches in staged.items():
         parts = [Part(views[batch.serial], _numbers(batch.position), _numbers(batch.length)) for batch in batches]
         sources[key] = RunSource(key[0], parts, key[1])
@@ -119,43 +110,50 @@ def _overlaid_run(
     return RunSource(partition.incarnation, _Parts(reader, parts)), size
 
 
-def _staged_runs(history: History, contents: Mapping[int, Contents], image: Image) -> dict[Key, list[StagedBatch]]:
+def _staged_runs(serials: Collection[int], image: Image) -> dict[Key, list[StagedBatch]]:
     """Batches of these slots that were staged, and neither published nor abandoned, at the image's sequence."""
-    if not image.tokens:
-        return {}
-    wanted = {id(batch) for content in contents.values() for batch in content.staged if batch.needed}
-    tokens = {token for token, _ in image.tokens}
     found: dict[Key, list[StagedBatch]] = {}
-    for content in contents.values():
-        for batch in content.staged:
-            if id(batch) in wanted and batch.token in tokens:
-                found.setdefault((batch.incarnation, batch.token), []).append(batch)
+    for token, _, batches in image.staged:
+        for batch in batches:
+            if batch.needed and batch.place < 0 and batch.serial in serials:
+                found.setdefault((batch.incarnation, token), []).append(batch)
     return found
 
 
+def snapshot_of(
+    history: History, image: Image, plan: Plan, numbers: Sequence[int], broker: tuple[bytes, int]
+) -> Snapshot:
+    """The snapshot of an image once its plan is written under these segment numbers; ``broker`` is its state and the sequence of that."""
+    expiries = {token: expires_at_us for token, expires_at_us, _ in image.staged}
+    tokens = {
+        (token, expires_at_us, history.segments.by_place[batch.place].number)
+        for token, expires_at_us, batches in image.staged
+        for batch in batches
+        if batch.needed and batch.place >= 0
+    }
+    for number, runs in zip(numbers, plan.blobs, strict=True):
+        tokens.update((run.token, expiries[run.token], number) for run in runs if run.token)
+    return Snapshot(
+        sequence=image.sequence,
+        broker_sequence=broker[1],
+        partitions=b"".join(image.partitions),
+        segments=[*history.segments.numbers(), *numbers],
+        tokens=sorted(tokens),
+        broker=broker[0],
+    )
+
+
 def write_plan(
-    store: Store,
-    plan: Plan,
-    numbers: Sequence[int],
-    snapshot_name: str,
-    snapshotted: Snapshotted,
-    listed: Sequence[int],
+    store: Store, plan: Plan, numbers: Sequence[int], snapshot_name: str, snapshot: Snapshot
 ) -> list[SegmentInfo]:
-    """Write segments under their numbers, and the snapshot that lists them after those ``listed``; for the sealer's thread.
+    """Write segments under their numbers, and the snapshot that lists them; for the sealer's thread.
 
     Raises what the store raises; then nothing is left.
     """
     names = [segment_name(number) for number in numbers]
     try:
         infos = [write_segment(store, name, runs) for name, runs in zip(names, plan.blobs, strict=True)]
-        put_snapshot(
-            store,
-            snapshot_name,
-            snapshotted.image,
-            [*listed, *numbers],
-            snapshotted.broker,
-            snapshotted.broker_sequence,
-        )
+        put_snapshot(store, snapshot_name, snapshot)
     except BrokerError:
         with suppress(BrokerError):
             for name in (*names, snapshot_name):

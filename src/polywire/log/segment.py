@@ -199,16 +199,17 @@ class EntryCache:
 class Segment:
     """One open segment. Guards: positions given out lie inside the run they were asked for.
 
-    ``read`` and the ``by_…`` look-ups touch mapped bytes: on the loop call them only for what ``is_warm`` says, else call ``warm`` in the
-    reader thread first.
+    ``read`` and the ``by_…`` look-ups touch mapped bytes: on the loop call ``read`` only for what ``is_warm`` says, else ``locate`` and
+    ``read_into`` in the reader thread.
     """
 
-    __slots__ = ("_cache", "_recent", "_store", "info")
+    __slots__ = ("_cache", "_direct_bytes", "_recent", "_store", "info")
 
     def __init__(self, store: Store, info: SegmentInfo, cache: EntryCache | None = None) -> None:
         self._store = store
         self._cache = EntryCache() if cache is None else cache
         self._recent: dict[int, Run] = {}
+        self._direct_bytes = 0
         self.info: Final = info
 
     @classmethod
@@ -270,10 +271,17 @@ class Segment:
         start, stop = self.locate(partition, offset, bytes_max)
         return self._store.open(self.name).is_warm(start, stop)
 
-    def warm(self, partition: int, offset: int, bytes_max: int = 0) -> None:
-        """Bring what such a read touches into memory; waits for the disk."""
-        start, stop = self.locate(partition, offset, bytes_max)
-        self._store.open(self.name).warm(start, stop)
+    def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Stored bytes [start, stop) in memory of the caller's; waits for the disk. See ``Blob.read_direct``.
+
+        History is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
+        then it is worth the memory, and what is read from it stays in the page cache.
+        """
+        blob = self._store.open(self.name)
+        self._direct_bytes += stop - start
+        if self._direct_bytes <= self.info.data_bytes + len(block):
+            return blob.read_direct(block, start, stop)
+        return block[: blob.pread_into(block[: stop - start], start)]
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
         """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""

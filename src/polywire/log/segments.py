@@ -80,10 +80,10 @@ class Segments:
         if sealed.live == 0:
             self.dead.append(sealed)
 
-    def take_dead(self) -> list[Sealed]:
+    def take_dead(self, count_max: int) -> list[Sealed]:
         """Segments to be removed; the caller journals that, then calls ``removed``."""
-        dead = list(self.dead)
-        self.dead.clear()
+        dead = self.dead[:count_max]
+        del self.dead[:count_max]
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:

@@ -6,7 +6,8 @@ Promises: a blob that does not verify is Corrupt, never half taken over. Must no
  0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens
  4 u32 version, 1                      48 u64 bytes of packed partitions
  8 u64 log state after this sequence   56 u64 bytes of the broker's state
-16 u64 broker's state after this one   64 packed partitions, u64 segment numbers, (16-byte token, i64 expiry), broker's state
+16 u64 broker's state after this one   64 packed partitions, u64 segment numbers, (16-byte token, i64 expiry,
+                                          u64 segment that holds a run of it), broker's state
 24 u64 zero   32 u64 zero              then u64 XXH64 of everything before
 ```
 """
@@ -19,47 +20,43 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from polywire.log.history import Image
 from polywire.records.checksum import xxh64
 from polywire.store.base import Store, blob_corrupt
 
 _MAGIC: Final = 0x31545750
 _VERSION: Final = 1
 _HEADER: Final = Struct("<II4Q2I2Q")
-_TOKEN: Final = Struct("<16sq")
+_TOKEN: Final = Struct("<16sqQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a blob holds; ``partitions`` are packed one after the other."""
+    """What a blob holds; ``partitions`` are packed one after the other; ``tokens`` are (token, expiry, segment that holds a run of it)."""
 
     sequence: int
     broker_sequence: int
     partitions: bytes
     segments: Sequence[int]
-    tokens: Sequence[tuple[bytes, int]]
+    tokens: Sequence[tuple[bytes, int, int]]
     broker: bytes
 
 
-def put_snapshot(
-    store: Store, name: str, image: Image, segments: Sequence[int], broker: bytes, broker_sequence: int
-) -> None:
+def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
     """Write a snapshot; durable on return. Raises what the store raises."""
-    partitions = b"".join(image.partitions)
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
-        image.sequence,
-        broker_sequence,
+        snapshot.sequence,
+        snapshot.broker_sequence,
         0,
         0,
-        len(segments),
-        len(image.tokens),
-        len(partitions),
-        len(broker),
+        len(snapshot.segments),
+        len(snapshot.tokens),
+        len(snapshot.partitions),
+        len(snapshot.broker),
     )
-    tokens = b"".join(_TOKEN.pack(*token) for token in image.tokens)
-    content = b"".join((header, partitions, array("Q", segments).tobytes(), tokens, broker))
+    tokens = b"".join(_TOKEN.pack(*token) for token in snapshot.tokens)
+    content = b"".join((header, snapshot.partitions, array("Q", snapshot.segments).tobytes(), tokens, snapshot.broker))
     store.put_new(name, (content, xxh64(content).to_bytes(8, "little")))
 
 

@@ -294,12 +294,16 @@ class Publish:
             by_partition: dict[int, list[StagedBatch]] = {}
             for batch in staged.batches:
                 by_partition.setdefault(batch.incarnation, []).append(batch)
+            published = False
             for incarnation, batches in by_partition.items():
                 partition = draft.history.partitions.get(incarnation)
                 if partition is not None and partition.opened:
+                    published = True
                     first = ranges.get(incarnation, (partition.next_offset, 0))[0]
                     _enter_published(draft, staged.token, partition, batches)
                     ranges[incarnation] = (first, partition.next_offset)
+            if not published:  # all its partitions have ended; recovery must know that the token is gone
+                draft.enter(EntryKind.ABANDON, staged.token)
             draft.after(None, lambda _, token=staged.token: draft.history.unstage(token))  # type: ignore[misc]
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True

@@ -58,10 +58,16 @@ def parse_address(text: str) -> Address | None:
 class ServeConfig:
     """Settings of one broker process.
 
-    data_dir: made when missing. flux, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener. ready_file: written once all listen.
-    durability: least level of any acknowledgement (written or synced). insecure: may listen beyond this machine. partition_count: of
-    topics made automatically. drain_timeout_s: how long owed answers may hold up a stop. slot_bytes, slot_count_min, slot_count_max: the
-    journal's files; None takes the log's defaults. flux_admin, flux_strict_leaders: see ``FluxSettings``.
+    data_dir: everything the broker knows; made when missing, one broker per directory.
+    flux, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    ready_file: written once all listeners accept, removed when they do no longer.
+    durability: least level of any acknowledgement, ``written`` or ``synced``.
+    insecure: whether it may listen beyond this machine although nobody has to log in.
+    partition_count: of topics made automatically.
+    drain_timeout_s: how long owed answers may hold up a stop.
+    slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
+    flux_admin: whether the FLUX wire's admin commands are known.
+    flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
     """
 
     data_dir: Path = Path("polywire-data")

@@ -55,6 +55,9 @@ def run(config: ServeConfig) -> int:
     except BrokerError as error:
         log.error("polywire could not start", reason=error.message, code=error.code.value)
         return EXIT_START
+    except OSError as error:
+        log.error("polywire could not start", reason=error.strerror, file=error.filename)
+        return EXIT_START
 
 
 async def serve(config: ServeConfig) -> int:

@@ -6,6 +6,7 @@ Promises: all listeners accept before ``open_listeners`` returns, or none is lef
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,11 @@ from polywire.server.config import ANY, Address
 from polywire.server.connection import Connection, Hub
 
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
+KEEP_ALIVE: Final = {
+    "TCP_KEEPIDLE": 60,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}  # seconds, seconds, probes: dead after two minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ async def _listen(hub: Hub, name: str, address: Address, spoken: Sequence[Sessio
         return Connection(hub, spoken)
 
     server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
+    for listening in server.sockets:
+        _keep_alive(listening)
     host, port = server.sockets[0].getsockname()[:2]
     return Listener(name, Address(host, port), server)
 
@@ -59,3 +67,12 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
     """Accept no further connection."""
     for listener in listeners:
         listener.server.close()
+
+
+def _keep_alive(listening: Any) -> None:
+    """Peers that vanished without a word are noticed by the kernel; accepted sockets inherit these options."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, name, None)  # not every system has all of them
+        if option is not None:
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)

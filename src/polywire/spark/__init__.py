@@ -3,7 +3,7 @@
 Needs the extra ``spark`` (pyspark, pyarrow). ``format("polywire")`` also works in sessions made by others: Spark finds the top-level
 module ``pyspark_polywire`` by itself.
 
-Promises: importing this package alone imports neither pyspark nor pyarrow, so its pure parts and its daemon stay light. Must not know:
+Promises: importing this package alone imports neither pyspark nor pyarrow, so its pure parts stay light. Must not know:
 broker, server.
 """
 

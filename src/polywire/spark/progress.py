@@ -86,7 +86,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         def told(batch: BatchProgress) -> None:
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
-            facts = f"batch {batch.batch_id}  {batch.rate:,.0f} records/s{lag}"
+            facts = f"{batch.rate:,.0f} records/s{lag}"
             progress.update(task, advance=batch.records, facts=facts)
 
         yield told

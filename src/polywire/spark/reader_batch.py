@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from polywire.spark import planning, snapshot
+from polywire.spark.farewell import depart_quietly
 from polywire.spark.options import SourceOptions
 from polywire.spark.planning import ReadRange
 from polywire.spark.rows import record_batches
@@ -66,5 +67,6 @@ def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     """What a task reads; nothing for the placeholder Spark makes of an empty plan."""
+    depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))

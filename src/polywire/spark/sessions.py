@@ -36,7 +36,6 @@ LOCAL_SETTINGS: Final = {
     # Machines whose host name leads nowhere are common; nobody but this machine has to reach a local driver.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.python.daemon.module": "polywire.spark.daemon",  # over Unix sockets idle workers complain when a session stops
 }
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 

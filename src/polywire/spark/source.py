@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from polywire.spark.farewell import depart_quietly
 from polywire.spark.options import read_options
 from polywire.spark.reader_batch import BatchReader
 from polywire.spark.reader_stream import StreamReader
@@ -24,13 +25,16 @@ class PolywireDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Spark asks before it says whether the read is a stream, so only the one option that matters is looked at."""
+        depart_quietly()
         asked = self.options.get("includeHeaders", "false")
         return source_schema(include_headers=asked.strip().lower() == "true")
 
     def reader(self, schema: StructType) -> BatchReader:
+        depart_quietly()
         check_schema(schema)
         return BatchReader(read_options(dict(self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        depart_quietly()
         check_schema(schema)
         return StreamReader(read_options(dict(self.options), streaming=True), schema)

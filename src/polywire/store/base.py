@@ -47,8 +47,9 @@ class Blob(Protocol):
     def is_warm(self, start: int, stop: int) -> bool:
         """Whether touching these bytes of ``map()`` waits for no disk."""
 
-    def warm(self, start: int, stop: int) -> None:
-        """Bring these bytes into memory; may wait for a disk, so never on the loop. Raises Unavailable."""
+    def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop), cut at the blob's end, read past the page cache where the store can, into ``block``: writable memory that
+        begins on a page and has room for two ``BLOCK_BYTES`` more. May wait for a disk, so never on the loop. Raises Unavailable."""
 
 
 class Store(Protocol):

@@ -22,9 +22,8 @@ from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, aligned_bu
 from polywire.store.residency import address_of, is_resident
 from polywire.types import Buffer
 
-OPEN_BLOBS_MAX: Final = 64  # two descriptors each: well below the usual limit of 1,024
-MAPPED_BYTES_MAX: Final = 256 * 1024 * 1024  # mapped pages count as the broker's memory, which stays below 500 MB
-WARM_BYTES: Final = 1024 * 1024  # one read of a cold range; keeps the reader thread's scratch small
+OPEN_BLOBS_MAX: Final = 64  # three descriptors each: well below the usual limit of 1,024
+MAPPED_BYTES_MAX: Final = 128 * 1024 * 1024  # mapped pages count as the broker's memory, which stays below 500 MB
 
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
@@ -50,7 +49,7 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 class FileBlob:
     """One open file, mapped when first asked for."""
 
-    __slots__ = ("_address", "_descriptor", "_path", "_size", "_view")
+    __slots__ = ("_address", "_descriptor", "_direct", "_path", "_size", "_view")
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,6 +57,7 @@ class FileBlob:
         self._size = os.fstat(self._descriptor).st_size
         self._view: memoryview | None = None
         self._address = 0
+        self._direct = -1
 
     @property
     def size(self) -> int:
@@ -82,19 +82,36 @@ class FileBlob:
         self.map()
         return is_resident(self._address, start, min(stop, self._size))
 
-    def warm(self, start: int, stop: int) -> None:
-        # Reading first, rather than touching the map, turns a bad sector into an error instead of a signal.
-        stop = min(stop, self._size)
-        scratch = memoryview(bytearray(min(WARM_BYTES, max(stop - start, 0))))
-        with suppress(OSError):  # advice only
-            os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
-        for position in range(start, stop, WARM_BYTES):
-            self.pread_into(scratch[: stop - position], position)
+    def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
+        first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
+        room = block[: -(-(stop - first) // BLOCK_BYTES) * BLOCK_BYTES]
+        with _storage_errors("read", self._path):
+            descriptor, done = self._direct_descriptor(), 0
+            while first + done < stop:
+                count = os.preadv(descriptor, [room[done:]], first + done)
+                if count == 0:
+                    break
+                done += count
+        if first + done < stop:
+            raise Unavailable(ErrorCode.STORAGE_FAILED, f"file is shorter than it was path={str(self._path)!r}")
+        return block[start - first : stop - first]
+
+    def _direct_descriptor(self) -> int:
+        """A descriptor that passes the page cache by, or the ordinary one where the file system has none."""
+        if self._direct < 0:
+            try:
+                self._direct = os.open(self._path, os.O_RDONLY | _O_CLOEXEC | _O_DIRECT)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT):  # deleted meanwhile: the open one still reads
+                    raise
+                return self._descriptor
+        return self._direct
 
     def __del__(self) -> None:
-        descriptor = getattr(self, "_descriptor", -1)  # missing when opening failed
-        if descriptor >= 0:
-            os.close(descriptor)
+        for name in ("_descriptor", "_direct"):
+            descriptor = getattr(self, name, -1)  # missing when opening failed
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _mapped(self) -> memoryview:
         if self._size == 0:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from polywire.client import bulk
-from polywire.client.arena import Arena
 from polywire.client.bulk import BulkConnection, split_address
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Verb
+from polywire.records.arena import Arena
 from polywire.records.batch import walk
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records

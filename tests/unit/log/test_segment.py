@@ -298,7 +298,7 @@ def test_warmth_needs_the_entries_too() -> None:
     cache = EntryCache()
     segment = Segment.open(store, NAME, cache)
     assert not segment.is_warm(4, 17, 1000)
-    segment.warm(4, 17, 1000)
+    segment.locate(4, 17, 1000)
     assert segment.is_warm(4, 17, 1000)
     cache.drop(NAME)
     assert not segment.is_warm(4, 17, 1000)

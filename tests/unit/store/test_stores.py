@@ -147,10 +147,18 @@ def test_bad_names_are_refused(store: Store, name: str) -> None:
         assert caught.value.code is ErrorCode.INVALID_NAME
 
 
-def test_warming_makes_warm(store: Store) -> None:
-    store.put_new("one", [bytes(3 << 20)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 10), (100, 5000), (4095, 4097), (4096, 8192), (8000, 30_000), (0, 30_000)]
+)
+def test_reading_past_the_cache_finds_the_same_bytes(store: Store, start: int, stop: int) -> None:
+    content = bytes(number % 251 for number in range(20_000))
+    store.put_new("one", [content])
+    block = aligned_buffer(32_768)
+    assert store.open("one").read_direct(block, start, stop) == content[start:stop]
+
+
+def test_reading_past_the_cache_of_a_blob_that_is_gone(store: Store) -> None:
+    store.put_new("one", [b"x" * 5000])
     blob = store.open("one")
-    blob.warm(100, 3 << 20)
-    assert blob.is_warm(100, 3 << 20)
-    assert blob.is_warm(0, 0)
-    blob.warm(3 << 20, 5 << 20)  # beyond the end: nothing to do
+    store.delete("one")
+    assert blob.read_direct(aligned_buffer(16_384), 10, 20) == b"x" * 10

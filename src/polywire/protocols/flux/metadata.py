@@ -34,9 +34,15 @@ log = structlog.get_logger("polywire.flux")
 class FluxSettings:
     """Settings of the wire, with the reference's defaults (dossier §13).
 
-    replication_factor_max: of one topic; its replicas are listed. ack_all_timeout_ms: clients give up after 5 s, so this stays well below.
-    strict_leaders: created topics begin without leaders, as in the reference (Q3). admin: whether ADMIN_* and SET_PARTITION_ROLE are known
-    (Q17). consume_bytes_max: of one CONSUME reply (§7); one record is always sent.
+    broker_id: of this broker in metadata and roles.
+    host, port: where metadata say that it listens.
+    replication_factor, replication_factor_max: of one topic; its replicas are listed.
+    min_isr: replicas in sync that ``acks=all`` needs.
+    lag_max, lag_timeout_ms: records and time that a follower may be behind and still count as in sync.
+    ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
+    strict_leaders: whether created topics begin without leaders, as in the reference (Q3).
+    admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17).
+    consume_bytes_max: of one CONSUME reply (§7); one record is always sent.
     """
 
     broker_id: int = 0

@@ -8,8 +8,8 @@ from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.flux.codec import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
 from polywire.protocols.flux.metadata import FluxSettings
-from polywire.records.columns import BatchFlags, Header, Record
-from polywire.records.compression import compress_body
+from polywire.records.columns import Header, Record
+from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records, to_records
 from polywire.types import Level
 from tests.unit.protocols.flux.dialogue import Dialogue, World
@@ -312,8 +312,8 @@ def test_values_of_other_wires_fit_a_line(value: bytes | None, shown: bytes) -> 
     assert peer.take() == b"V1|1|OK|messages=0:" + shown + b",1:ok hw=1\n"
 
 
-@pytest.mark.parametrize("kind", [BatchFlags.LZ4, BatchFlags.ZSTD])
-def test_compressed_batches_between_others_are_read(kind: BatchFlags) -> None:
+@pytest.mark.parametrize("kind", [Compression.LZ4, Compression.ZSTD])
+def test_compressed_batches_between_others_are_read(kind: Compression) -> None:
     world = World()
     peer = world.connect()
     topic = world.memory.broker.ensure_topic("t")

@@ -1,0 +1,33 @@
+"""The reference pages say what the code is: each is compared with what would be made now."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.log.settings import LogSettings
+from polywire.protocols.flux.metadata import FluxSettings
+from polywire.server.config import ServeConfig
+from polywire.server.connection import ConnectionLimits
+from tools import reference
+
+
+@pytest.mark.parametrize("name", reference.pages())
+def test_a_page_is_as_new_as_the_code(name: str) -> None:
+    page = reference.FOLDER / name
+    assert page.read_text("utf-8") == reference.pages()[name], "run `make docs`"
+
+
+def test_nothing_else_lies_there() -> None:
+    assert {path.name for path in reference.FOLDER.iterdir()} == set(reference.pages())
+
+
+@pytest.mark.parametrize(
+    "settings", [ServeConfig, ConnectionLimits, BrokerSettings, TopicSettings, LogSettings, FluxSettings]
+)
+def test_every_setting_has_a_meaning(settings: type[Any]) -> None:
+    meanings = reference.field_meanings(settings)
+    assert [field.name for field in fields(settings) if not meanings.get(field.name)] == []

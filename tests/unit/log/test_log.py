@@ -1,0 +1,542 @@
+"""The log on files: levels, limits, failures, readers and everything else that a list does not show. It needs a disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.log.base import Read
+from polywire.log.partition import FilePartition
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Rig, batch_of, expecting, records_of
+
+QUIET = replace(SMALL, sync_interval_ms=600_000)
+FAR = 2**62
+TOKEN = b"t" * 16
+
+
+def fill_slot(rig: Rig, partition: FilePartition) -> None:
+    """Append until one slot more is full."""
+    before = rig.log._journal.current
+    while rig.log._journal.current is before:
+        rig.append(partition, [b"x" * 1000])
+        rig.log.commit()
+
+
+# Turns
+
+
+def test_a_turn_is_written_by_the_loop(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    told = rig.append(partition, [b"a", b"b"])
+    more = rig.append(partition, [b"c"])
+    assert (told, more, partition.next_offset) == ([], [], 0)
+    rig.loop.run_pass()
+    assert (told, more, partition.next_offset) == ([0], [2], 3)
+    assert rig.read(partition) == [b"a", b"b", b"c"]
+    rig.log.close()
+
+
+def test_small_batches_of_a_turn_are_merged(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
+    told = [rig.append(which, [b"%d" % number]) for number in range(50) for which in (partition, other)]
+    keyed: list[int] = []
+    rig.log.append(partition, from_records([Record(b"v", key=b"k")]), level=Level.WRITTEN, done=expecting(keyed))
+    large = rig.append(partition, [b"x" * 5000])
+    rig.log.commit()
+    assert [offset for (offset,) in told[::2]] == [offset for (offset,) in told[1::2]] == list(range(50))
+    assert (keyed, large) == ([50], [51])
+    assert (len(partition.tail), len(other.tail)) == (3, 1)
+    assert rig.read(partition)[:51] == [*(b"%d" % number for number in range(50)), b"v"]
+    rig.log.close()
+
+
+def test_read_only_batches_are_left_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    batch = bytes(batch_of([b"x" * 5000]))
+    for _ in range(2):
+        rig.log.append(partition, batch, level=Level.MEMORY, done=None)
+    rig.log.commit()
+    assert batch == bytes(batch_of([b"x" * 5000]))
+    assert rig.read(partition) == [b"x" * 5000] * 2
+    rig.log.close()
+
+
+def test_callbacks_may_append_and_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    order: list[int] = []
+
+    def again(offset: int, error: BrokerError | None) -> None:
+        order.append(offset)
+        if offset < 5:
+            rig.log.append(partition, batch_of([b"v"]), level=Level.WRITTEN, done=again)
+            rig.log.commit()
+
+    rig.log.append(partition, batch_of([b"v"]), level=Level.WRITTEN, done=again)
+    second = rig.append(partition, [b"w"])
+    rig.log.commit()
+    assert order == [0, 2, 3, 4, 5]
+    assert second == [1]
+    rig.log.close()
+
+
+def test_reserve_keeps_additions_in_one_group(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    limit = rig.settings.group_limit
+    first = rig.append(partition, [b"x" * (limit // 2)])
+    rig.log.reserve(limit // 2)
+    assert first == [0], "the turn was committed to make room"
+    with pytest.raises(Invalid) as refused:
+        rig.log.reserve(limit + 1)
+    assert refused.value.code is ErrorCode.RECORD_TOO_LARGE
+    rig.log.close()
+
+
+# Levels
+
+
+def test_synced_waits_for_the_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    written, synced = rig.append(partition, [b"a"]), rig.append(partition, [b"b"], Level.SYNCED)
+    rig.log.commit()
+    assert (written, synced) == ([0], [])
+    rig.loop.run_until(lambda: synced)
+    assert rig.log.synced_sequence == rig.log._sequence
+    rig.log.close()
+
+
+def test_durability_synced_raises_everything(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(QUIET, durability=Level.SYNCED))
+    partition = rig.log.open_partition(1)
+    woken: list[int] = []
+    rig.log.wait(partition, 0, lambda: woken.append(partition.readable_offset))
+    told = rig.append(partition, [b"a"], Level.MEMORY)
+    rig.log.commit()
+    assert (told, partition.readable_offset, partition.next_offset) == ([], 0, 1)
+    assert not rig.read_once(partition, 0).chunks
+    rig.loop.run_until(lambda: told)
+    rig.loop.run_until(lambda: woken)
+    assert (partition.readable_offset, woken) == (1, [1])
+    rig.log.close()
+
+
+def test_written_is_synced_soon(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, SMALL)
+    rig.append(rig.log.open_partition(1), [b"a"])
+    rig.log.commit()
+    rig.loop.run_until(lambda: rig.log.synced_sequence == rig.log._sequence)
+    rig.log.close()
+
+
+def test_barrier_follows_what_was_committed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    rig.append(partition, [b"a"])
+    told: list[int] = []
+    rig.log.barrier(Level.SYNCED, expecting(told))
+    rig.loop.run_until(lambda: told)
+    again: list[int] = []
+    rig.log.barrier(Level.SYNCED, expecting(again))
+    rig.log.commit()
+    assert again == [-1], "nothing was written since"
+    rig.log.close()
+
+
+# Limits
+
+
+def test_a_full_journal_is_busy_and_recovers(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(SMALL, slot_count_max=2))
+    partition = rig.log.open_partition(1)
+    told: list[list[int]] = []
+
+    def append_for_ever() -> None:
+        while True:
+            told.append(rig.append(partition, [b"x" * 1000]))
+            rig.log.commit()
+
+    with pytest.raises(Busy) as refused:
+        append_for_ever()
+    assert refused.value.retry_after_ms
+    assert rig.log.congested
+    rig.change(b"changes still have room")
+    relieved: list[bool] = []
+    rig.log.on_relief(lambda: relieved.append(True))
+    rig.loop.run_until(lambda: relieved)
+    rig.append(partition, [b"y"])
+    rig.settle()
+    assert len(rig.read(partition)) == len(told) + 1
+    rig.log.close()
+
+
+def test_a_full_disk_refuses_appends_only(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(SMALL, disk_reserve_bytes=1 << 62))
+    partition = rig.log.open_partition(1)
+    with pytest.raises(Busy) as refused:
+        rig.append(partition, [b"x"])
+    assert refused.value.code is ErrorCode.DISK_FULL
+    told = rig.change(b"still possible")
+    rig.log.commit()
+    assert told == [-1]
+    rig.log.close()
+
+
+def test_staging_has_a_limit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(SMALL, staged_bytes_max=2000))
+    partition = rig.log.open_partition(1)
+    stage(rig, partition, TOKEN, [b"x" * 1000])
+    with pytest.raises(Busy) as refused:
+        stage(rig, partition, TOKEN, [b"x" * 1000])
+    assert refused.value.code is ErrorCode.STAGE_FULL
+    rig.log.abandon([TOKEN])
+    rig.log.commit()
+    stage(rig, partition, TOKEN, [b"x" * 1000])
+    rig.log.close()
+
+
+def test_a_pinned_slot_is_not_written_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(SMALL, slot_count_max=2))
+    partition = rig.log.open_partition(1)
+    rig.append(partition, [b"first" * 10])
+    rig.log.commit()
+    found = rig.read_once(partition, 0)
+    before = bytes(found.chunks[0])
+    fill_slot(rig, partition)
+    rig.loop.run_until(lambda: not rig.log._sealer._queue and len(partition.runs))
+    assert rig.log.sealing == 1
+    assert not rig.log._journal.free
+    assert bytes(found.chunks[0]) == before
+    found.pin.release()
+    found.pin.release()
+    rig.loop.run_until(lambda: rig.log._journal.free)
+    rig.log.close()
+
+
+# Staging
+
+
+def stage(rig: Rig, partition: FilePartition, token: bytes, values: list[bytes], expires_at_us: int = FAR) -> None:
+    rig.log.stage(token, partition, batch_of(values), expires_at_us=expires_at_us, level=Level.WRITTEN, done=None)
+
+
+def publish(rig: Rig, tokens: Sequence[bytes]) -> list[Sequence[tuple[int, int, int]]]:
+    told: list[Sequence[tuple[int, int, int]]] = []
+
+    def done(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
+        assert error is None, error
+        told.append(ranges)
+
+    rig.log.publish(tokens, b"published", level=Level.WRITTEN, done=done)
+    return told
+
+
+def test_publish_numbers_in_token_order(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    one, two = rig.log.open_partition(1), rig.log.open_partition(2)
+    other = b"o" * 16
+    stage(rig, one, TOKEN, [b"t1"])
+    stage(rig, one, other, [b"o1", b"o2"])
+    stage(rig, two, other, [b"o3"])
+    rig.append(one, [b"before"])
+    assert rig.log.staged_partitions(other) == [1, 2]
+    told = publish(rig, [other, TOKEN])
+    rig.append(one, [b"after"])
+    rig.log.commit()
+    assert told == [[(1, 1, 4), (2, 0, 1)]]
+    assert rig.read(one) == [b"before", b"o1", b"o2", b"t1", b"after"]
+    assert rig.read(two) == [b"o3"]
+    with pytest.raises(Missing):
+        rig.log.staged_partitions(TOKEN)
+    rig.log.close()
+
+
+def test_expired_tokens_cannot_be_published(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    stage(rig, rig.log.open_partition(1), TOKEN, [b"t"], expires_at_us=1)
+    with pytest.raises(Missing) as refused:
+        publish(rig, [TOKEN])
+    assert refused.value.code is ErrorCode.STAGE_MISSING
+    rig.log._expire()
+    rig.log.commit()
+    assert len(rig.log._history.staging) == 0
+    rig.log.close()
+
+
+def test_staged_bytes_outlive_their_slot_and_the_process(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    stage(rig, partition, TOKEN, [b"staged"])
+    fill_slot(rig, partition)
+    rig.settle()
+    rig.kill()
+    rig.open()
+    partition = rig.log.partition(1)
+    before = partition.next_offset
+    told = publish(rig, [TOKEN])
+    rig.log.commit()
+    assert told == [[(1, before, before + 1)]]
+    fill_slot(rig, partition)
+    rig.settle()
+    assert rig.read(partition, before)[0] == b"staged"
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1), before)[0] == b"staged"
+    rig.log.close()
+
+
+# Segments
+
+
+def test_segments_nobody_needs_are_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    for _ in range(3):
+        fill_slot(rig, partition)
+        rig.settle()
+    files = list((tmp_path / "segments").iterdir())
+    assert len(files) == 3
+    rig.loop.run_until(lambda: len(list((tmp_path / "snapshots").iterdir())) == 1)
+    rig.log.trim(1, partition.next_offset)
+    rig.log.commit()
+    rig.log._sealer.remove()
+    rig.loop.run_until(lambda: not list((tmp_path / "segments").iterdir()))
+    assert partition.stored_bytes == 0
+    rig.kill()
+    rig.open()
+    assert rig.log.partition(1).first_offset == rig.log.partition(1).next_offset == partition.next_offset
+    rig.log.close()
+
+
+def test_segments_nobody_names_are_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    fill_slot(rig, partition)
+    rig.settle()
+    rig.log.close()
+    named = sorted((tmp_path / "segments").iterdir())
+    (tmp_path / "segments" / "00000001-000000ff.pws").write_bytes(b"left")
+    (tmp_path / "segments" / ".00000001-000000fe.pws.abc").write_bytes(b"left")
+    (tmp_path / "snapshots" / "00000001-000000ff.pwt").write_bytes(b"left")
+    rig.open()
+    assert set(named) < set((tmp_path / "segments").iterdir())
+    assert not [path for path in (tmp_path / "segments").iterdir() if path.read_bytes() == b"left"]
+    assert len(list((tmp_path / "snapshots").iterdir())) == 1
+    rig.log.close()
+
+
+def test_reads_go_from_segments_into_the_tail(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    fill_slot(rig, partition)
+    rig.settle()
+    rig.append(partition, [b"tail"])
+    rig.log.commit()
+    found = rig.read_once(partition, 0, 1 << 30)
+    assert found.next_offset == partition.next_offset
+    assert records_of(found)[-1].value == b"tail"
+    found.pin.release()
+    with pytest.raises(Missing) as refused:
+        rig.read_once(partition, partition.next_offset + 1)
+    assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    rig.log.close()
+
+
+def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    fill_slot(rig, partition)
+    rig.settle()
+    monkeypatch.setattr("polywire.log.segment.Segment.is_warm", lambda *_: False)
+    answers: list[Read | BrokerError] = []
+    assert partition.read(0, bytes_max=5000, then=answers.append) is None
+    assert not answers
+    rig.loop.run_until(lambda: answers)
+    assert isinstance(answers[0], Read)
+    assert records_of(answers[0])[0].offset == 0
+    partition.read(0, bytes_max=5000, then=answers.append)
+    rig.log.drop_partition(1)
+    rig.log.commit()
+    rig.loop.run_until(lambda: len(answers) == 2)
+    assert isinstance(answers[1], Missing), "the partition ended while its bytes were fetched"
+    rig.log.close()
+
+
+# Waiting and ends
+
+
+def test_waits_wake_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    woken: list[str] = []
+    rig.log.wait(partition, 0, lambda: woken.append("first"))
+    rig.log.wait(partition, 1, lambda: woken.append("second"))
+    rig.log.wait(partition, 0, lambda: woken.append("cancelled"))()
+    rig.append(partition, [b"a"])
+    rig.log.commit()
+    assert woken == ["first"]
+    rig.log.wait(partition, 0, lambda: woken.append("late"))
+    assert woken == ["first"], "never from inside the call"
+    rig.loop.run_pass()
+    assert woken == ["first", "late"]
+    rig.log.drop_partition(1)
+    rig.loop.run_pass()
+    assert woken == ["first", "late", "second"], "the partition has ended"
+    with pytest.raises(Missing):
+        rig.append(partition, [b"b"])
+    assert rig.log._waits == 0
+    rig.log.close()
+
+
+def test_a_failed_write_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    synced = rig.append(partition, [b"kept"], Level.SYNCED)
+    failures: list[BrokerError] = []
+    refused: list[tuple[int, BrokerError | None]] = []
+    rig.log.on_failure(failures.append)
+    rig.loop.run_until(lambda: synced)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "pwritev", broken)
+    rig.log.append(partition, batch_of([b"lost"]), level=Level.WRITTEN, done=lambda *told: refused.append(told))
+    rig.log.commit()
+    rig.loop.run_pass()
+    assert [(offset, type(error)) for offset, error in refused] == [(-1, Unavailable)]
+    assert len(failures) == 1
+    monkeypatch.undo()
+    with pytest.raises(Unavailable) as after:
+        rig.append(partition, [b"never again"])
+    assert after.value.code is ErrorCode.STORAGE_FAILED
+    rig.log.close()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == [b"kept"]
+    rig.log.close()
+
+
+def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    calls: list[int] = []
+
+    def broken(descriptor: int) -> None:
+        calls.append(descriptor)
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    refused: list[tuple[int, BrokerError | None]] = []
+    failures: list[BrokerError] = []
+    rig.log.on_failure(failures.append)
+    rig.log.append(partition, batch_of([b"v"]), level=Level.SYNCED, done=lambda *told: refused.append(told))
+    rig.loop.run_until(lambda: failures)
+    assert [(offset, type(error)) for offset, error in refused] == [(-1, Unavailable)]
+    rig.log.close()
+    assert len(calls) == 1
+    monkeypatch.undo()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    rig.settle()
+    whole = os.pwritev
+
+    def short(descriptor: int, parts: Sequence[bytes], position: int) -> int:
+        joined = b"".join(parts)
+        return whole(descriptor, [joined[: max(len(joined) // 3, 1)]], position)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    for number in range(5):
+        rig.append(partition, [b"%d" % number * 500])
+        rig.log.commit()
+    monkeypatch.undo()
+    values = [b"%d" % number * 500 for number in range(5)]
+    assert rig.read(partition) == values
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == values
+    rig.log.close()
+
+
+def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with pytest.raises((Unavailable, Conflict), match=f"pid={os.getpid()}"):
+        Rig(tmp_path)
+    rig.log.close()
+    Rig(tmp_path).log.close()
+
+
+def test_a_closed_log_refuses(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    told = rig.append(partition, [b"v"], Level.SYNCED)
+    rig.log.close()
+    assert told == [0], "closing syncs and tells"
+    rig.log.close()
+    with pytest.raises(Unavailable) as refused:
+        rig.append(partition, [b"w"])
+    assert refused.value.code is ErrorCode.STOPPING
+
+
+def test_producers_are_replayed_and_the_snapshot_is_restored(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    for number in range(3):
+        batch = from_records([Record(b"v")], producer_id=b"me", producer_epoch=0, base_sequence=number)
+        rig.log.append(partition, batch, level=Level.WRITTEN, done=None)
+        rig.change(b"%d" % number)
+    rig.log.commit()
+    rig.kill()
+    rig.open()
+    assert rig.memory.producers == [(b"me", 0), (b"me", 1), (b"me", 2)]
+    assert rig.memory.changes == [b"0", b"1", b"2"]
+    assert rig.memory.restored == 0
+    rig.kill()
+    rig.open()
+    assert rig.memory.producers == [], "they are in the snapshot"
+    assert (rig.memory.changes, rig.memory.restored) == ([b"0", b"1", b"2"], 1)
+    rig.log.close()
+
+
+def test_memory_of_epochs_and_times(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for _ in range(3):
+        try:
+            partition = rig.log.partition(1)
+        except Missing:
+            partition = rig.log.open_partition(1)
+        rig.append(partition, [b"a", b"b"])
+        rig.log.commit()
+        rig.kill()
+        rig.open()
+    partition = rig.log.partition(1)
+    assert [partition.epoch_at(offset) for offset in range(7)] == [1, 1, 2, 2, 3, 3, 4]
+    assert [partition.epoch_end(epoch) for epoch in (1, 2, 3, 4)] == [2, 4, 6, 6]
+    for epoch in (0, 5):
+        with pytest.raises(Missing):
+            partition.epoch_end(epoch)
+    times = [records_of(rig.read_once(partition, offset))[0].append_time_us for offset in (0, 2, 4)]
+    assert [partition.offset_at(time) for time in times] == [0, 2, 4]
+    assert partition.offset_at(times[0] + 1) == 2
+    now = partition.last_append_time_us
+    assert partition.retention_offset(age_us_max=now - times[1], bytes_max=None, now_us=now) == 2
+    assert partition.retention_offset(age_us_max=None, bytes_max=1, now_us=now) == 6
+    rig.log.trim(1, 2)
+    rig.log.commit()
+    assert partition.epoch_end(1) == 2
+    rig.log.close()

@@ -1,0 +1,91 @@
+"""The process from inside: failed storage stops it, and says so by its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.clock import SystemClock
+from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.server import lifecycle
+from polywire.server.config import Address, ServeConfig, parse_address
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Level
+
+
+class Opened:
+    """What the process asked for when it opened its broker."""
+
+    failed: Callable[[BrokerError], None]
+
+    def open(self, data_dir: Path, settings: Any, loop: Any, clock: Any, **options: Any) -> Broker:
+        self.failed = options["on_failure"]
+        return MemoryBroker(settings, loop=asyncio.get_running_loop(), clock=SystemClock()).broker
+
+
+def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened()
+    monkeypatch.setattr(Broker, "open", opened.open)
+    ready = tmp_path / "ready"
+    config = ServeConfig(flux="127.0.0.1:0", polywire="off", any_wire="127.0.0.1:0", ready_file=ready)
+
+    async def life() -> int:
+        serving = asyncio.create_task(lifecycle.serve(config))
+        while not ready.exists():  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.001)
+        place = json.loads(ready.read_text())["flux"]
+        reader, writer = await asyncio.open_connection(place["host"], place["port"])
+        writer.write(b"V1|1|PRODUCE|t a:1\n")
+        assert await reader.readline() == b"V1|1|OK|partition=1 offset=0 hw=0\n"
+        opened.failed(Unavailable(ErrorCode.STORAGE_FAILED, "the disk is gone"))
+        code = await serving
+        assert await reader.read() == b""
+        writer.close()
+        return code
+
+    assert asyncio.run(life()) == lifecycle.EXIT_STORAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("off", None),
+        ("127.0.0.1:0", Address("127.0.0.1", 0)),
+        ("[::1]:9092", Address("::1", 9092)),
+        ("localhost:65535", Address("localhost", 65535)),
+    ],
+)
+def test_addresses(text: str, address: Address | None) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":9092", "host", "host:", "host:x", "host:65536", "::1:9092", "host:-1", "host:²"]
+)
+def test_broken_addresses(text: str) -> None:
+    with pytest.raises(Invalid):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_listening_wider_has_to_be_meant(host: str) -> None:
+    text = f"[{host}]:1" if ":" in host else f"{host}:1"
+    with pytest.raises(Invalid, match="--insecure"):
+        ServeConfig(flux=text).listeners()
+    assert ServeConfig(flux=text, insecure=True).listeners()["flux"] == Address(host, 1)
+
+
+def test_durability_below_written_is_refused() -> None:
+    with pytest.raises(Invalid, match="durability"):
+        ServeConfig(durability=Level.MEMORY).listeners()
+
+
+def test_journal_sizes_are_passed_on() -> None:
+    sizes = ServeConfig(slot_bytes=65_536, slot_count_max=3, sync_interval_ms=7).log_settings()
+    assert (sizes.slot_bytes, sizes.slot_count_max, sizes.sync_interval_ms) == (65_536, 3, 7)

@@ -1,0 +1,259 @@
+"""``python -m tools.reference``: writes docs/reference, the pages that are made of the code itself.
+
+Promises: the same code gives the same pages, and a page says nothing that the code does not; tests/test_reference.py fails when a page is
+older than the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Final
+
+from cyclopts import App
+from cyclopts.argument import Argument
+
+from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, BrokerSettings, TopicSettings
+from polywire.cli import main
+from polywire.client.base import Ability
+from polywire.errors import BrokerError, ErrorCode
+from polywire.log.settings import LogSettings
+from polywire.protocols.flux.errors import WIRE_ERRORS
+from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.polywire.errors import CODES, KINDS
+from polywire.server import lifecycle
+from polywire.server.config import ServeConfig
+from polywire.server.connection import ConnectionLimits
+from tests.behaviour.compatibility import planned_table
+from tests.behaviour.wires import WIRES
+from tests.test_house import kinds_raised
+
+FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
+MADE: Final = "*Made by `make docs`; change the code, not this page.*"
+
+# Sources of rules that only those who write the code can open.
+_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§\d+)\)")
+
+
+def pages() -> dict[str, str]:
+    """Text of every page by file name."""
+    writers: dict[str, Callable[[], Iterator[str]]] = {
+        "cli.md": cli_page,
+        "compatibility.md": compatibility_page,
+        "errors.md": errors_page,
+        "limits.md": limits_page,
+    }
+    return {name: "\n".join(write()) + "\n" for name, write in writers.items()}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table; bars inside a cell are escaped."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+# The command line.
+
+
+def cli_page() -> Iterator[str]:
+    """Every command with its options, and the exit codes."""
+    yield from ["# The command line", "", MADE, ""]
+    yield "Results go to standard output, everything said about the work to standard error. Every command takes `--help`."
+    for words, command in _commands(main.app, ("polywire",)):
+        yield from _command(words, command)
+    yield from ["", "## Exit codes", ""]
+    codes = [
+        (main.EXIT_DONE, "done"),
+        (main.EXIT_FAILED, "refused or failed; one line on standard error says why"),
+        (main.EXIT_USAGE, "wrong usage"),
+        (lifecycle.EXIT_STORAGE, "`serve`: storage failed, nothing further was acknowledged"),
+        (main.EXIT_INTERRUPTED, "interrupted; `serve`: ended at once by a second signal"),
+    ]
+    yield from table(("code", "meaning"), [(str(code), meaning) for code, meaning in codes])
+
+
+def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Commands that do something, in the order of their help."""
+    if app.default_command is not None:
+        yield words, app
+    for name in app:
+        if not name.startswith("-"):
+            yield from _commands(app[name], (*words, name))
+
+
+def _command(words: Sequence[str], command: App) -> Iterator[str]:
+    arguments = list(command.assemble_argument_collection(parse_docstring=True))
+    given = [argument for argument in arguments if not argument.required]
+    needed = [argument.name.removeprefix("--").upper() for argument in arguments if argument.required]
+    environment = "POLYWIRE_SERVE_" if words[-1] == "serve" else ""
+    yield from ["", f"## {' '.join(words)}", ""]
+    yield from ["```", " ".join([*words, *needed, "[OPTIONS]"]), "```", ""]
+    text = cleandoc(command.default_command.__doc__ or "").partition("\nParameters\n")[0]
+    yield from [text.strip(), ""]
+    for argument in arguments:
+        if argument.required:
+            yield from [f"`{argument.name.removeprefix('--').upper()}`: {argument.parameter.help}", ""]
+    yield from table(
+        ("option", "default", "environment", "meaning"), [_option(argument, environment) for argument in given]
+    )
+    title, *lines = str(command.help_epilogue).splitlines()
+    yield from ["", title, "", "```sh", *(line.strip() for line in lines), "```"]
+
+
+def _option(argument: Argument, environment: str) -> tuple[str, str, str, str]:
+    names = ", ".join(f"`{name}`" for name in argument.names)
+    default = argument.field_info.default
+    choices = argument.get_choices()
+    meaning = argument.parameter.help or ""
+    if choices:
+        meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
+    variable = "".join(argument.parameter.env_var or ())
+    if not variable and environment:
+        variable = environment + argument.name.removeprefix("--").replace("-", "_").upper()
+    match default:
+        case None | False:
+            shown = ""
+        case True:
+            shown = f"`{argument.name}`"
+        case Enum():
+            shown = f"`{default.value}`"
+        case _:
+            shown = f"`{default}`"
+    return names, shown, f"`{variable}`" if variable else "", meaning.strip()
+
+
+# Errors.
+
+
+def errors_page() -> Iterator[str]:
+    """Every error code: what to do about it, and what it is called on each wire."""
+    yield from ["# Errors", "", MADE, ""]
+    yield "The *kind* of an error says what the caller should do, the *code* which error it is. Every wire says it in its own"
+    yield "words."
+    yield ""
+    kinds = [
+        (f"`{kind.__name__}`", kind.retry.value, cleandoc(kind.__doc__ or "").replace("``", "`")) for kind in KINDS
+    ]
+    yield from table(("kind", "ask again", "meaning"), kinds)
+    yield ""
+    rows = []
+    for code in ErrorCode:
+        kind = kind_of(code)
+        word, text = WIRE_ERRORS[code]
+        spelled = f"`{word.value.decode()}`" + (f" {text}" if text else "")
+        rows.append((f"`{code.value}`", f"`{kind.__name__}`", kind.retry.value, spelled, str(CODES[code])))
+    yield from table(("code", "kind", "ask again", "on FLUX", "on polywire"), rows)
+    yield from ["", "FLUX has five words only; where its text is not given here, it is the broker's own message."]
+    yield "A command that FLUX does not know is `UNKNOWN_COMMAND`. Bytes that are no request are answered where the next request"
+    yield "can still be found; where it cannot, the connection is closed."
+
+
+def kind_of(code: ErrorCode) -> type[BrokerError]:
+    """The one kind an error code is raised as; of a code that nothing raises yet, the kind its number stands among."""
+    kinds = {kind.__name__: kind for kind in KINDS}
+    raised = sorted(kinds_raised().get(code.name, ()))
+    return kinds[raised[0]] if raised else list(KINDS)[CODES[code] // 16]
+
+
+# Settings and limits.
+
+
+def limits_page() -> Iterator[str]:
+    """Every setting and limit with its default and its reason."""
+    yield from ["# Settings and limits", "", MADE, ""]
+    yield "Those of the process are set with the options of [`polywire serve`](cli.md#polywire-serve), as far as it has them,"
+    yield "those of a topic when it is created. The others are what a broker is built with: what is beyond a limit is refused"
+    yield "with an [error](errors.md) or has to wait, and the broker stays as it was."
+    for title, settings in (
+        ("The process", ServeConfig),
+        ("Connections", ConnectionLimits),
+        ("The broker", BrokerSettings),
+        ("A topic", TopicSettings),
+        ("The log", LogSettings),
+        ("The FLUX wire", FluxSettings),
+    ):
+        yield from ["", f"## {title}", ""]
+        meanings = field_meanings(settings)
+        rows = [(f"`{field.name}`", _default(field), meanings.get(field.name, "")) for field in fields(settings)]
+        yield from table(("name", "default", "meaning"), rows)
+
+
+def field_meanings(settings: type[Any]) -> Mapping[str, str]:
+    """What the docstring of a dataclass says of its fields: ``name, name: text``, one after the other."""
+    names = "|".join(field.name for field in fields(settings))
+    parts = re.split(rf"\b((?:{names})(?:,\s+(?:{names}))*):\s", cleandoc(settings.__doc__ or ""))
+    found: dict[str, str] = {}
+    for heads, text in zip(parts[1::2], parts[2::2], strict=True):
+        words = _SOURCE.sub("", " ".join(text.split())).replace("``", "`")
+        found |= dict.fromkeys(re.split(r",\s+", heads), words.rstrip("."))
+    return found
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    match value:
+        case None | {}:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case Enum():
+            return f"`{value.name.lower()}`"
+        case int() if field.name.endswith("_us") or "_us_" in field.name:
+            return _duration(value)
+        case int() if "bytes" in field.name:
+            return _size(value)
+        case int():
+            return str(value) if field.name == "port" else f"{value:,}"
+        case _:
+            return f"`{value}`" if isinstance(value, str | Path) else str(value)
+
+
+def _duration(value_us: int) -> str:
+    for unit, name in ((DAY_US, "d"), (HOUR_US, "h"), (SECOND_US, "s")):
+        if value_us and value_us % unit == 0:
+            return f"{value_us // unit} {name}"
+    return f"{value_us} µs" if value_us else "0"
+
+
+def _size(value: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value and value % unit == 0:
+            return f"{value // unit:,} {name}"
+    return f"{value:,}"
+
+
+# What works on which wire.
+
+
+def compatibility_page() -> Iterator[str]:
+    """What each wire can do, and which scenarios of the behaviour suite run through it."""
+    yield from ["# What works on which wire", "", MADE, ""]
+    yield "One log lies behind all wires: what one writes, every other reads. A wire does what its protocol has words for."
+    yield ""
+    rows = [(ability.value, *("yes" if ability in wire.abilities else "–" for wire in WIRES)) for ability in Ability]
+    yield from table(("ability", *(wire.name for wire in WIRES)), rows)
+    yield from ["", "## Scenarios", ""]
+    yield "`make test` runs every scenario through every wire that has the abilities it needs, and from every writer to every"
+    yield "reader, against a real broker over real sockets. It prints these tables, with FAILED where one did not pass;"
+    yield "– means that the wire has no words for it."
+    yield ""
+    yield from planned_table().lines()
+
+
+def write() -> None:
+    """Write every page that is not as it should be."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        page = FOLDER / name
+        if not page.exists() or page.read_text("utf-8") != text:
+            page.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    write()
