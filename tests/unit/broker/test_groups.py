@@ -262,13 +262,13 @@ def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
 
 def test_members_of_all_groups_together_are_bounded() -> None:
     memory = MemoryBroker(BrokerSettings(members_total_max=2))
-    join(memory, "a")
-    join(memory, "b", topic="u")
+    groups = memory.broker.groups
+    groups.join("g", "t", "a", wire="flux")
+    left = groups.join("h", "t", "b", wire="flux").generation
     with pytest.raises(Busy):
-        memory.broker.groups.join("other", "t", "c", wire="flux")
-    left = join(memory, "b", topic="u").generation
-    memory.broker.groups.leave("g", "u", "b", left, wire="flux")
-    memory.broker.groups.join("other", "t", "c", wire="flux")
+        groups.join("other", "t", "c", wire="flux")
+    groups.leave("h", "t", "b", left, wire="flux")
+    groups.join("other", "t", "c", wire="flux")
     memory.run()
     with pytest.raises(Busy):
         memory.restart().groups.join("more", "t", "d", wire="flux")

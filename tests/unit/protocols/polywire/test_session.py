@@ -14,6 +14,7 @@ from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, deco
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.session import REQUESTS_MAX, PolywireSessions
 from polywire.records.batch import read_header, walk
+from polywire.testing.clock import SimulatedClock
 from tests.unit.protocols.polywire.peer import CapturedOutput, Peer, batch_of
 
 
@@ -311,10 +312,10 @@ def test_counts_in_a_late_answer_do_not_depend_on_the_receive_buffer(peer: Peer)
     assert [(a.base_offset, a.record_count) for a in answer.decode(messages.Produced).appended] == [(0, 2)]
 
 
-def test_a_connection_gives_others_their_turn(peer: Peer) -> None:
+def test_a_connection_gives_others_their_turn(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reading of the clock takes as long as a whole pass may, so every request is a pass of its own."""
     times = count()
-    peer.loop.clock.monotonic = lambda: float(next(times))  # type: ignore[method-assign]
+    monkeypatch.setattr(SimulatedClock, "monotonic", lambda _: float(next(times)))
     frames = b"".join(encode_head(Verb.PING, number, Head()) for number in range(3))
     rest = memoryview(frames)
     for left in (2, 1):
