@@ -23,7 +23,10 @@ from rich.table import Table
 from tests.broker_process import BrokerProcess
 
 ROUNDS = 5
+REPORT_COLUMNS = 140  # where no terminal says how wide it is; a figure must never be cut
 console = Console()
+if not console.is_terminal:
+    console.width = REPORT_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
     facts = machine()
     table = Table(title="Polywire on " + ", ".join(facts.values()))
     for column in ("workload", "median", "min", "max", "unit", "aim", "reached"):
-        table.add_column(column, justify="right" if column in ("median", "min", "max", "aim") else "left")
+        table.add_column(column, justify="right" if column in ("median", "min", "max", "aim") else "left", no_wrap=True)
     rows = [
         (f.name, spell(f.median), spell(f.low), spell(f.high), f.unit, "" if f.aim is None else spell(f.aim), f.reached)
         for f in figures

@@ -134,6 +134,31 @@ class RepeatingProducer:
         self.next_number = numbers.stop
 
 
+STARTS = 9
+
+
+@pytest.mark.timeout(120)
+def test_records_of_many_starts_are_read_together(tmp_path: Path) -> None:
+    """Every kill leaves a segment of its own; one read goes over all of them."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        for start in range(STARTS):
+            asyncio.run(_produce_sixty(broker.url("polywire"), start))
+            broker.kill()
+            broker.start()
+        stored = asyncio.run(_read_all(broker.url("polywire"), TOPIC))
+        values = [stored[place] for place in sorted(stored)]
+        assert values == [b"%d-%d" % (start, number) for start in range(STARTS) for number in range(60)]
+        assert broker.stop() == 0, broker.log_text()
+
+
+async def _produce_sixty(url: str, start: int) -> None:
+    """One request each, so that a segment holds many small batches."""
+    client = await connect(url)
+    for number in range(60):
+        await client.produce(TOPIC, [Record(value=b"%d-%d" % (start, number), key=b"k")])
+    await client.close()
+
+
 async def _produce_and_kill(broker: BrokerProcess, producers: Sequence[Producer] | Sequence[RepeatingProducer]) -> None:
     tasks = [asyncio.create_task(producer.run()) for producer in producers]
     chance = random.Random(7)

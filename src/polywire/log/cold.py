@@ -23,7 +23,7 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
 WINDOWS_MAX: Final = 12  # some 60 MiB: enough for the window being sent and the one ahead of several readers
 PIECES_MAX: Final = 32  # segments of one window: many small runs make one read, within bounds
-PIECE_ROOM: Final = 3 * BLOCK_BYTES  # a piece begins and ends on blocks of the disk, and so does the next one's memory
+PIECE_ROOM: Final = 2 * BLOCK_BYTES  # a piece is read from the block it begins in to the end of the block it ends in
 BLOCK_ROOM: Final = (
     WINDOW_BYTES + 512 * 1024 + PIECES_MAX * PIECE_ROOM
 )  # the strides at both ends may add two large batches' worth
@@ -52,7 +52,7 @@ class ColdReads:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._arena = Arena(block_bytes=-(-BLOCK_ROOM // BLOCK_BYTES) * BLOCK_BYTES, blocks_max=WINDOWS_MAX + 4)
+        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + 4)
         self._windows: OrderedDict[Key, Window | list[Told]] = OrderedDict()
 
     def find(self, key: Key) -> Window | None:
@@ -104,10 +104,16 @@ class ColdReads:
             offset, room = segment.run(partition).next_offset, room - (stop - start)
             if room <= 0:
                 break
-        block = self._arena.take(sum(stop - start + PIECE_ROOM for _, start, stop in places))
+        rooms = [_whole_blocks(stop - start + PIECE_ROOM) for _, start, stop in places]
+        block = self._arena.take(sum(rooms))
         pieces = []
-        for segment, start, stop in places:
-            piece = segment.read_into(block, start, stop)
+        for (segment, start, stop), room in zip(places, rooms, strict=True):
+            piece = segment.read_into(block[:room], start, stop)
             pieces.append((piece, segment.run(partition).next_offset))
-            block = block[-(-(stop - start + PIECE_ROOM) // BLOCK_BYTES) * BLOCK_BYTES :]
+            block = block[room:]
         return Window(pieces)
+
+
+def _whole_blocks(size: int) -> int:
+    """The size rounded up to blocks of the disk, so that what follows begins on one."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES

@@ -47,7 +47,7 @@ class Place:
         self.told: list[tuple[Window | None, BrokerError | None]] = []
 
     def _segment(self, start: int, stop: int) -> Segment:
-        name = f"segments/{start}.pws"
+        name = f"segments/{start}-{stop}.pws"
         batches = [batch.content for batch in self.stored[start:stop]]
         write_segment(self.store, name, [RunSource.of_batches(PARTITION, batches)])
         return Segment.open(self.store, name)
@@ -65,6 +65,16 @@ def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     assert window is not None
     assert b"".join(bytes(piece) for piece, _ in window.pieces) == b"".join(batch.content for batch in place.stored)
     assert [end for _, end in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
+
+
+def test_many_small_pieces_share_one_block() -> None:
+    place = Place()
+    place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.told[0][0]
+    assert window is not None
+    assert [bytes(piece) for piece, _ in window.pieces] == [batch.content for batch in place.stored]
 
 
 def test_a_small_read_takes_one_segment() -> None:
@@ -100,7 +110,7 @@ def test_windows_used_longest_ago_are_forgotten() -> None:
 
 def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     place = Place()
-    place.store.delete("segments/0.pws")
+    place.store.delete(f"segments/0-{BATCHES // 2}.pws")
     place.ask(0, 1000)
     place.worker.work()
     assert place.told == [(None, None)]
@@ -110,7 +120,7 @@ def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
 def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     place = Place()
     direct = []
-    blob = place.store.open("segments/0.pws")
+    blob = place.store.open(f"segments/0-{BATCHES // 2}.pws")
     original = type(blob).read_direct
 
     def counted(self: Any, block: memoryview, start: int, stop: int) -> memoryview:
