@@ -80,16 +80,17 @@ def test_every_bit_flipped(tmp_path: Path) -> None:
     path = places[0].slot.path
     content = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
-        for place in places:
-            for at in range(place.position, place.position + place.length):
-                for bit in range(8):
-                    file.seek(at)
-                    file.write(bytes((content[at] ^ 1 << bit,)))
-                    chain = chain_of(tmp_path)
-                    cut = chain.sequence == place.sequence - 1 and chain.torn is not None
-                    assert cut or (chain.sequence == places[-1].sequence and content[at] == 0), (at, bit)
+        for place, at in (
+            (place, at) for place in places for at in range(place.position, place.position + place.length)
+        ):
+            for bit in range(8):
                 file.seek(at)
-                file.write(content[at : at + 1])
+                file.write(bytes((content[at] ^ 1 << bit,)))
+                chain = chain_of(tmp_path)
+                cut = chain.sequence == place.sequence - 1 and chain.torn is not None
+                assert cut or (chain.sequence == places[-1].sequence and content[at] == 0), (at, bit)
+            file.seek(at)
+            file.write(content[at : at + 1])
 
 
 def test_recovered_state_stops_at_the_cut(tmp_path: Path) -> None:

@@ -258,10 +258,10 @@ def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
     """Offsets below which the chain's own trims and drops leave nothing, by partition. Their segments may have been removed since."""
     gone: dict[int, int] = {}
     for place in chain.groups:
-        if place.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP):
-            for entry in read_directory(place.slot.view, place.position):
-                if entry.kind == EntryKind.TRIM:
-                    gone[entry.partition] = max(gone.get(entry.partition, 0), entry.argument)
-                elif entry.kind == EntryKind.DROP:
-                    gone[entry.partition] = _ALL
+        ends = place.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP)
+        for entry in read_directory(place.slot.view, place.position) if ends else ():
+            if entry.kind == EntryKind.TRIM:
+                gone[entry.partition] = max(gone.get(entry.partition, 0), entry.argument)
+            elif entry.kind == EntryKind.DROP:
+                gone[entry.partition] = _ALL
     return gone
