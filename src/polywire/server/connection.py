@@ -40,8 +40,8 @@ class ConnectionLimits:
     connections_max: int = 4_096
     receive_bytes_max: int = 1024 * 1024
     backlog_bytes_max: int = 1024 * 1024
-    receive_total_bytes_max: int = 128 * 1024 * 1024
-    backlog_total_bytes_max: int = 128 * 1024 * 1024
+    receive_total_bytes_max: int = 64 * 1024 * 1024
+    backlog_total_bytes_max: int = 64 * 1024 * 1024
     stalled_s: int = 30
     unknown_s: int = 10
 
