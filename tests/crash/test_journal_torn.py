@@ -80,9 +80,8 @@ def test_every_bit_flipped(tmp_path: Path) -> None:
     path = places[0].slot.path
     content = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
-        for place, at in (
-            (place, at) for place in places for at in range(place.position, place.position + place.length)
-        ):
+        bytes_of = [(found, at) for found in places for at in range(found.position, found.position + found.length)]
+        for place, at in bytes_of:
             for bit in range(8):
                 file.seek(at)
                 file.write(bytes((content[at] ^ 1 << bit,)))

@@ -53,7 +53,7 @@ def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypat
 
 
 def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, SMALL)
+    rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
     partition = rig.log.open_partition(1)
     rig.log._sealer._stopped = True
     while not rig.log.congested or rig.log._room > 4000:
