@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Missing
-from polywire.log.journal_file import Slot
+from polywire.log.journal_file import Slot, read_seed
 from polywire.log.recovery import find_chain
 from polywire.log.snapshot import get_snapshot
 from polywire.store.file import FileStore
@@ -128,7 +128,8 @@ def _is_relieved(rig: Rig) -> bool:
 
 def lose_power(directory: Path, floor: int) -> None:
     """Take away every group behind sequence ``floor``, as a disk does that never got it."""
-    slots = [Slot(path, 0) for path in sorted((directory / "journal").iterdir())]
+    seed = read_seed(directory / "journal")
+    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
     chain = find_chain(slots)
     assert chain is not None
     if chain.snapshot is not None:

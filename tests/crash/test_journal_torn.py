@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.journal_file import Slot
-from polywire.log.recovery import Chain, Place, find_chain
+from polywire.log.group import EntryKind, GroupHead
+from polywire.log.journal_file import SEED_NAME, Slot, read_seed
+from polywire.log.recovery import Chain, Place, find_chain, read_start
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig
 
@@ -32,7 +33,8 @@ def write_groups(directory: Path, *, synced: int, unsynced: int) -> None:
 
 
 def chain_of(directory: Path) -> Chain:
-    slots = [Slot(path, 0) for path in sorted((directory / "journal").iterdir())]
+    seed = read_seed(directory / "journal")
+    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
     found = find_chain(slots)
     for slot in slots:
         slot.close()
@@ -182,3 +184,25 @@ def test_missing_journal_is_corrupt(tmp_path: Path) -> None:
 
 def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes((content[at] ^ 1,)) + content[at + 1 :]
+
+
+def test_a_record_that_imitates_a_later_group_is_none(tmp_path: Path) -> None:
+    """What a producer sent may lie anywhere in a recycled slot; it must not pass for proof that something synced was damaged."""
+    write_groups(tmp_path, synced=3, unsynced=3)
+    last = last_groups(tmp_path, 1)[0]
+    head = GroupHead(0)
+    head.entry(EntryKind.CHANGE, 0, 0, b"forged!!")
+    forged = bytes(head.finish(read_start(last), last.sequence + 9, last.sequence + 8, 0, 0)) + b"forged!!"
+    with last.slot.path.open("r+b") as file:
+        file.seek(last.position + last.length + 4096)
+        file.write(forged)
+    chain = chain_of(tmp_path)
+    assert chain.sequence == last.sequence
+    assert chain.torn is None
+
+
+def test_without_its_seed_a_journal_is_corrupt(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=3, unsynced=0)
+    (tmp_path / "journal" / SEED_NAME).unlink()
+    with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)

@@ -13,7 +13,7 @@ import pytest
 from polywire.client.bulk import BulkConnection, PartitionRange, connect
 from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.log.group import EntryKind, read_directory
-from polywire.log.journal_file import Slot
+from polywire.log.journal_file import Slot, read_seed
 from polywire.log.recovery import Chain, Place, find_chain
 from polywire.records.batch import read_header
 from polywire.records.columns import Record
@@ -31,7 +31,8 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
 
     ``synced`` tells, by partition's incarnation, the offsets below which everything was acknowledged as synced.
     """
-    slots = [Slot(path, 0) for path in sorted((directory / "journal").glob("slot-*"))]
+    seed = read_seed(directory / "journal")
+    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
     chain = find_chain(slots)
     assert chain is not None
     floor = synced_floor(chain, synced)

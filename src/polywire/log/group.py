@@ -11,10 +11,13 @@ group header, 64 bytes                             directory entry, 32 bytes
 16 u64 sequence                                    16 u64 argument
 24 u64 synced                                      24 u64 checksum  batch: its header_checksum;
 32 u64 previous                                                     staged: XXH64 of token and batch header;
-40 u32 entries   44 u32 zero   48 i64 time_us                       others: XXH64 of the entry
-56 u64 checksum  XXH64 of bytes 0..56 and the directory
+40 u32 entries   44 u32 mark   48 i64 time_us                       others: XXH64 of the entry
+56 u64 checksum  XXH64 of the journal's seed, bytes 0..56 and the directory
 64 directory, then entries in its order
 ```
+
+The seed is the journal's own secret: whatever bytes a producer sends, they are never taken for a group of this journal, wherever a recycled
+slot leaves them. The mark, 32 bits of the XXH64 of the seed and bytes 0..44, tells so before anything long is hashed.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ _PRODUCER_BIT = cython.declare(cython.uint, 64)
 _NO_PRODUCER = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
 _SHIFT = cython.declare(
     cython.Py_ssize_t, 8
-)  # header and directory are hashed in one piece, without the checksum between them
+)  # seed, header and directory are hashed in one piece, without the checksum between them
+_MARK_BYTES = cython.declare(cython.Py_ssize_t, 44)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262144)
 
 _HEADER: Final = Struct("<IIQQQQIIqQ")
@@ -137,8 +141,11 @@ class GroupHead:
     _payload: cython.Py_ssize_t
     _producers: cython.bint
     _checksum: cython.ulonglong
+    _seed: cython.ulonglong
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        """seed: the journal's."""
+        self._seed = seed
         self._make_room(16)
         self._count = 0
         self._payload = 0
@@ -246,6 +253,7 @@ class GroupHead:
         """Header and directory, ready to be written before the entries; valid until ``clear``."""
         lent: Lent = self._lent
         stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
+        store_u64(lent.p, 0, self._seed)
         store_u32(lent.p, _SHIFT, _MAGIC)
         store_u32(lent.p, _SHIFT + 4, stop + self._payload)
         store_u64(lent.p, _SHIFT + 8, start)
@@ -253,9 +261,9 @@ class GroupHead:
         store_u64(lent.p, _SHIFT + 24, synced)
         store_u64(lent.p, _SHIFT + 32, previous)
         store_u32(lent.p, _SHIFT + 40, self._count)
-        store_u32(lent.p, _SHIFT + 44, 0)
+        store_u32(lent.p, _SHIFT + 44, xxh64_raw(lent.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF)
         store_i64(lent.p, _SHIFT + 48, time_us)
-        self._checksum = xxh64_raw(lent.p, _SHIFT, stop - _SHIFT)
+        self._checksum = xxh64_raw(lent.p, 0, stop)
         i: cython.int
         for i in range(7):  # eight bytes at a time towards the front: the ranges overlap
             store_u64(lent.p, 8 * i, load_u64(lent.p, 8 * i + _SHIFT))
@@ -290,23 +298,28 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
     return length if length <= limit - at else 0
 
 
-def read_group(slot: Buffer, at: int) -> GroupFields | None:
+def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
     """The header of the group at ``at`` when header and directory verify and its length fits the slot; the entries are not looked at."""
     lent: Lent = lend(slot)
     place: cython.Py_ssize_t = at
     length: cython.Py_ssize_t = _group_bytes(lent.p, place, lent.size)
     if length == 0:
         return None
+    start = bytearray(64)
+    copy: Lent = lend_writable(start)
+    store_u64(copy.p, 0, seed)
+    move(copy.p, 8, lent.p, place, 56)
+    if xxh64_raw(copy.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF != load_u32(lent.p, place + 44):
+        return None
     stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, place + 40) * _ENTRY_BYTES
-    scratch = bytearray(stop - 8)
-    copy: Lent = lend_writable(scratch)
-    move(copy.p, 0, lent.p, place, 56)
-    move(copy.p, 56, lent.p, place + 64, stop - 64)
-    if xxh64_raw(copy.p, 0, stop - 8) != load_u64(lent.p, place + 56):
+    scratch = start + bytearray(stop - 64)
+    copy = lend_writable(scratch)
+    move(copy.p, 64, lent.p, place + 64, stop - 64)
+    if xxh64_raw(copy.p, 0, stop) != load_u64(lent.p, place + 56):
         return None
     kinds: cython.uint = 0
-    entry: cython.Py_ssize_t = 56
-    while entry < stop - 8:
+    entry: cython.Py_ssize_t = 64
+    while entry < stop:
         kinds |= cython.cast(cython.uint, 1) << (load_u32(copy.p, entry) & 31)
         entry += _ENTRY_BYTES
     fields = _HEADER.unpack_from(slot, at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ from polywire.types import Buffer
 IOV_MAX: Final = 1024  # buffers of one gathered write on Linux and macOS
 _ZEROS_BYTES: Final = 4 * 1024 * 1024
 _SUFFIX: Final = ".pwj"
+SEED_NAME: Final = "seed"
+_SEED_BYTES: Final = 8
 
 
 class Slot:
@@ -31,11 +34,13 @@ class Slot:
     ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
     """
 
-    __slots__ = ("_map", "descriptor", "first", "last", "number", "path", "pins", "serial", "size", "view")
+    __slots__ = ("_map", "descriptor", "first", "last", "number", "path", "pins", "seed", "serial", "size", "view")
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, seed: int) -> None:
+        """seed: of the journal it belongs to."""
         self.path: Final = path
         self.number: Final = number
+        self.seed: Final = seed
         self.descriptor: Final = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.size: Final = os.fstat(self.descriptor).st_size
         if self.size == 0:
@@ -79,20 +84,34 @@ class FileJournal:
         self.free: Final[deque[Slot]] = deque()
         self.current: Slot | None = None
         self.position = 0
+        self.seed = 0
+        """The secret that every group's checksum covers; known once ``open_all`` was called."""
 
     # Slots
 
     def open_all(self) -> list[Slot]:
         """Open every slot that exists; each counts as needed until ``release``."""
         make_directory(self._directory)
-        found = [
-            Slot(path, int(path.stem.partition("-")[2])) for path in sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
-        ]
-        for path in self._directory.glob(".*"):  # a slot that was being made
+        paths = sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
+        for path in self._directory.glob(".*"):  # a slot or a seed that was being made
             path.unlink()
+        self.seed = read_seed(self._directory) if paths else self._make_seed()
+        found = [Slot(path, int(path.stem.partition("-")[2]), self.seed) for path in paths]
         for slot in found:
             self._use(slot)
         return found
+
+    def _make_seed(self) -> int:
+        """A new journal's seed, synced before there is a slot. One that is there without any slot was never used."""
+        data = secrets.token_bytes(_SEED_BYTES)
+        temporary = self._directory / f".{SEED_NAME}"
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / SEED_NAME)
+        sync_directory(self._directory)
+        return int.from_bytes(data, "little")
 
     def _use(self, slot: Slot) -> None:
         slot.serial = self._serial
@@ -116,7 +135,7 @@ class FileJournal:
         number = next(number for number in range(len(numbers) + self._making, 1 << 16) if number not in numbers)
         self._making += 1
         path = self._directory / f"slot-{number:04d}{_SUFFIX}"
-        return lambda: make_slot(path, number, self._slot_bytes)
+        return lambda: make_slot(path, number, self._slot_bytes, self.seed)
 
     def add(self, slot: Slot | None) -> None:
         """A slot was made, or could not be."""
@@ -189,7 +208,7 @@ def _write_slowly(descriptor: int, parts: Sequence[Buffer], position: int) -> No
                 views[0] = views[0][count:]
 
 
-def make_slot(path: Path, number: int, size: int) -> Slot:
+def make_slot(path: Path, number: int, size: int, seed: int) -> Slot:
     """Preallocate one slot, filled with zeros, synced with its directory. Raises OSError; then nothing is left."""
     temporary = path.with_name(f".{path.name}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
@@ -207,7 +226,7 @@ def make_slot(path: Path, number: int, size: int) -> Slot:
         os.close(descriptor)
     temporary.rename(path)
     sync_directory(path.parent)
-    return Slot(path, number)
+    return Slot(path, number, seed)
 
 
 def sync_directory(path: Path) -> None:
@@ -217,6 +236,18 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_seed(directory: Path) -> int:
+    """The seed of the journal in this directory. Raises Corrupt when it is not there."""
+    path = directory / SEED_NAME
+    data = path.read_bytes() if path.exists() else b""
+    if len(data) != _SEED_BYTES:
+        raise Corrupt(
+            ErrorCode.CORRUPT,
+            f"the journal's seed is missing, so none of its groups can be verified path={str(path)!r}",
+        )
+    return int.from_bytes(data, "little")
 
 
 def make_directory(path: Path) -> None:

@@ -87,7 +87,7 @@ class FileLog:
         self._unlock = unlock
         self._sequence = sequence
         self._checksum = checksum
-        self._draft = Draft(history, epoch=epoch, floor=settings.durability)
+        self._draft = Draft(history, epoch=epoch, floor=settings.durability, seed=journal.seed)
         self._hides_unsynced = settings.durability is Level.SYNCED
         self._turn = Turn()
         self._scheduled = False

@@ -177,7 +177,7 @@ class _Opening:
 
     def _begin(self, history: History, chain: Chain | None, start: int) -> str:
         """Seal what was recovered and write the group that begins the start; returns the name of its snapshot."""
-        head = GroupHead()
+        head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
         name = ""

@@ -117,7 +117,7 @@ def _scan(slot: Slot) -> Iterator[Place]:
 
 
 def _place(slot: Slot, at: int) -> Place | None:
-    fields = read_group(slot.view, at)
+    fields = read_group(slot.view, at, slot.seed)
     if fields is None:
         return None
     return Place(

@@ -51,11 +51,11 @@ class Draft:
         "written",
     )
 
-    def __init__(self, history: History, *, epoch: int, floor: Level) -> None:
+    def __init__(self, history: History, *, epoch: int, floor: Level, seed: int) -> None:
         self.history: Final = history
         self.epoch: Final = epoch
         self.floor: Final = floor
-        self.head: Final = GroupHead()
+        self.head: Final = GroupHead(seed)
         self.now_us = 0
         self.clear()
 

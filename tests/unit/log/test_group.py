@@ -13,11 +13,12 @@ from polywire.types import Buffer
 from tests.unit.log.rig import batch_of
 
 TOKEN = b"0123456789abcdef"
+SEED = 2**64 - 12_345
 
 
 def build(*, start: int = 3, sequence: int = 9) -> bytes:
     """A group with a batch, a staged batch and a change."""
-    head = GroupHead()
+    head = GroupHead(SEED)
     batch, staged = batch_of([b"one", b"two"]), batch_of([b"three"])
     assert head.batch(batch, 7, start, 100, 5_000, 1_234) == (2, 26, None)
     head.staged(TOKEN, staged, 8, 99)
@@ -31,7 +32,7 @@ def build(*, start: int = 3, sequence: int = 9) -> bytes:
 def test_group_reads_back() -> None:
     group = build()
     slot = bytes(64) + group + bytes(100)
-    fields = read_group(slot, 64)
+    fields = read_group(slot, 64, SEED)
     assert fields is not None
     assert fields[:7] == (len(group), 3, 9, 4, 77, 3, 555)
     assert fields.kinds == 1 << EntryKind.BATCH | 1 << EntryKind.STAGED | 1 << EntryKind.CHANGE
@@ -47,13 +48,20 @@ def test_group_reads_back() -> None:
     assert slot[change.position : change.position + 6] == b"change"
 
 
+def test_nobody_makes_a_group_who_does_not_know_the_seed() -> None:
+    group = build()
+    assert read_group(group, 0, SEED) is not None
+    assert all(read_group(group, 0, SEED ^ 1 << bit) is None for bit in range(64))
+    assert SEED.to_bytes(8, "little") not in group, "it is nowhere to be read"
+
+
 def test_every_flipped_bit_is_seen() -> None:
     group = bytearray(build())
     covered = len(group) - 2  # the change's padding means nothing
     for at in range(covered):
         for bit in range(8):
             group[at] ^= 1 << bit
-            broken = read_group(group, 0) is None or bad_entry(group, 0) >= 0
+            broken = read_group(group, 0, SEED) is None or bad_entry(group, 0) >= 0
             assert broken or at in padding(bytes(group)), (at, bit)
             group[at] ^= 1 << bit
     assert bad_entry(group, 0) == -1
@@ -71,13 +79,13 @@ def padding(group: bytes) -> set[int]:
 def test_group_cut_anywhere_is_none() -> None:
     group = build()
     for cut in range(len(group)):
-        assert read_group(group[:cut], 0) is None
-    assert read_group(group, 8) is None
-    assert read_group(group, -1) is None
+        assert read_group(group[:cut], 0, SEED) is None
+    assert read_group(group, 8, SEED) is None
+    assert read_group(group, -1, SEED) is None
 
 
 def test_read_only_batch_gets_a_header_of_its_own() -> None:
-    head = GroupHead()
+    head = GroupHead(SEED)
     batch = bytes(batch_of([b"value"]))
     _, _, header = head.batch(batch, 7, 1, 0, 0, 0)
     assert header is not None
@@ -89,14 +97,14 @@ def test_read_only_batch_gets_a_header_of_its_own() -> None:
     "broken", [b"", bytes(200), bytes(batch_of([b"value"]))[:-8], bytes(batch_of([b"v"])) + bytes(8)]
 )
 def test_what_is_no_whole_batch_is_refused(broken: Buffer) -> None:
-    head = GroupHead()
+    head = GroupHead(SEED)
     with pytest.raises(Invalid):
         head.batch(broken, 7, 1, 0, 0, 0)
     assert head.count == 0
 
 
 def test_directory_grows_with_its_entries() -> None:
-    head = GroupHead()
+    head = GroupHead(SEED)
     for number in range(5_000):
         head.entry(EntryKind.TRIM, number, number * 2, b"")
     first = bytes(head.finish(1, 1, 0, 0, 0))
