@@ -12,7 +12,7 @@ from polywire.records.rows import from_records
 from tests.behaviour.compatibility import needs
 from tests.behaviour.conftest import WireClients
 
-FIRST, SECOND = bytes(16), bytes(15) + b"\x01"  # tokens
+FIRST, SECOND = bytes([1] * 16), bytes([2] * 16)  # tokens
 
 
 def batches_of(client: Client) -> PolywireClient:
