@@ -137,6 +137,7 @@ def report(figures: list[Figure], *, command: str, keep: Path | None) -> None:
     console.print(table)
     if keep is None:
         return
+    keep.parent.mkdir(parents=True, exist_ok=True)
     keep.with_suffix(".json").write_text(
         json.dumps({"machine": facts, "command": command, "figures": [asdict(f) for f in figures]}, indent=2) + "\n"
     )
