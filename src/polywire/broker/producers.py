@@ -74,11 +74,6 @@ class Producers:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def last_sequence(self, incarnation: int, producer: bytes) -> tuple[int, int] | None:
-        """(epoch, last sequence) of a producer in a partition."""
-        known = self._by_key.get((incarnation, producer))
-        return None if known is None else (known.epoch, known.last)
-
     def find(
         self, incarnation: int, producer: bytes, *, epoch: int, base: int, last: int, now_us: int
     ) -> Remembered | None:

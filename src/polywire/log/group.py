@@ -63,7 +63,6 @@ else:
 GROUP_MAGIC: Final = b"PWG1"
 GROUP_HEADER_BYTES: Final = 64
 ENTRY_BYTES: Final = 32
-ENTRIES_MAX: Final = 524_288  # what 16 MiB hold
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 TOKEN_BYTES: Final = 16
 
@@ -71,7 +70,7 @@ _MAGIC = cython.declare(cython.uint, 0x31475750)
 _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 64)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)
+_ENTRIES_MAX = cython.declare(cython.Py_ssize_t, 524288)  # what 16 MiB hold
 _BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging

@@ -39,7 +39,6 @@ else:
         store_u64,
     )
 
-TAIL_ENTRY_BYTES: Final = 40  # decision 0002: an index entry of 40 bytes per unsealed batch
 RUN_ENTRY_BYTES: Final = 32
 
 BY_OFFSET: Final = 0  # fields of a run's index entry, in their stored order

@@ -21,19 +21,8 @@ def segment_name(number: int) -> str:
     return f"{SEGMENTS}/{number >> _START_SHIFT:08x}-{number & 0xFFFFFFFF:08x}.pws"
 
 
-def segment_number(name: str) -> int:
-    """Number of a segment from its blob name; -1 for a name that is none."""
-    stem = name.removeprefix(f"{SEGMENTS}/").removesuffix(".pws")
-    start, dash, counter = stem.partition("-")
-    try:
-        return int(start, 16) << _START_SHIFT | int(counter, 16) if dash else -1
-    except ValueError:
-        return -1
-
-
 class Sealed:
-    """One segment of the log. ``live`` counts runs and staged batches in it that are still needed; ``pending`` while
-    nobody was told of it."""
+    """One segment of the log. ``live`` counts runs and staged batches in it that are still needed."""
 
     __slots__ = ("live", "number", "place", "segment")
 

@@ -29,7 +29,6 @@ RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 11
 RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly
 WORK_WORDS: Final = 7 * RUN_RECORDS_MAX + 2 * RUN_TOPICS_MAX
 LINE_BYTES_MAX: Final = 65_536  # FLUX dossier §1.3: the line ending included
-TOPIC_BYTES_MAX: Final = 249
 
 MORE: Final = 0  # the data ends inside a line
 LINE: Final = 1  # a complete line for the precise parser
