@@ -113,7 +113,7 @@ def _after_topic(data: Buffer, i: int, stop: int) -> int:
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and _topic_byte(data[i]):
         i += 1
-    if i == start or i - start > 249 or i >= stop or data[i] != 0x20:
+    if i == start or i - start > 249 or i >= stop or data[i] != 0x20:  # types.NAME_BYTES_MAX
         return -1
     if data[start] == 0x2E and (i - start == 1 or (i - start == 2 and data[start + 1] == 0x2E)):
         return -1
