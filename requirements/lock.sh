@@ -15,6 +15,23 @@ lock() {
     mv "$target.new" "$target"
 }
 
+# Real clients of other systems, each with a folder of its own: several versions of one package cannot share an environment.
+client() {
+    local target=requirements/interop/$1-$2.lock
+    {
+        echo "# A real client that the tests run unmodified; renewed by \`make lock\`."
+        echo "$1==$2" | uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+            --no-emit-index-url --no-emit-find-links -
+    } >"$target.new"
+    mv "$target.new" "$target"
+}
+
 lock dev --extra dev
 lock demo --extra demo --constraints requirements/dev.lock
 lock base --constraints requirements/dev.lock
+
+client cursus-client 0.1.1
+client iggy-py 0.4.0
+for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0; do
+    client apache-iggy "$version"
+done
