@@ -27,7 +27,7 @@ from polywire.records.lookup import (
     record_at_offset,
     spans_of,
 )
-from polywire.records.reshape import merge, slice_records, take
+from polywire.records.reshape import keep, merge, slice_records, take
 
 __all__ = [
     "address_of",
@@ -36,6 +36,7 @@ __all__ = [
     "first_damaged",
     "from_columns",
     "from_spans",
+    "keep",
     "layout",
     "longest_payload",
     "merge",
