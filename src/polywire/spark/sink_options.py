@@ -1,7 +1,7 @@
 """The options of the sink, under the names of Spark's Kafka sink, and of Delta's idempotent writes.
 
-Promises: every option is checked before anything is asked of a broker; a wrong one is an error that names the option meant. Must not
-know: Spark, sockets.
+Promises: every option is checked before anything is asked of a broker; a wrong one is an error that names the option meant.
+Must not know: Spark, sockets.
 """
 
 from __future__ import annotations
