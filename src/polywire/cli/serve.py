@@ -41,6 +41,7 @@ def serve(
     *,
     data_dir: Path = Path("polywire-data"),
     flux: str = "127.0.0.1:9092",
+    cursus: str = "127.0.0.1:9000",
     polywire: str = "127.0.0.1:9555",
     any: Annotated[str, Parameter(name="--any")] = "off",
     ready_file: Path | None = None,
@@ -60,6 +61,8 @@ def serve(
         Where everything is kept; made when missing. One broker per directory.
     flux
         HOST:PORT of the FLUX wire, or off. Port 0 picks a free port.
+    cursus
+        HOST:PORT of the Cursus wire, or off.
     polywire
         HOST:PORT of the polywire wire, or off.
     any
@@ -85,6 +88,7 @@ def serve(
         ServeConfig(
             data_dir=data_dir,
             flux=flux,
+            cursus=cursus,
             polywire=polywire,
             any_wire=any,
             ready_file=ready_file,

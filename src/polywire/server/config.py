@@ -60,7 +60,7 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     insecure: whether it may listen beyond this machine although nobody has to log in.
@@ -74,6 +74,7 @@ class ServeConfig:
 
     data_dir: Path = Path("polywire-data")
     flux: str = "127.0.0.1:9092"
+    cursus: str = "127.0.0.1:9000"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
     ready_file: Path | None = None
@@ -112,7 +113,7 @@ class ServeConfig:
             )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
-        given = {"flux": self.flux, "polywire": self.polywire, ANY: self.any_wire}
+        given = {"flux": self.flux, "cursus": self.cursus, "polywire": self.polywire, ANY: self.any_wire}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
         if not addresses:
             raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")

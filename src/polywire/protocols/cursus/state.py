@@ -1,0 +1,99 @@
+"""What the connections of the Cursus wire share, its settings, and the port through which requests are let in.
+
+Promises: every setting has a reason; who may do what is asked at one place. Must not know: sessions' insides, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Topic
+from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
+
+if TYPE_CHECKING:
+    from polywire.protocols.cursus.session import Command, CursusSession
+
+WIRE: Final = "cursus"
+COORDINATOR: Final = "standalone"
+
+
+@dataclass(frozen=True, slots=True)
+class CursusSettings:
+    """Settings of one broker's Cursus wire.
+
+    frame_bytes_max: longest frame taken (dossier §1.1).
+    dialect: the only one spoken; None recognises it frame by frame (§8.2).
+    bare_publish: whether an envelope whose payload is no command publishes it to its topic (§1.3); switched off, typing errors stay errors.
+    host, port: where clients are sent by METADATA and FIND_COORDINATOR; empty and 0 mean the address they came to.
+    idle_timeout_s: how long a connection without a stream may say nothing (§1.6).
+    topic_wait_s: how long a write waits for its topic to appear (§2.6).
+    keepalive_s: between two empty frames on a stream (§5.2).
+    linger_s: how long a connection whose stream ended may ask for another one (§5.2).
+    """
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    dialect: Dialect | None = None
+    bare_publish: bool = True
+    host: str = ""
+    port: int = 0
+    idle_timeout_s: float = 60.0
+    topic_wait_s: float = 0.5
+    keepalive_s: float = 5.0
+    linger_s: float = 10.0
+
+
+class Operation(Enum):
+    """What a topic's own list may allow (dossier §2.12)."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class Guard(Protocol):
+    """Who may do what (dossier §2.12)."""
+
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
+        """Whether the command may begin now. False: ask again once the guard has called ``session.wake()``.
+
+        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
+        """
+
+    def admit_batch(self, session: CursusSession, /) -> None:
+        """Whether the connection may write batches. Raises Refused."""
+
+    def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
+        """Whether the connection may do this to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
+
+
+class OpenGuard:
+    """Lets everybody in: the guard of a broker without users."""
+
+    __slots__ = ()
+
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
+        """Always."""
+        return True
+
+    def admit_batch(self, session: CursusSession, /) -> None:
+        """Always."""
+
+    def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
+        """Always."""
+
+
+@dataclass(slots=True)
+class CursusState:
+    """Shared by all connections of a broker's Cursus wire.
+
+    commands: by name in upper case. turns: next partition of a keyless record, per topic id.
+    """
+
+    broker: Broker
+    settings: CursusSettings
+    commands: Mapping[str, Command]
+    guard: Guard = field(default_factory=OpenGuard)
+    turns: dict[bytes, int] = field(default_factory=dict)
