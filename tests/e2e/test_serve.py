@@ -128,7 +128,7 @@ def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--flux", "0.0.0.0:0", "--polywire", "off"), "needs --insecure"),
+        (("--flux", "0.0.0.0:0", "--polywire", "off"), "needs --users or --insecure"),
         (("--flux", "off", "--polywire", "off"), "nothing to serve"),
         (("--flux", "localhost"), "an address is HOST:PORT or off"),
         (("--flux", "127.0.0.1:70000"), "an address is HOST:PORT or off"),

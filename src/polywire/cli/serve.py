@@ -22,6 +22,7 @@ app = App(
     help_epilogue=examples(
         "polywire serve",
         "polywire serve --data-dir /var/lib/polywire --flux off",
+        "polywire serve --users polywire.users",
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
     ),
@@ -46,6 +47,7 @@ def serve(
     ready_file: Path | None = None,
     durability: Durability = Durability.WRITTEN,
     partitions: int = DEFAULT_PARTITION_COUNT,
+    users: Path | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     drain_timeout: float = 5.0,
     flux_admin: bool = True,
@@ -68,8 +70,11 @@ def serve(
         Least level of every acknowledgement; synced also hides unsynced records from readers.
     partitions
         Partitions of topics that are made automatically.
+    users
+        File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and only those may
+        listen beyond this machine.
     insecure
-        Allow listening beyond this machine although no users are configured.
+        Allow listening beyond this machine where nobody has to log in.
     drain_timeout
         Seconds that owed answers may hold up a stop.
     flux_admin
@@ -84,6 +89,7 @@ def serve(
             ready_file=ready_file,
             durability=Level[durability.name],
             partition_count=partitions,
+            users=users,
             insecure=insecure,
             drain_timeout_s=drain_timeout,
             flux_admin=flux_admin,

@@ -58,8 +58,8 @@ def test_listeners_that_are_off_are_left_out() -> None:
     ("config", "message"),
     [
         (ServeConfig(flux="off", polywire="off"), "nothing to serve"),
-        (ServeConfig(flux="0.0.0.0:9092"), "needs --insecure listener=flux address=0.0.0.0:9092"),
-        (ServeConfig(any_wire="[::]:9092"), "needs --insecure listener=any"),
+        (ServeConfig(flux="0.0.0.0:9092"), "needs --users or --insecure listener=flux address=0.0.0.0:9092"),
+        (ServeConfig(any_wire="[::]:9092"), "needs --users or --insecure listener=any"),
         (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
     ],
