@@ -37,6 +37,18 @@ class Durability(Enum):
     SYNCED = "synced"
 
 
+Users = Annotated[
+    Path | None,
+    Parameter(
+        help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and only"
+        " those may listen beyond this machine."
+    ),
+]
+Insecure = Annotated[
+    bool, Parameter(negative="", help="Allow listening beyond this machine where nobody has to log in.")
+]
+
+
 @app.default
 def serve(
     *,
@@ -47,8 +59,8 @@ def serve(
     ready_file: Path | None = None,
     durability: Durability = Durability.WRITTEN,
     partitions: int = DEFAULT_PARTITION_COUNT,
-    users: Path | None = None,
-    insecure: Annotated[bool, Parameter(negative="")] = False,
+    users: Users = None,
+    insecure: Insecure = False,
     drain_timeout: float = 5.0,
     slot_mib: int = 64,
     idle_poll_us: int = 100,
@@ -72,11 +84,6 @@ def serve(
         Least level of every acknowledgement; synced also hides unsynced records from readers.
     partitions
         Partitions of topics that are made automatically.
-    users
-        File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and only those may
-        listen beyond this machine.
-    insecure
-        Allow listening beyond this machine where nobody has to log in.
     drain_timeout
         Seconds that owed answers may hold up a stop.
     slot_mib
