@@ -33,6 +33,7 @@ PASS_S: Final = 0.002  # how long requests of one connection are handled before 
 GROWTH_BYTES_MIN: Final = (
     1024 * 1024
 )  # a frame's announced length is believed so far, and four times what has come of it
+TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
 
 Reply = bytes | Sequence[bytes]
 """Bodies of the frames of one answer."""
@@ -62,6 +63,10 @@ class Command:
     pipelined: bool = False
 
 
+class NotYet(Exception):
+    """A request that cannot begin now: it is offered again when the session wakes."""
+
+
 class Pushing(Protocol):
     """What took over the connection: a stream."""
 
@@ -73,7 +78,7 @@ class Pushing(Protocol):
 
 
 class TakeBatch(Protocol):
-    """Handles a batch frame; it makes its own answer."""
+    """Handles a batch frame; it makes its own answer. Raises NotYet."""
 
     def __call__(self, session: CursusSession, body: memoryview, /) -> None: ...
 
@@ -104,6 +109,7 @@ class CursusSession:
         "_settle",
         "_take_batch",
         "_timer",
+        "_topic_wait",
         "_wanted",
         "_yielding",
         "dialect",
@@ -136,6 +142,7 @@ class CursusSession:
         self._closed = False
         self._rest = b""
         self._wanted = 0
+        self._topic_wait = "", 0.0
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
 
@@ -242,9 +249,17 @@ class CursusSession:
 
     def _take(self, body: memoryview) -> bool:
         """Carry out one frame; False when it must wait and be offered again."""
-        if self._is_batch(body):
-            self._take_batch(self, body)
-            return True
+        try:
+            if self._is_batch(body):
+                self._take_batch(self, body)
+                return True
+            return self._take_text(body)
+        except NotYet:
+            self._asleep = True
+            return False
+
+    def _take_text(self, body: memoryview) -> bool:
+        """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
         try:
             read = read_text(bytes(body), self.dialect, self.state.settings.dialect)
         except Refused as error:
@@ -259,7 +274,8 @@ class CursusSession:
                 self._settle = True
                 return False
         self.dialect = read.dialect
-        return self._carry(command, read)
+        self._carry(command, read)
+        return True
 
     def _is_batch(self, body: memoryview) -> bool:
         """Whether a topic follows the magic (dossier §1.2 rule 2)."""
@@ -269,16 +285,14 @@ class CursusSession:
         """An envelope that holds no command, as the PUBLISH it means."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic)
 
-    def _carry(self, command: Command, request: Request) -> bool:
-        """Carry out one command; False when the guard needs time."""
+    def _carry(self, command: Command, request: Request) -> None:
+        """Carry out one command. Raises NotYet."""
         self._placed = None
         refusal: Refused | None = None
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            if not self.state.guard.admit(self, request, command):
-                self._asleep = True
-                return False
+            self.state.guard.admit(self, request, command)
             reply = command.carry(self, request)
         except Refused as error:
             refusal = error
@@ -290,7 +304,6 @@ class CursusSession:
                 self.later(request.dialect).fill([frame(body) for body in bodies])
         if refusal is not None:
             self._place(request).refuse(refusal)
-        return True
 
     def _place(self, request: Request) -> Answer:
         """The place that the command took before it failed, or a new one."""
@@ -325,9 +338,25 @@ class CursusSession:
         return answer
 
     def wake(self) -> None:
-        """The guard has made up its mind: offer the request again."""
+        """What a request waited for before it could begin has come: offer it again."""
         self._asleep = False
         self._go_on()
+
+    def wait_for_topic(self, name: str) -> None:
+        """Have the request offered again for a while: the topic may be in the making (dossier §2.6).
+
+        Raises NotYet until the time is over.
+        """
+        now = self.state.broker.clock.monotonic()
+        waited, until = self._topic_wait
+        if waited != name:
+            until = now + self.state.settings.topic_wait_s
+            self._topic_wait = name, until
+        if now >= until:
+            self._topic_wait = "", 0.0
+            return
+        self.state.broker.loop.call_later(min(TOPIC_LOOK_S, max(until - now, 0.001)), self.wake)
+        raise NotYet
 
     def end(self) -> None:
         """Take no further request; close once everything owed was sent."""

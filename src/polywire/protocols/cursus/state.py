@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
+from polywire.protocols.cursus.scratch import Scratch
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import Command, CursusSession
@@ -56,14 +57,15 @@ class Operation(Enum):
 class Guard(Protocol):
     """Who may do what (dossier §2.12)."""
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
-        """Whether the command may begin now. False: ask again once the guard has called ``session.wake()``.
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
+        """Whether the command may begin.
 
-        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
+        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``; NotYet when the guard
+        needs time: it calls ``session.wake()`` later, and is asked again about the same request.
         """
 
     def admit_batch(self, session: CursusSession, /) -> None:
-        """Whether the connection may write batches. Raises Refused."""
+        """Whether the connection may write batches. Raises Refused, NotYet."""
 
     def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
         """Whether the connection may do this to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
@@ -74,9 +76,8 @@ class OpenGuard:
 
     __slots__ = ()
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
         """Always."""
-        return True
 
     def admit_batch(self, session: CursusSession, /) -> None:
         """Always."""
@@ -89,7 +90,7 @@ class OpenGuard:
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
-    commands: by name in upper case. turns: next partition of a keyless record, per topic id.
+    commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
     """
 
     broker: Broker
@@ -97,3 +98,4 @@ class CursusState:
     commands: Mapping[str, Command]
     guard: Guard = field(default_factory=OpenGuard)
     turns: dict[bytes, int] = field(default_factory=dict)
+    scratch: Scratch = field(default_factory=Scratch)
