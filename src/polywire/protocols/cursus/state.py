@@ -86,11 +86,19 @@ class OpenGuard:
         """Always."""
 
 
+class Replaceable(Protocol):
+    """A stream that another one may take the place of (dossier §5.2)."""
+
+    def replace(self) -> None:
+        """Tell the peer, and end."""
+
+
 @dataclass(slots=True)
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
+    streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     """
 
     broker: Broker
@@ -99,3 +107,5 @@ class CursusState:
     guard: Guard = field(default_factory=OpenGuard)
     turns: dict[bytes, int] = field(default_factory=dict)
     scratch: Scratch = field(default_factory=Scratch)
+    streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
+    stream_count: int = 0
