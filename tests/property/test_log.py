@@ -12,7 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from polywire.clock import SystemClock
 from polywire.errors import Busy, Missing
+from polywire.log import rewriting
+from polywire.log.base import NO_OFFSET
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -179,6 +182,18 @@ class LogMachine(RuleBasedStateMachine):
         if settled:
             self.rig.settle()
 
+    @rule(settled=st.booleans())
+    def rewrite_segments(self, settled: bool) -> None:
+        """What the log does every few seconds, with less patience."""
+        self.rig.settle()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rewriting, "LOST_US_MAX", 0)
+            patch.setattr(rewriting, "MERGE_COUNT_MIN", 2)
+            self.rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
+        if settled:
+            sealer = self.rig.log._sealer
+            self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
+
     @rule(how=st.sampled_from(("kill", "close")))
     def reopen(self, how: str) -> None:
         self.rig.log.commit()
@@ -210,16 +225,16 @@ class LogMachine(RuleBasedStateMachine):
         kept, partition = self.kept[which], self.rig.log.partition(which)
         offset = kept.first + int((len(kept.values) - kept.first) * share)
         address = sum(10 + len(value) for value in kept.values[:offset])
-        assert partition.address_of_offset(offset) == address
-        assert partition.offset_of_address(address) == offset
-        assert partition.offset_of_address(address + 1) is None
+        assert self.rig.look_up(partition.address_of_offset, offset) == address
+        assert self.rig.look_up(partition.offset_of_address, address) == offset
+        assert self.rig.look_up(partition.offset_of_address, address + 1) == NO_OFFSET
         if offset < len(kept.values):
             found = self.rig.read_once(partition, offset, bytes_max, offset + 3)
             assert found.next_offset > offset
             found.pin.release()
             assert partition.epoch_at(offset) <= self.rig.log.epoch
-            assert partition.offset_at(0) == kept.first
-        assert partition.offset_at(NEVER) == len(kept.values)
+            assert self.rig.look_up(partition.offset_at, 0) == kept.first
+        assert self.rig.look_up(partition.offset_at, NEVER) == len(kept.values)
         kept_offset = partition.retention_offset(age_us_max=None, bytes_max=5000, now_us=0)
         assert kept.first <= kept_offset <= len(kept.values)
 

@@ -11,6 +11,7 @@ from polywire.records.check import validate
 from polywire.records.header import (
     check_body,
     check_header,
+    first_damaged,
     layout,
     read_header,
     stamp,
@@ -18,18 +19,27 @@ from polywire.records.header import (
     totals,
     walk,
 )
-from polywire.records.lookup import address_of, longest_payload, record_at_address, record_at_offset, spans_of
+from polywire.records.lookup import (
+    address_of,
+    longest_payload,
+    offset_of,
+    record_at_address,
+    record_at_offset,
+    spans_of,
+)
 from polywire.records.reshape import merge, slice_records, take
 
 __all__ = [
     "address_of",
     "check_body",
     "check_header",
+    "first_damaged",
     "from_columns",
     "from_spans",
     "layout",
     "longest_payload",
     "merge",
+    "offset_of",
     "read_header",
     "record_at_address",
     "record_at_offset",
