@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.base import Output
 from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.compression import algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
@@ -98,6 +99,7 @@ class CursusSession:
         "_asleep",
         "_blocking",
         "_closed",
+        "_compression",
         "_ending",
         "_heard_at",
         "_held",
@@ -128,6 +130,7 @@ class CursusSession:
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._take_batch = take_batch
+        self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._resume = resume
         self._answers: deque[Answer] = deque()
         self._blocking = 0
@@ -249,6 +252,9 @@ class CursusSession:
 
     def _take(self, body: memoryview) -> bool:
         """Carry out one frame; False when it must wait and be offered again."""
+        packed = self._compression or sniffed(body)
+        if packed is not None and body:
+            body = memoryview(packed.expand(body, self.state.settings.frame_bytes_max))
         try:
             if self._is_batch(body):
                 self._take_batch(self, body)

@@ -28,6 +28,7 @@ class CursusSettings:
 
     frame_bytes_max: longest frame taken (dossier §1.1).
     dialect: the only one spoken; None recognises it frame by frame (§8.2).
+    compression: name of the algorithm that every frame to this broker has, as the reference is set; empty looks at each frame (§1.4).
     bare_publish: whether an envelope whose payload is no command publishes it to its topic (§1.3); switched off, typing errors stay errors.
     host, port: where clients are sent by METADATA and FIND_COORDINATOR; empty and 0 mean the address they came to.
     idle_timeout_s: how long a connection without a stream may say nothing (§1.6).
@@ -38,6 +39,7 @@ class CursusSettings:
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     dialect: Dialect | None = None
+    compression: str = ""
     bare_publish: bool = True
     host: str = ""
     port: int = 0
