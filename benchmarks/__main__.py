@@ -12,6 +12,7 @@ from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, re
 from polywire.client import bulk
 
 MEBI = 1024 * 1024
+UNSEALED_BATCHES = 8_000  # of 104 kB: they fit a journal file of 1 GiB
 app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
 
 
@@ -50,6 +51,24 @@ def produce_figures(rounds: int) -> list[Figure]:
             )
         )
     return found
+
+
+def sealing_figures(rounds: int) -> list[Figure]:
+    """What sealing costs: the same produce into a journal that is long enough to hold it all, and into the usual one."""
+    batch = polywire_load.value_batch(1000, 100)
+
+    def one_round(*options: str) -> float:
+        with fresh_broker(*options) as broker:
+            host, port = broker.addresses["polywire"]
+            bulk.connect(f"polywire://{host}:{port}").create_topic("one", 1)
+            return polywire_load.produce_rate(
+                host, port, "one", batch=batch, batch_records=1000, batches=UNSEALED_BATCHES
+            )
+
+    name = f"polywire produce, {UNSEALED_BATCHES // 1000} M records into a new broker"
+    without = figure(f"{name}, nothing sealed", "records/s", lambda: one_round("--slot-mib", "1024"), rounds=rounds)
+    sealed = figure(f"{name}, sealed", "records/s", one_round, aim=0.8 * without.median, rounds=rounds)
+    return [without, sealed]
 
 
 def fetch_figures(rounds: int) -> list[Figure]:
@@ -125,7 +144,7 @@ def flux_figures(rounds: int) -> list[Figure]:
 @app.default
 def run(
     *,
-    only: Annotated[str, Parameter(help="One of produce, fetch, flux, spark; all when empty.")] = "",
+    only: Annotated[str, Parameter(help="One of the parts, such as produce or spark; all when empty.")] = "",
     rounds: int = ROUNDS,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
@@ -135,10 +154,13 @@ def run(
     """
     parts = {
         "produce": produce_figures,
+        "sealing": sealing_figures,
         "fetch": fetch_figures,
         "flux": flux_figures,
         "spark": spark_load.spark_figures,
     }
+    if only not in ("", *parts):
+        raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
     figures: list[Figure] = []
     for name, part in parts.items():
         if only in ("", name):

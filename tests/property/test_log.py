@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from polywire.clock import SystemClock
 from polywire.errors import Busy, Missing
+from polywire.log import rewriting
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -178,6 +180,18 @@ class LogMachine(RuleBasedStateMachine):
         self.rig.log._sealer.remove()
         if settled:
             self.rig.settle()
+
+    @rule(settled=st.booleans())
+    def rewrite_segments(self, settled: bool) -> None:
+        """What the log does every few seconds, with less patience."""
+        self.rig.settle()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rewriting, "LOST_US_MAX", 0)
+            patch.setattr(rewriting, "MERGE_COUNT_MIN", 2)
+            self.rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
+        if settled:
+            sealer = self.rig.log._sealer
+            self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
 
     @rule(how=st.sampled_from(("kill", "close")))
     def reopen(self, how: str) -> None:

@@ -48,6 +48,8 @@ def serve(
     partitions: int = DEFAULT_PARTITION_COUNT,
     insecure: Annotated[bool, Parameter(negative="")] = False,
     drain_timeout: float = 5.0,
+    slot_mib: int = 64,
+    idle_poll_us: int = 100,
     flux_admin: bool = True,
 ) -> int:
     """Run a broker until SIGTERM or SIGINT.
@@ -72,6 +74,10 @@ def serve(
         Allow listening beyond this machine although no users are configured.
     drain_timeout
         Seconds that owed answers may hold up a stop.
+    slot_mib
+        Size of one journal file in MiB. Up to four of them are kept in memory; what fills one is moved to segments.
+    idle_poll_us
+        Microseconds to look for more requests before sleeping, while they follow each other that quickly; 0 saves the power.
     flux_admin
         Serve the FLUX wire's ADMIN_ commands.
     """
@@ -86,6 +92,8 @@ def serve(
             partition_count=partitions,
             insecure=insecure,
             drain_timeout_s=drain_timeout,
+            slot_bytes=slot_mib * 1024 * 1024,
+            idle_poll_us=idle_poll_us,
             flux_admin=flux_admin,
         )
     )

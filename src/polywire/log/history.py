@@ -70,7 +70,9 @@ class History:
         partition.first_offset = partition.next_offset
         self._forget(partition.drop_tail(partition.next_offset))
         for number in range(len(partition.runs)):
-            self.segments.drop(partition.runs.entry(number)[3])
+            entry = partition.runs.entry(number)
+            self.segments.by_place[entry[3]].lost_partition = True
+            self.segments.drop(entry[3], entry[2])
         partition.runs.drop_front(len(partition.runs))
         partition.sealed_bytes = 0
 
@@ -78,8 +80,8 @@ class History:
         """Records below ``first_offset`` are not needed any more."""
         places, overlays = partition.trim(first_offset)
         self._forget(overlays)
-        for place in places:
-            self.segments.drop(place)
+        for place, size in places:
+            self.segments.drop(place, size)
 
     # Staging
 
@@ -111,7 +113,8 @@ class History:
         if batch.needed:
             batch.needed = False
             if batch.place >= 0:
-                self.segments.drop(batch.place)
+                self.segments.by_place[batch.place].staged -= 1
+                self.segments.drop(batch.place, batch.length)
 
     # Sealing
 

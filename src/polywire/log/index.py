@@ -247,6 +247,25 @@ class TailIndex:
         del positions[count:], lengths[count:]
         return positions, lengths
 
+    def join(
+        self,
+        start: cython.Py_ssize_t,
+        stop: cython.Py_ssize_t,
+        position: cython.longlong,
+        length: cython.uint,
+        slot: cython.uint,
+    ) -> None:
+        """Make one entry of [start, stop): it begins as the first of them does, its bytes lie where told. Raises IndexError."""
+        self._check_range(start, stop)
+        if start == stop:
+            raise IndexError((start, stop))
+        at: cython.Py_ssize_t = (self._head + start) * _ENTRY_BYTES
+        p: cython.p_uchar = _bytes_of(self._data)
+        store_i64(p, at + 8, position)
+        store_u64(p, at + 16, cython.cast(cython.ulonglong, slot) << 32 | length)
+        del self._data[at + _ENTRY_BYTES : (self._head + stop) * _ENTRY_BYTES]
+        self._count -= stop - start - 1
+
     def drop_front(self, count: cython.Py_ssize_t) -> None:
         """Forget the first ``count`` entries. Raises IndexError."""
         self._check_range(0, count)

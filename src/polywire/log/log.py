@@ -538,6 +538,7 @@ class FileLog:
                     self.abandon(expired)
         self._sealer.note_dead()
         self._disk.look()
+        self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
         self._refresh()
         self._relieve()
 

@@ -226,6 +226,18 @@ class FilePartition:
         self.runs.append(first_offset, 0, size, place, first_address, first_time_us)
         self.sealed_bytes += size
 
+    def runs_between(self, first_offset: int, next_offset: int) -> range:
+        """Numbers of the sealed runs that begin in a range of offsets."""
+        start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
+        return range(start, self.runs.find_offset(next_offset - 1) + 1)
+
+    def join_runs(self, numbers: range, place: int, size: int) -> list[tuple[int, int]]:
+        """These runs are one run of another segment now; returns the places and sizes they had."""
+        entries = [self.runs.entry(number) for number in numbers]
+        self.sealed_bytes += size - sum(entry[2] for entry in entries)
+        self.runs.join(numbers.start, numbers.stop, 0, size, place)
+        return [(entry[3], entry[2]) for entry in entries]
+
     def drop_tail(self, next_offset: int) -> list[int]:
         """Forget unsealed batches that begin below ``next_offset``; returns overlays that are gone with them."""
         count = self.tail.find_offset(next_offset - 1) + 1
@@ -237,13 +249,14 @@ class FilePartition:
             gone.append(self.overlays.popleft()[1])
         return gone
 
-    def trim(self, first_offset: int) -> tuple[list[int], list[int]]:
-        """Make what lies below unreadable: (places of segments that lost a run, overlays that are gone). Whole runs and batches go."""
+    def trim(self, first_offset: int) -> tuple[list[tuple[int, int]], list[int]]:
+        """Make what lies below unreadable: ((place of a segment, bytes of the run it lost), overlays that are gone). Whole runs and
+        batches go."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         places = []
         while len(self.runs) and self._run_end() <= self.first_offset:
             entry = self.runs.entry(0)
-            places.append(entry[3])
+            places.append((entry[3], entry[2]))
             self.sealed_bytes -= entry[2]
             self.runs.drop_front(1)
         number = len(self.tail) if self.first_offset == self.next_offset else self.tail.find_offset(self.first_offset)

@@ -70,21 +70,25 @@ class Player:
             partition = self._history.make(packed_incarnation(snapshot.partitions, at))
             at = partition.unpack(snapshot.partitions, at)
         sealed = []
-        for number in sorted({*snapshot.segments} - self._removed()):
+        new, removed = self._named()
+        for number in sorted({*snapshot.segments, *new} - removed):
             info = read_info(self._store, segment_name(number))
             sealed.append(self._history.segments.add(info, number))
         self._hand_out(sealed)
 
-    def _removed(self) -> set[int]:
-        """Segments whose removal lies behind the snapshot."""
+    def _named(self) -> tuple[set[int], set[int]]:
+        """Segments that groups behind the snapshot name, and those they remove: what was written anew, and what nobody needed."""
+        new: set[int] = set()
         removed: set[int] = set()
         for place in self._chain.groups:
             entries = read_directory(place.slot.view, place.position) if place.kinds & 1 << EntryKind.SEALED else ()
             for entry in entries:
                 if entry.kind == EntryKind.SEALED:
                     content = place.slot.view[entry.position : entry.position + entry.length]
-                    removed.update(read_sealed(content)[1])
-        return removed
+                    named = read_sealed(content)
+                    new.update(named[0])
+                    removed.update(named[1])
+        return new, removed
 
     def _hand_out(self, sealed: Collection[Sealed]) -> None:
         """Give every run that is still needed to its partition or token, in offset order."""
@@ -99,6 +103,7 @@ class Player:
                 continue
             partition = self._history.partitions.get(run.partition)
             if partition is None or run.next_offset <= self._first_kept(partition):
+                item.lost_partition |= partition is None
                 continue
             if ends.setdefault(run.partition, run.first_offset) != run.first_offset:
                 raise Corrupt(
@@ -107,7 +112,7 @@ class Player:
                 )
             ends[run.partition] = run.next_offset
             partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
-            item.live += 1
+            item.keep(run.size, run.first_time_us)
         self._check_ends(ends)
         self._history.segments.settle(sealed)
 
@@ -139,7 +144,7 @@ class Player:
             header = bytes(chunk[position : position + HEADER_BYTES])
             batch = StagedBatch(run.token, run.partition, header, length)
             batch.place, batch.position = item.place, run.position + position
-            item.live += 1
+            item.keep_staged(length)
             self._history.staging.add(batch, expires_at_us)
 
     # Entries

@@ -12,19 +12,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from polywire.errors import BrokerError, Busy, Missing
+import structlog
+
+from polywire.errors import BrokerError, Busy, Corrupt, Missing
 from polywire.log.base import Loop
 from polywire.log.history import History, Image
 from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.rewriting import Rewrite, choose, replace, write_anew
 from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
 from polywire.log.segment import SegmentInfo
-from polywire.log.segments import SNAPSHOTS
+from polywire.log.segments import SNAPSHOTS, Sealed, segment_name
 from polywire.log.worker import Worker
 from polywire.store.base import Store
 
 RETRY_SECONDS: Final = 1.0  # after a full disk
 REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
 REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
+TIDY_SECONDS: Final = 0.25  # between two rewrites
+REWRITE_GROUPS: Final = 2  # journal groups that must have room before a rewrite is begun and named: sealing comes first
+
+logger: Final = structlog.get_logger("polywire.log")
 
 
 class Owner(Protocol):
@@ -87,6 +94,8 @@ class Sealer:
         self._snapshot_name = snapshot_name
         self._snapshot_count = 0
         self._removing = False
+        self._replacing = False
+        """A segment written anew is named and not yet installed."""
         self._stopped = False
         self._synced = 0
         self.sealed = 0
@@ -205,6 +214,72 @@ class Sealer:
     def _delete(self, names: Sequence[str]) -> None:
         if not self._stopped:
             self._worker.run(partial(_delete_all, self._store, names), _told_nobody)
+
+    # Writing segments anew
+
+    def tidy(self, now_us: int, *, merging: bool) -> None:
+        """Write something anew if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
+        busy = self._stopped or self._running or self._replacing or self._queue or self._installing
+        if busy or not self._owner.seal_room(REWRITE_GROUPS):
+            return
+        rewrite = choose(self._history, now_us, merging=merging)
+        if rewrite is not None:
+            self._running = True
+            number = self._history.segments.next_number()
+            job = partial(write_anew, self._store, segment_name(number), rewrite)
+            again = partial(self.tidy, now_us, merging=merging)
+            self._worker.run(job, partial(self._rewritten, rewrite, number, again))
+
+    def _rewritten(
+        self,
+        rewrite: Rewrite,
+        number: int,
+        again: Callable[[], None],
+        info: SegmentInfo | None,
+        error: BrokerError | None,
+    ) -> None:
+        self._running = False
+        if self._stopped:
+            return
+        if info is None:
+            assert error is not None, "a job gives a result or an error"
+            self._not_rewritten(rewrite, error)
+        elif not self._owner.seal_room(REWRITE_GROUPS):
+            self._delete([segment_name(number)])  # another pass of the timer writes it again
+        else:
+            self._name_rewritten(rewrite, self._history.segments.add(info, number), again)
+        self.advance(self._synced)
+
+    def _not_rewritten(self, rewrite: Rewrite, error: BrokerError) -> None:
+        """A damaged segment is kept as it is: its readers are told, and what is sound of it can be read."""
+        if isinstance(error, Busy):
+            return  # no space: another pass of the timer tries again
+        if not isinstance(error, (Corrupt, Missing)):
+            self._owner.seal_failed(error)
+            return
+        kept = [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)]
+        for item in kept:
+            if item.place in self._history.segments.by_place:
+                item.damaged = True
+                logger.error(
+                    "a stored segment is damaged and is kept as it is; an operator must look",
+                    segment=item.segment.name,
+                    error=str(error),
+                )
+
+    def _name_rewritten(self, rewrite: Rewrite, new: Sealed, again: Callable[[], None]) -> None:
+        """One group names the new segment and removes the old ones; until it is on the disk, readers use the old ones."""
+        self._replacing = True
+        old = self._history.segments.leave(rewrite.old)
+
+        def installed() -> None:
+            self._replacing = False
+            replace(self._history, rewrite, new)
+            self._delete(self._history.segments.removed(old))
+            self._remove_soon()
+            self._loop.call_later(TIDY_SECONDS, again)
+
+        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], None, installed)
 
     def stop(self) -> None:
         """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""

@@ -167,26 +167,25 @@ def install(history: History, plan: Plan, sealed: Sequence[Sealed]) -> None:
     for item in sealed:
         for run in item.segment.info:
             if run.token:
-                item.live += _place_staged(plan.staged[run.partition, run.token], item.place, run.position)
+                _place_staged(plan.staged[run.partition, run.token], item, run.position)
                 continue
             partition = history.partitions.get(run.partition)
             if partition is None or run.next_offset <= partition.first_offset:
+                item.lost_partition |= partition is None
                 continue
             partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
-            item.live += 1
+            item.keep(run.size, run.first_time_us)
             history.seal_tail(partition, run.next_offset)
     history.segments.settle(sealed)
 
 
-def _place_staged(batches: Sequence[StagedBatch], place: int, position: int) -> int:
-    """Staged batches lie in a segment now; returns how many are still needed."""
-    needed = 0
+def _place_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> None:
+    """Staged batches lie in a segment now."""
     for batch in batches:
-        batch.position = position
-        batch.place = place if batch.needed else batch.place
-        needed += batch.needed
+        if batch.needed:
+            batch.position, batch.place = position, item.place
+            item.keep_staged(batch.length)
         position += batch.length
-    return needed
 
 
 def _numbers(number: int) -> array[int]:

@@ -283,6 +283,10 @@ class Segment:
             return blob.read_direct(block, start, stop)
         return block[: blob.pread_into(block[: stop - start], start)]
 
+    def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Like ``read_into``, for who reads everything once: never by way of the page cache."""
+        return self._store.open(self.name).read_direct(block, start, stop)
+
     def batch_at(self, partition: int, offset: int) -> memoryview:
         """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""
         return self.read(partition, offset, 0)[0]

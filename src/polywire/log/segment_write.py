@@ -7,7 +7,7 @@ promised is never written. Must not know: the journal, when to seal.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -45,10 +45,10 @@ from polywire.log.segment import (
     Segment,
     SegmentInfo,
 )
-from polywire.records.batch import merge
+from polywire.records.batch import first_damaged, merge
 from polywire.records.checksum import xxh64
-from polywire.records.columns import HEADER_BYTES
-from polywire.store.base import Store, aligned_buffer
+from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
 OWN_BLOB_BYTES_MIN: Final = (
@@ -75,7 +75,7 @@ class RunSource:
     """What one run is made of, in order. With a token: staged batches, not numbered, never merged."""
 
     partition: int
-    parts: Sequence[Part]
+    parts: Iterable[Part]
     token: bytes = NO_TOKEN
 
     @classmethod
@@ -85,19 +85,45 @@ class RunSource:
         return cls(partition, parts, token)
 
     @classmethod
-    def of_segments(cls, runs: Sequence[tuple[Segment, Run]]) -> RunSource:
+    def of_segments(
+        cls, runs: Sequence[tuple[Segment, Run]], *, damaged: Callable[[Segment], None] | None = None
+    ) -> RunSource:
         """A run that joins runs of one partition (or token) from older segments, in order; for merging and rewriting blobs.
 
-        Raises Corrupt where stored batches are broken.
+        They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
+        told, and writing raises Corrupt.
         """
-        parts = []
-        for segment, run in runs:
-            chunk = segment.view(run.position, run.stop)
-            positions, lengths = split_batches(chunk)
-            if not positions or positions[-1] + lengths[-1] != run.size:
-                raise Corrupt(ErrorCode.CORRUPT, f"run is broken segment={segment.name!r} partition={run.partition}")
-            parts.append(Part(chunk, positions, lengths))
-        return cls(runs[0][1].partition, parts, runs[0][1].token)
+        return cls(runs[0][1].partition, _StoredParts(runs, damaged), runs[0][1].token)
+
+
+class _StoredParts(Iterable[Part]):
+    """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
+
+    def __init__(self, runs: Sequence[tuple[Segment, Run]], damaged: Callable[[Segment], None] | None) -> None:
+        self._runs = runs
+        self._damaged = damaged
+
+    def __iter__(self) -> Iterator[Part]:
+        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # only what is read into costs memory
+        for segment, run in self._runs:
+            at, window = run.position, CHUNK_BYTES
+            while at < run.stop:
+                chunk = segment.read_past(block, at, min(at + window, run.stop))
+                positions, lengths = split_batches(chunk)
+                if not positions and window < BATCH_BYTES_MAX:
+                    window = BATCH_BYTES_MAX  # perhaps one batch is larger than a window
+                    continue
+                end = positions[-1] + lengths[-1] if positions else 0
+                self._check(segment, chunk[:end], at)
+                yield Part(chunk, positions, lengths)
+                at, window = at + end, CHUNK_BYTES
+
+    def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
+        position = first_damaged(chunk) if len(chunk) else 0
+        if position >= 0:
+            if self._damaged is not None:
+                self._damaged(segment)
+            raise blob_corrupt(segment.name, f"batch is damaged position={at + position}")
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:

@@ -14,6 +14,7 @@ from polywire.store.base import Store
 SEGMENTS: Final = "segments"
 SNAPSHOTS: Final = "snapshots"
 _START_SHIFT: Final = 32
+_NEVER_US: Final = 2**63 - 1
 
 
 def segment_name(number: int) -> str:
@@ -22,15 +23,49 @@ def segment_name(number: int) -> str:
 
 
 class Sealed:
-    """One segment of the log. ``live`` counts runs and staged batches in it that are still needed."""
+    """One segment of the log.
 
-    __slots__ = ("live", "number", "place", "segment")
+    ``live`` counts runs and staged batches in it that are still needed, ``live_bytes`` their bytes, ``staged`` the staged ones among them.
+    ``begun_us`` is the earliest append time of its runs. ``lost_partition``: it holds bytes of a partition that was dropped, noticed at
+    ``lost_at_us``. ``damaged``: a checksum did not match, so it is kept as it is.
+    """
+
+    __slots__ = (
+        "begun_us",
+        "damaged",
+        "live",
+        "live_bytes",
+        "lost_at_us",
+        "lost_partition",
+        "number",
+        "place",
+        "segment",
+        "staged",
+    )
 
     def __init__(self, segment: Segment, number: int, place: int) -> None:
         self.segment: Final = segment
         self.number: Final = number
         self.place: Final = place
         self.live = 0
+        self.live_bytes = 0
+        self.staged = 0
+        self.begun_us = _NEVER_US
+        self.lost_partition = False
+        self.lost_at_us = 0
+        self.damaged = False
+
+    def keep(self, size: int, begun_us: int) -> None:
+        """One more run is needed."""
+        self.live += 1
+        self.live_bytes += size
+        self.begun_us = min(self.begun_us, begun_us)
+
+    def keep_staged(self, size: int) -> None:
+        """One more staged batch is needed."""
+        self.live += 1
+        self.live_bytes += size
+        self.staged += 1
 
 
 class Segments:
@@ -63,13 +98,21 @@ class Segments:
         """Runs of new segments were handed out: those without any are dead already."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
-    def drop(self, place: int, count: int = 1) -> None:
-        """So many runs or staged batches of a segment are not needed any more."""
+    def drop(self, place: int, size: int) -> None:
+        """A run or staged batch of a segment, of so many bytes, is not needed any more."""
         sealed = self.by_place[place]
-        sealed.live -= count
+        sealed.live -= 1
+        sealed.live_bytes -= size
         assert sealed.live >= 0, "a run is dropped once"
-        if sealed.live == 0:
+        if sealed.live == 0 and place not in self._leaving:
             self.dead.append(sealed)
+
+    def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
+        """Segments that another one replaces: those of them whose removal the caller must journal; it calls ``removed`` afterwards."""
+        leaving = [item for item in replaced if item.place in self.by_place and item.place not in self._leaving]
+        self._leaving.update(item.place for item in leaving)
+        self.dead[:] = [item for item in self.dead if item.place not in self._leaving]
+        return leaving
 
     def take_dead(self, count_max: int) -> list[Sealed]:
         """Segments to be removed; the caller journals that, then calls ``removed``."""

@@ -11,6 +11,7 @@ from polywire.records.check import validate
 from polywire.records.header import (
     check_body,
     check_header,
+    first_damaged,
     layout,
     read_header,
     stamp,
@@ -25,6 +26,7 @@ __all__ = [
     "address_of",
     "check_body",
     "check_header",
+    "first_damaged",
     "from_columns",
     "from_spans",
     "layout",

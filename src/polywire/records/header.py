@@ -177,6 +177,23 @@ def check_body(buf: Buffer, at: int) -> bool:
     return matches
 
 
+def first_damaged(chunk: Buffer) -> int:
+    """Position of the first of the whole batches back to back in ``chunk`` that is none, or whose header or body does not have its
+    checksum; -1 when all are sound. Reads without the GIL."""
+    lent: Lent = lend(chunk)
+    at: cython.Py_ssize_t = 0
+    length: cython.Py_ssize_t = 1
+    with cython.nogil:
+        while at < lent.size and length > 0:
+            length = _whole_length(lent.p, at, lent.size)
+            if length > 0 and load_u64(lent.p, at + 96) == xxh64_raw(lent.p, at, _SEALED_BYTES):
+                length = length if body_matches(lent.p, at) else 0
+            else:
+                length = 0
+            at += length
+    return at if at < lent.size else -1
+
+
 def walk(chunk: Buffer) -> array[int]:
     """Positions (i64) of the whole batches that lie back to back in ``chunk``, stopping before an incomplete last one.
 

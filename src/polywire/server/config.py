@@ -16,6 +16,7 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
+IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 
 
@@ -66,6 +67,7 @@ class ServeConfig:
     partition_count: of topics made automatically.
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
+    idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
     """
@@ -83,6 +85,7 @@ class ServeConfig:
     slot_count_min: int | None = None
     slot_count_max: int | None = None
     sync_interval_ms: int | None = None
+    idle_poll_us: int = 100
     flux_admin: bool = True
     flux_strict_leaders: bool = False
 
@@ -100,8 +103,13 @@ class ServeConfig:
         """Addresses by listener name, those switched off left out.
 
         Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine without ``insecure``, when none is left,
-        and for a durability below ``written``.
+        for idle polling out of range, and for a durability below ``written``.
         """
+        if not 0 <= self.idle_poll_us <= IDLE_POLL_US_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"idle polling is out of range us={self.idle_poll_us} limit={IDLE_POLL_US_MAX}",
+            )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
         given = {"flux": self.flux, "polywire": self.polywire, ANY: self.any_wire}

@@ -19,6 +19,7 @@ import structlog
 from polywire.errors import PeerError
 from polywire.protocols.base import Session, SessionFactory
 from polywire.server.arena import BUFFER_BYTES_MIN, Arena, rounded
+from polywire.server.idle import IdlePoll
 from polywire.types import Buffer
 
 log = structlog.get_logger("polywire.server")
@@ -71,11 +72,13 @@ class Hub:
     ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("_held", "arena", "connections", "draining", "intake", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "tick")
 
-    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None, *, idle: IdlePoll | None = None) -> None:
+        """idle: told whenever bytes came."""
         self.limits: Final = limits or ConnectionLimits()
         self.intake: Final = intake
+        self.idle: Final = idle
         self.arena: Final = Arena(self.commit, self.limits.receive_total_bytes_max)
         self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
@@ -242,6 +245,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
             self._want = 4 * self._end
         self._offer()
+        if self._hub.idle is not None:
+            self._hub.idle.came()
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""

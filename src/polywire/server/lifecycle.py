@@ -31,6 +31,7 @@ from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
+from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.types import Level
 
@@ -65,7 +66,7 @@ async def serve(config: ServeConfig) -> int:
     addresses = config.listeners()
     server = Server(config)
     broker = server.open_broker()
-    hub = Hub(broker)
+    hub = Hub(broker, idle=IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us))
     try:
         listeners = await open_listeners(hub, addresses, _factories(broker, config))
     except BrokerError:

@@ -254,7 +254,7 @@ def test_damaged_batches_are_corrupt_when_read() -> None:
         lambda: segment.read(1, 3, 1000),
         lambda: segment.by_time(1, 3),
         lambda: segment.by_address(1, slot.partitions[1].batches[3].address),
-        lambda: RunSource.of_segments([(segment, segment.run(1))]),
+        lambda: write_segment(store, "anew", [RunSource.of_segments([(segment, segment.run(1))])]),
     ):
         with pytest.raises(Corrupt):
             read()

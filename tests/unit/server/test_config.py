@@ -61,6 +61,7 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(flux="0.0.0.0:9092"), "needs --insecure listener=flux address=0.0.0.0:9092"),
         (ServeConfig(any_wire="[::]:9092"), "needs --insecure listener=any"),
         (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
+        (ServeConfig(idle_poll_us=10_001), "idle polling is out of range us=10001 limit=10000"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
     ],
 )

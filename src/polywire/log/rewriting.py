@@ -1,0 +1,117 @@
+"""Writing sealed blobs anew: without what nobody needs any more, and small neighbours as one (decision 0002).
+
+Promises: a run of a new blob covers the offsets of the runs it replaces; staged batches are left where they are; what was read has its
+checksums, or nothing is written. Must not know: the journal, when it is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from polywire.log.history import History
+from polywire.log.segment import Run, Segment, SegmentInfo
+from polywire.log.segment_write import RunSource, write_segment
+from polywire.log.segments import Sealed
+from polywire.store.base import Store
+
+SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
+SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
+MERGE_COUNT_MIN: Final = 4  # so that a byte is merged a few times at most
+RUNS_MAX: Final = 4096  # runs of one rewrite: planning and installing them stay some milliseconds of the loop
+GROUPS_MAX: Final = 4  # planned in one pass at most
+LOST_US_MAX: Final = (
+    600 * 1_000_000
+)  # how long the bytes of a dropped partition stay in a blob of others: many drops make one rewrite
+
+Source = tuple[Segment, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
+    a checksum did not match."""
+
+    old: Sequence[Sealed]
+    runs: Mapping[int, Sequence[Source]]
+    damaged: list[Segment] = field(default_factory=list)
+
+
+def choose(history: History, now_us: int, *, merging: bool) -> Rewrite | None:
+    """The next blobs worth writing anew: one that lost half of its bytes, or a partition some time ago; else small neighbours, if
+    ``merging``."""
+    living = [item for item in history.segments.by_place.values() if item.live and not item.staged and not item.damaged]
+    living.sort(key=lambda item: item.begun_us)
+    groups = [[item] for item in living if is_wasteful(item, now_us)]
+    if merging:
+        groups += small_neighbours(living)
+    for group in groups[:GROUPS_MAX]:
+        found = _plan(history, group)
+        if found is not None:
+            return found
+    return None
+
+
+def is_wasteful(sealed: Sealed, now_us: int) -> bool:
+    """Whether a blob holds too much that nobody needs: half of it, or anything of a partition that was dropped some time ago."""
+    if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.info.run_count > RUNS_MAX:
+        return False
+    if 2 * sealed.live_bytes <= sealed.segment.info.data_bytes:
+        return True
+    if sealed.lost_partition and not sealed.lost_at_us:
+        sealed.lost_at_us = now_us
+    return sealed.lost_partition and now_us - sealed.lost_at_us >= LOST_US_MAX
+
+
+def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
+    """Groups of at least four small blobs sealed one after the other, at most 64 MiB together."""
+    groups: list[list[Sealed]] = [[]]
+    size = runs = 0
+    for sealed in living:
+        small = sealed.live_bytes <= SMALL_BLOB_BYTES_MAX
+        size += sealed.live_bytes
+        runs += sealed.segment.info.run_count
+        if not small or size > SHARED_BLOB_BYTES_MAX or runs > RUNS_MAX:
+            groups.append([])
+            size, runs = (sealed.live_bytes, sealed.segment.info.run_count) if small else (0, 0)
+        if small:
+            groups[-1].append(sealed)
+    return [group for group in groups if len(group) >= MERGE_COUNT_MIN]
+
+
+def _plan(history: History, old: Sequence[Sealed]) -> Rewrite | None:
+    """What the new blob is made of; None when some partition's runs are not neighbours, so that they cannot become one."""
+    runs: dict[int, list[Source]] = {}
+    for sealed in old:
+        for run in sealed.segment.info:
+            partition = history.partitions.get(run.partition)
+            if partition is not None and not run.token and run.next_offset > partition.first_offset:
+                runs.setdefault(run.partition, []).append((sealed.segment, run))
+    for found in runs.values():
+        found.sort(key=lambda source: source[1].first_offset)
+        if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
+            return None
+    return Rewrite(old, runs) if runs else None
+
+
+def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
+    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``rewrite.damaged`` was told."""
+    sources = [RunSource.of_segments(runs, damaged=rewrite.damaged.append) for runs in rewrite.runs.values()]
+    return write_segment(store, name, sources)
+
+
+def replace(history: History, rewrite: Rewrite, new: Sealed) -> None:
+    """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone."""
+    for run in new.segment.info:
+        partition = history.partitions.get(run.partition)
+        new.lost_partition |= partition is None
+        numbers = range(0) if partition is None else partition.runs_between(run.first_offset, run.next_offset)
+        if partition is None or not numbers:
+            continue
+        for place, size in partition.join_runs(numbers, new.place, run.size):
+            history.segments.drop(place, size)
+        new.keep(run.size, run.first_time_us)
+    assert not any(item.live for item in rewrite.old), "everything that was needed of them is in the new blob"
+    history.segments.settle([new])

@@ -1,0 +1,53 @@
+"""Polling before sleeping: for a moment after bytes came, the loop looks for more instead of letting the processor sleep (decision 0008).
+
+Promises: no polling unless bytes have lately come quicker than the limit, and never for longer than it without bytes.
+Must not know: connections, wires.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.log.base import Loop
+
+PAUSES_AVERAGED: Final = 8  # a burst of that many quick requests is enough to begin, a few slow ones to end
+
+
+class IdlePoll:
+    """Keeps one loop awake between requests that follow each other quickly.
+
+    Invariant: ``_polling`` is true while one call of ``_look`` is scheduled.
+    """
+
+    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling")
+
+    def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
+        """limit_us: microseconds of polling after bytes came; 0 never polls."""
+        self._loop = loop
+        self._clock = clock
+        self._limit_s = limit_us / 1e6
+        self._pause_s = 4 * self._limit_s
+        """Average time from bytes to bytes, so far."""
+        self._last = 0.0
+        self._end = 0.0
+        self._polling = False
+
+    def came(self) -> None:
+        """Bytes came and were handled."""
+        limit_s = self._limit_s
+        now = self._clock.monotonic()
+        self._pause_s += (min(now - self._last, 4 * limit_s) - self._pause_s) / PAUSES_AVERAGED
+        self._last = now
+        if self._pause_s < limit_s:
+            self._end = now + limit_s
+            if not self._polling:
+                self._polling = True
+                self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """A scheduled call makes the loop ask for events without waiting."""
+        if self._clock.monotonic() < self._end:
+            self._loop.call_soon(self._look)
+        else:
+            self._polling = False

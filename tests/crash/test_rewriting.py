@@ -1,0 +1,232 @@
+"""Blobs are written anew while partitions are trimmed and dropped, and the machine stops at every step, with and without what no sync proved.
+
+Whatever the stop leaves, every record that was synced and not given up is there, in its place.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.log import rewriting
+from polywire.log.journal_file import Slot, read_seed
+from polywire.log.partition import FilePartition
+from polywire.log.recovery import find_chain
+from polywire.types import Level
+from tests.crash.test_power_loss import cut
+from tests.unit.log.rig import SMALL, Rig
+
+STAYS, TRIMMED, DROPPED = 1, 2, 3
+COPIES = count()
+
+
+def numbered(values: list[bytes | None]) -> list[int]:
+    return [int((value or b"").rstrip(b".")) for value in values]
+
+
+def fill_slots(rig: Rig, partitions: list[FilePartition], slots: int) -> None:
+    """Append to all of them in turn until so many slots are full and sealed."""
+    for _ in range(slots):
+        slot = rig.log._journal.current
+        while rig.log._journal.current is slot:
+            for partition in partitions:
+                rig.append(partition, [b"%d" % partition.next_offset + b"." * 1500])
+                rig.log.commit()
+        rig.settle()
+
+
+def tidy(rig: Rig) -> None:
+    """Begin a rewrite if anything is worth one."""
+    rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
+
+
+def blobs(rig: Rig) -> set[str]:
+    return {path.name for path in (rig.directory / "segments").iterdir() if not path.name.startswith(".")}
+
+
+def lose_unsynced(directory: Path, synced: int, keep: random.Random | None) -> None:
+    """Take every page behind the group that is known to be synced."""
+    seed = read_seed(directory / "journal")
+    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
+    chain = find_chain(slots)
+    assert chain is not None
+    last = next((place for place in chain.groups if place.sequence == synced), chain.groups[0])
+    for slot in {place.slot for place in chain.groups if place.sequence >= last.sequence}:
+        cut(slot, last.position + last.length if slot is last.slot else 0, keep)
+    for slot in slots:
+        slot.close()
+
+
+def copy_at_rest(directory: Path, copy: Path) -> None:
+    """Copy a log whose thread may be deleting what nobody needs."""
+    while True:
+        try:
+            shutil.copytree(directory, copy)
+        except shutil.Error:
+            shutil.rmtree(copy)
+        else:
+            return
+
+
+class Stops:
+    """Stops the machine at a step, on copies: as it is, without anything unsynced, and with some of it."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.synced: dict[int, int] = {}
+        """By partition: offsets below this were synced."""
+
+    def settle(self) -> None:
+        self._rig.settle()
+        self.synced = {number: partition.next_offset for number, partition in self._rig.log._history.partitions.items()}
+
+    def check(self, gone: dict[int, int] | None = None) -> None:
+        """Every stop at this point. gone: offsets below this were given up, perhaps not for good yet."""
+        for keep in (random.Random(1), random.Random(2), None, "all"):
+            copy = self._rig.directory.with_name(f"copy-{next(COPIES)}")
+            copy_at_rest(self._rig.directory, copy)
+            if keep != "all":
+                lose_unsynced(copy, self._rig.log._syncer.synced, keep)  # type: ignore[arg-type]
+            self._check_copy(Rig(copy, SMALL), gone or {})
+
+    def _check_copy(self, rig: Rig, gone: dict[int, int]) -> None:
+        for number, end in self.synced.items():
+            partition = rig.log._history.partitions.get(number)
+            if partition is None:
+                assert gone.get(number, 0) >= end, "it was not dropped"
+                continue
+            assert partition.first_offset <= gone.get(number, 0), "nothing more was given up"
+            assert partition.next_offset >= end, "what was synced is there"
+            first = partition.first_offset
+            assert numbered(rig.read(partition, first)) == list(range(first, partition.next_offset))
+        rig.log.close()
+        shutil.rmtree(rig.directory)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
+    """Lets syncs begin, or not."""
+    monkeypatch.setattr(rewriting, "LOST_US_MAX", 0)
+
+    def hold(rig: Rig, yes: bool) -> None:
+        rig.log._syncer._running = yes
+
+    return hold
+
+
+def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool], None]) -> None:
+    rig = Rig(tmp_path / "log", SMALL)
+    stays, trimmed, dropped = (rig.log.open_partition(number) for number in (STAYS, TRIMMED, DROPPED))
+    stops = Stops(rig)
+    fill_slots(rig, [stays, trimmed, dropped], 2)
+    stops.settle()
+    stops.check()
+    gone = {DROPPED: dropped.next_offset, TRIMMED: trimmed.runs.entry(1)[0]}
+    rig.log.drop_partition(DROPPED)
+    rig.log.trim(TRIMMED, gone[TRIMMED])
+    rig.log.commit()
+    stops.check(gone)
+    rig.settle()
+    before = blobs(rig)
+    tidy(rig)
+    rig.loop.run_until(lambda: len(blobs(rig)) > len(before))
+    stops.check(gone)  # written, not named
+    held(rig, True)
+    rig.loop.run_until(lambda: rig.log._sealer._replacing)
+    stops.check(gone)  # named, not on the disk
+    gone[TRIMMED] = trimmed.next_offset - 1
+    rig.log.trim(TRIMMED, gone[TRIMMED])
+    rig.log.commit()
+    stops.check(gone)  # and what it holds is trimmed
+    held(rig, False)
+    rig.loop.run_until(lambda: not rig.log._sealer._replacing and not blobs(rig) >= before)
+    stops.check(gone)  # replaced
+    rig.loop.run_until(lambda: not rig.log._history.segments.dead)
+    tidy(rig)
+    stops.check(gone)
+    fill_slots(rig, [stays, trimmed], 1)
+    stops.settle()
+    stops.check(gone)
+    assert numbered(rig.read(stays)) == list(range(stays.next_offset))
+    assert numbered(rig.read(trimmed, gone[TRIMMED])) == list(range(gone[TRIMMED], trimmed.next_offset))
+    rig.kill()
+    rig.open()
+    assert numbered(rig.read(rig.log.partition(STAYS))) == list(range(rig.log.partition(STAYS).next_offset))
+    rig.log.close()
+
+
+def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(tmp_path: Path, held: Callable[[Rig, bool], None]) -> None:
+    """The snapshot of the slot that is sealed meanwhile lists the new blob, and not the old one."""
+    rig = Rig(tmp_path / "log", SMALL)
+    stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
+    stops = Stops(rig)
+    fill_slots(rig, [stays, dropped], 1)
+    stops.settle()
+    rig.log.drop_partition(DROPPED)
+    rig.settle()
+    gone = {DROPPED: dropped.next_offset}
+    before = blobs(rig)
+    tidy(rig)
+    held(rig, True)
+    rig.loop.run_until(lambda: rig.log._sealer._replacing)
+    slot = rig.log._journal.current
+    while rig.log._journal.current is slot:
+        rig.append(stays, [b"%d" % stays.next_offset + b"." * 1500])
+        rig.log.commit()
+    stops.check(gone)
+    held(rig, False)
+    rig.append(stays, [b"%d" % stays.next_offset], Level.SYNCED)
+    stops.settle()
+    stops.check(gone)
+    assert not blobs(rig) & before
+    rig.log.close()
+
+
+def test_small_neighbours_become_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "log", SMALL)
+    partitions = [rig.log.open_partition(number) for number in range(1, 6)]
+    stops = Stops(rig)
+    fill_slots(rig, partitions, 5)
+    stops.settle()
+    rig.loop.run_until(lambda: not rig.log._history.segments.dead)
+    assert len(blobs(rig)) == 5
+    tidy(rig)
+    rig.loop.run_until(lambda: len(blobs(rig)) == 1)
+    stops.check()
+    for partition in partitions:
+        assert len(partition.runs) == 1
+        assert numbered(rig.read(partition)) == list(range(partition.next_offset))
+    before = {partition.incarnation: partition.stored_bytes for partition in partitions}
+    rig.kill()
+    rig.open()
+    for number, size in before.items():
+        assert rig.log.partition(number).stored_bytes == size
+    rig.log.close()
+
+
+def test_damaged_blob_is_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "log", SMALL)
+    stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
+    fill_slots(rig, [dropped, dropped, stays], 1)
+    (path,) = (rig.directory / "segments").iterdir()
+    with path.open("r+b") as file:
+        file.seek(300)
+        file.write(b"\xff")
+    rig.log.drop_partition(DROPPED)
+    rig.settle()
+    tidy(rig)
+    rig.loop.run_until(lambda: not rig.log._sealer._running)
+    (sealed,) = rig.log._history.segments.by_place.values()
+    assert sealed.damaged
+    assert blobs(rig) == {path.name}
+    tidy(rig)
+    assert not rig.log._sealer._running, "it is not tried again"
+    rig.append(stays, [b"more"], Level.SYNCED)
+    rig.settle()
+    rig.log.close()
