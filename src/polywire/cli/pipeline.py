@@ -106,7 +106,9 @@ def run(
             spark.stop()
 
 
-@app.command(help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders"))
+@app.command(
+    help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders")
+)
 def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAULT) -> None:
     """Begin a project of Spark's declarative pipelines that reads a topic, counts it and writes to another.
 
