@@ -153,6 +153,7 @@ class Fetch(Head, frozen=True):
     epoch: Int = ANY_EPOCH
     bytes_max: Int = -1
     wait_ms: Int = 0
+    bodies: bool = True
 
 
 class Fetched(Head, frozen=True):
