@@ -16,7 +16,8 @@ from polywire.client import sync
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.rows import from_records
 from polywire.spark.listener import QueryProgress, watch
-from polywire.spark.pipelines.land import Landed, land
+from polywire.spark.pipelines.land import land
+from polywire.spark.pipelines.queries import Ran
 from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, environment, fill, start_broker, stop_broker
 
@@ -151,7 +152,7 @@ def test_errors_reach_the_user(spark: SparkSession, served: Served, topic: str) 
 
 def landing(
     spark: SparkSession, served: Served, topic: str, directory: Path, most: int
-) -> tuple[Landed, list[BatchProgress]]:
+) -> tuple[Ran, list[BatchProgress]]:
     told: list[BatchProgress] = []
     landed = land(
         spark, served.address, topic, directory / "table", directory / "checkpoint", ["partition"],

@@ -23,12 +23,18 @@ POLL_INTERVAL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None if not told."""
+    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None if not told.
+
+    ``late`` is how many rows stateful operators left out because they came behind the watermark, ``watermark`` the event time (ISO 8601)
+    that the query will not go back before, None where it has none.
+    """
 
     batch_id: int
     records: int
     rate: float
     lag: int | None
+    late: int = 0
+    watermark: str | None = None
 
 
 Told = Callable[[BatchProgress], None]
@@ -41,6 +47,8 @@ def batch_progress(told: Mapping[str, Any]) -> BatchProgress:
         records=int(told["numInputRows"]),
         rate=float(told.get("processedRowsPerSecond") or 0.0),
         lag=_lag(told.get("sources", ())),
+        late=sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in told.get("stateOperators", ())),
+        watermark=(told.get("eventTime") or {}).get("watermark"),
     )
 
 
@@ -86,7 +94,9 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         def told(batch: BatchProgress) -> None:
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
-            facts = f"{batch.rate:,.0f} records/s{lag}"
+            late = f"  late {batch.late:,}" if batch.late else ""
+            watermark = "" if batch.watermark is None else f"  watermark {batch.watermark.removesuffix('.000Z')}"
+            facts = f"{batch.rate:,.0f} records/s{lag}{late}{watermark}"
             progress.update(task, advance=batch.records, facts=facts)
 
         yield told
