@@ -81,7 +81,7 @@ class Broker:
         self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
-            partition.log = log.partition(partition.incarnation)
+            partition.attach(log.partition(partition.incarnation))
         self._retention.start()
 
     @classmethod
@@ -210,7 +210,7 @@ class Broker:
         for log in opened:
             partition = self._catalog.find_partition(log.incarnation)
             assert partition is not None
-            partition.log = log
+            partition.attach(log)
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
@@ -235,6 +235,8 @@ class Broker:
         settings.check()
         self._catalog.check_alive(topic)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
+        for partition in topic.partitions:
+            partition.configure()
 
     def partition_count(self, full_name: str) -> int:
         """Partitions of a topic; the default while it does not exist."""
