@@ -1,7 +1,7 @@
 """Commands of consumer groups and their offsets (dossier §2.7, §2.10, §6).
 
-Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own two rules: a
-member that joins again stays the same member, and a committed offset never goes back. Must not know: sockets, records.
+Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own two
+rules: a member that joins again stays the same member, and a committed offset never goes back. Must not know: sockets, records.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 from polywire.broker.groups.coordinator import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.confirmed import GroupKey
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, bracketed, encoded, integer, quote
 from polywire.protocols.cursus.places import DEFAULT_GROUP
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
@@ -40,6 +41,11 @@ class Place:
     group: str
     member: str = ""
     generation: int | None = None
+
+    @property
+    def key(self) -> GroupKey:
+        """How the group is known beyond this wire."""
+        return self.topic, self.group
 
     def view(self) -> GroupView | None:
         """The group as it is."""
@@ -122,35 +128,6 @@ def base_of(member: str) -> str:
 # Membership
 
 
-class Confirmed:
-    """The generations that members have used, by which a member that was fenced is known when it joins again (dossier §6.4).
-
-    Invariant: holds groups that had members when they were last joined, and of those members only.
-    """
-
-    __slots__ = ("_groups",)
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[str, str], dict[str, int]] = {}
-
-    def mark(self, place: Place, member: str, generation: int) -> None:
-        """A member has used a generation."""
-        self._groups.setdefault((place.topic, place.group), {})[member] = generation
-
-    def has(self, place: Place, member: str, generation: int) -> bool:
-        """Whether a member has used this generation."""
-        return self._groups.get((place.topic, place.group), {}).get(member) == generation
-
-    def keep(self, place: Place, view: GroupView, groups_max: int) -> None:
-        """Forget those who are no longer members, and the oldest group when there are too many."""
-        ids = {member.id for member in view.members}
-        known = self._groups.get((place.topic, place.group), {})
-        for member in [member for member in known if member not in ids]:
-            del known[member]
-        while len(self._groups) > groups_max:
-            del self._groups[next(iter(self._groups))]
-
-
 def join(session: CursusSession, request: Request, /) -> Reply | None:
     """JOIN_GROUP: a new member, one that resumes, or one that was fenced and comes back."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
@@ -181,8 +158,9 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
         raise Refused("invalid_member", f"reason={quote(error.message)}") from None
     view = place.view()
     assert view is not None, "whoever joins has a group"
-    session.state.confirmed.mark(place, member, membership.generation)
-    session.state.confirmed.keep(place, view, broker.settings.groups_max)
+    confirmed = session.state.confirmed
+    confirmed.mark(place.key, member, membership.generation)
+    confirmed.keep(place.key, [known.id for known in view.members], broker.settings.groups_max)
     answer.body = _placed(member, membership)
     return None
 
@@ -197,7 +175,7 @@ def _returning(place: Place) -> str | None:
         return place.member
     confirmed = place.session.state.confirmed
     for member in ids:
-        if base_of(member) == place.member and not confirmed.has(place, member, view.generation):
+        if base_of(member) == place.member and not confirmed.has(place.key, member, view.generation):
             return member
     return None
 
@@ -229,7 +207,7 @@ def _heard(place: Place) -> bytes:
         membership = groups.heartbeat(place.group, place.topic, place.member, place.generation, wire=WIRE)
     except BrokerError as error:
         raise place.refused(error) from None
-    place.session.state.confirmed.mark(place, place.member, membership.generation)
+    place.session.state.confirmed.mark(place.key, place.member, membership.generation)
     return _placed(place.member, membership)
 
 
@@ -316,7 +294,9 @@ Regression = Callable[[Place, int, int, int], str]
 
 
 def _single_regression(place: Place, partition: int, current: int, got: int) -> str:
-    return f"offset regression group={place.group} topic={place.topic} partition={partition} current={current} got={got}"
+    return (
+        f"offset regression group={place.group} topic={place.topic} partition={partition} current={current} got={got}"
+    )
 
 
 def _batch_regression(place: Place, partition: int, current: int, got: int) -> str:
@@ -343,7 +323,7 @@ def check_offsets(place: Place, pairs: Pairs, regression: Regression) -> None:
             )
         except BrokerError as error:
             raise place.refused(error, partition) from None
-    place.session.state.confirmed.mark(place, place.member, place.generation)
+    place.session.state.confirmed.mark(place.key, place.member, place.generation)
     _check_forward(place, pairs, regression)
 
 
