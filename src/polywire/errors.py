@@ -39,6 +39,7 @@ class ErrorCode(Enum):
     EPOCH_ENDED = "epoch_ended"
     TOPIC_EXISTS = "topic_exists"
     TOPIC_REPLACED = "topic_replaced"
+    GROUP_EXISTS = "group_exists"
     GENERATION_STALE = "generation_stale"
     PARTITION_NOT_ASSIGNED = "partition_not_assigned"
     PRODUCER_FENCED = "producer_fenced"

@@ -43,6 +43,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.GENERATION_STALE: 50,
     ErrorCode.PARTITION_NOT_ASSIGNED: 51,
     ErrorCode.PRODUCER_FENCED: 52,
+    ErrorCode.GROUP_EXISTS: 56,
     ErrorCode.NOT_OWNER: 64,
     ErrorCode.BUSY: 80,
     ErrorCode.STAGE_FULL: 81,
