@@ -19,6 +19,7 @@ DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
 CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard requirements/interop/*.lock))
 FUZZ_SECONDS ?= 30
+WORKERS ?= 2
 PYTEST_ARGS ?=
 
 .PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
@@ -50,13 +51,13 @@ contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo
 
 test: lint type contract ## Check everything and run all tests, compiled
-	$(PYTHON) -m pytest $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadscope $(PYTEST_ARGS)
 
 test-pure: dev ## Run all tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest $(PYTEST_ARGS)
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadscope $(PYTEST_ARGS)
 
 test-pure-quick: dev ## Run the quick tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadscope -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
 
 test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
 

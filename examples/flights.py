@@ -128,7 +128,7 @@ def broker(output: Path) -> Iterator[Addresses]:
     ready, log = output / "ready.json", output / "broker.log"
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
-    ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0"]
+    ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0", "--cursus", "off"]
     command = [sys.executable, "-m", "polywire", *serve, *ports]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)

@@ -17,7 +17,7 @@ from typing import Final
 
 READY_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 20.0
-WIRES: Final = ("flux", "polywire")
+WIRES: Final = ("flux", "cursus", "polywire")
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -25,6 +25,11 @@ def child_environment() -> dict[str, str]:
     """What a process of ours needs to import this checkout, wherever it runs."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(SOURCE)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def silenced(*but: str) -> tuple[str, ...]:
+    """Options of ``polywire serve`` that switch every wire off but those named."""
+    return tuple(word for wire in WIRES if wire not in but for word in (f"--{wire}", "off"))
 
 
 class BrokerProcess:

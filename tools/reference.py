@@ -88,7 +88,8 @@ def _commands(app: App, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 
 
 def _command(words: Sequence[str], command: App) -> Iterator[str]:
-    arguments = list(command.assemble_argument_collection(parse_docstring=True))
+    collection = command.assemble_argument_collection(parse_docstring=True)
+    arguments = [argument for argument in collection if not argument.children]
     given = [argument for argument in arguments if not argument.required]
     needed = [argument.name.removeprefix("--").upper() for argument in arguments if argument.required]
     environment = "POLYWIRE_SERVE_" if words[-1] == "serve" else ""

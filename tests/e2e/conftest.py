@@ -53,7 +53,7 @@ def start_broker(directory: Path) -> Served:
     directory.mkdir(parents=True, exist_ok=True)
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    listen = ["--polywire", "127.0.0.1:0", "--flux", "off"]
+    listen = ["--polywire", "127.0.0.1:0", "--flux", "off", "--cursus", "off"]
     command = [sys.executable, "-m", "polywire", "serve", *listen]
     with (directory / "broker.log").open("ab") as log:
         process = subprocess.Popen(

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polywire.clock import SystemClock
 from polywire.errors import Busy, Missing
 from polywire.log import rewriting
+from polywire.log.base import NO_OFFSET
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -224,16 +225,16 @@ class LogMachine(RuleBasedStateMachine):
         kept, partition = self.kept[which], self.rig.log.partition(which)
         offset = kept.first + int((len(kept.values) - kept.first) * share)
         address = sum(10 + len(value) for value in kept.values[:offset])
-        assert partition.address_of_offset(offset) == address
-        assert partition.offset_of_address(address) == offset
-        assert partition.offset_of_address(address + 1) is None
+        assert self.rig.look_up(partition.address_of_offset, offset) == address
+        assert self.rig.look_up(partition.offset_of_address, address) == offset
+        assert self.rig.look_up(partition.offset_of_address, address + 1) == NO_OFFSET
         if offset < len(kept.values):
             found = self.rig.read_once(partition, offset, bytes_max, offset + 3)
             assert found.next_offset > offset
             found.pin.release()
             assert partition.epoch_at(offset) <= self.rig.log.epoch
-            assert partition.offset_at(0) == kept.first
-        assert partition.offset_at(NEVER) == len(kept.values)
+            assert self.rig.look_up(partition.offset_at, 0) == kept.first
+        assert self.rig.look_up(partition.offset_at, NEVER) == len(kept.values)
         kept_offset = partition.retention_offset(age_us_max=None, bytes_max=5000, now_us=0)
         assert kept.first <= kept_offset <= len(kept.values)
 

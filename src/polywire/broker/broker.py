@@ -265,6 +265,14 @@ class Broker:
         else:
             self._append(partition.log, batch, level=level, done=done)
 
+    def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
+        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        return self._state.producers.last(partition.incarnation, producer, now_us=self.clock.now_us())
+
+    def settle(self, level: Level, done: Done) -> None:
+        """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
+        self._log.barrier(level, done)
+
     def fetch(
         self,
         partition: Partition,

@@ -5,6 +5,7 @@ Promises: every setting of the server that users may touch has one flag here, wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,6 @@ app = App(
     help_epilogue=examples(
         "polywire serve",
         "polywire serve --data-dir /var/lib/polywire --flux off",
-        "polywire serve --users polywire.users",
         "polywire serve --any 127.0.0.1:9999 --ready-file polywire.ready",
         "POLYWIRE_SERVE_DURABILITY=synced polywire serve",
     ),
@@ -37,76 +37,102 @@ class Durability(Enum):
     SYNCED = "synced"
 
 
-Users = Annotated[
-    Path | None,
-    Parameter(
-        help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and only"
-        " those may listen beyond this machine."
-    ),
-]
-Insecure = Annotated[
-    bool, Parameter(negative="", help="Allow listening beyond this machine where nobody has to log in.")
-]
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where the broker listens: HOST:PORT or off per wire; port 0 picks a free port."""
+
+    flux: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire, or off. Port 0 picks a free port.")] = (
+        "127.0.0.1:9092"
+    )
+    cursus: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire, or off.")] = "127.0.0.1:9000"
+    polywire: Annotated[str, Parameter(help="HOST:PORT of the polywire wire, or off.")] = "127.0.0.1:9555"
+    any: Annotated[
+        str, Parameter(help="HOST:PORT of a port that recognises the wire from its first bytes, or off.")
+    ] = "off"
+    ready_file: Annotated[
+        Path | None,
+        Parameter(
+            help='Written as JSON, {"flux": {"host": "127.0.0.1", "port": 9092}, ...}, once every listener accepts.'
+        ),
+    ] = None
+    users: Annotated[
+        Path | None,
+        Parameter(
+            help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one,"
+            " and only those may listen beyond this machine."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, Parameter(negative="", help="Allow listening beyond this machine where nobody has to log in.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What is kept, and how safely."""
+
+    data_dir: Annotated[
+        Path, Parameter(help="Where everything is kept; made when missing. One broker per directory.")
+    ] = Path("polywire-data")
+    durability: Annotated[
+        Durability,
+        Parameter(help="Least level of every acknowledgement; synced also hides unsynced records from readers."),
+    ] = Durability.WRITTEN
+    partitions: Annotated[int, Parameter(help="Partitions of topics that are made automatically.")] = (
+        DEFAULT_PARTITION_COUNT
+    )
+    slot_mib: Annotated[
+        int,
+        Parameter(
+            help="Size of one journal file in MiB. Up to four of them are kept in memory; what fills one is moved to segments."
+        ),
+    ] = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """How the process behaves."""
+
+    drain_timeout: Annotated[float, Parameter(help="Seconds that owed answers may hold up a stop.")] = 5.0
+    idle_poll_us: Annotated[
+        int,
+        Parameter(
+            help="Microseconds to look for more requests before sleeping, while they follow each other that quickly; 0 saves the power."
+        ),
+    ] = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """What single wires offer."""
+
+    flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
 
 
 @app.default
 def serve(
     *,
-    data_dir: Path = Path("polywire-data"),
-    flux: str = "127.0.0.1:9092",
-    polywire: str = "127.0.0.1:9555",
-    any: Annotated[str, Parameter(name="--any")] = "off",
-    ready_file: Path | None = None,
-    durability: Durability = Durability.WRITTEN,
-    partitions: int = DEFAULT_PARTITION_COUNT,
-    users: Users = None,
-    insecure: Insecure = False,
-    drain_timeout: float = 5.0,
-    slot_mib: int = 64,
-    idle_poll_us: int = 100,
-    flux_admin: bool = True,
+    listeners: Annotated[Listeners, Parameter(name="*", group="Listeners")] = Listeners(),
+    storage: Annotated[Storage, Parameter(name="*", group="Storage")] = Storage(),
+    process: Annotated[Process, Parameter(name="*", group="Process")] = Process(),
+    wires: Annotated[Wires, Parameter(name="*", group="Wires")] = Wires(),
 ) -> int:
-    """Run a broker until SIGTERM or SIGINT.
-
-    Parameters
-    ----------
-    data_dir
-        Where everything is kept; made when missing. One broker per directory.
-    flux
-        HOST:PORT of the FLUX wire, or off. Port 0 picks a free port.
-    polywire
-        HOST:PORT of the polywire wire, or off.
-    any
-        HOST:PORT of a port that recognises the wire from its first bytes, or off.
-    ready_file
-        Written as JSON, {"flux": {"host": "127.0.0.1", "port": 9092}, ...}, once every listener accepts.
-    durability
-        Least level of every acknowledgement; synced also hides unsynced records from readers.
-    partitions
-        Partitions of topics that are made automatically.
-    drain_timeout
-        Seconds that owed answers may hold up a stop.
-    slot_mib
-        Size of one journal file in MiB. Up to four of them are kept in memory; what fills one is moved to segments.
-    idle_poll_us
-        Microseconds to look for more requests before sleeping, while they follow each other that quickly; 0 saves the power.
-    flux_admin
-        Serve the FLUX wire's ADMIN_ commands.
-    """
+    """Run a broker until SIGTERM or SIGINT."""
     return lifecycle.run(
         ServeConfig(
-            data_dir=data_dir,
-            flux=flux,
-            polywire=polywire,
-            any_wire=any,
-            ready_file=ready_file,
-            durability=Level[durability.name],
-            partition_count=partitions,
-            users=users,
-            insecure=insecure,
-            drain_timeout_s=drain_timeout,
-            slot_bytes=slot_mib * 1024 * 1024,
-            idle_poll_us=idle_poll_us,
-            flux_admin=flux_admin,
+            data_dir=storage.data_dir,
+            flux=listeners.flux,
+            cursus=listeners.cursus,
+            polywire=listeners.polywire,
+            any_wire=listeners.any,
+            ready_file=listeners.ready_file,
+            durability=Level[storage.durability.name],
+            partition_count=storage.partitions,
+            users=listeners.users,
+            insecure=listeners.insecure,
+            drain_timeout_s=process.drain_timeout,
+            slot_bytes=storage.slot_mib * 1024 * 1024,
+            idle_poll_us=process.idle_poll_us,
+            flux_admin=wires.flux_admin,
         )
     )

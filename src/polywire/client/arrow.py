@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -289,10 +288,17 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
     if not len(pairs):
         return
     keys, values = (_as_binary(part) for part in pairs.flatten())
-    lengths = pc.list_value_length(lists).fill_null(0).to_pylist()
-    columns[Column.HEADER_COUNTS] = array("i", accumulate(lengths, initial=0)).tobytes()
+    lengths = pc.list_value_length(lists).fill_null(0)
+    columns[Column.HEADER_COUNTS] = bytes(4) + _fixed_bytes(pc.cumulative_sum(lengths.cast(pa.int32())), 4)
     columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)
     _put_binary(columns, keys, Column.HEADER_KEY_OFFSETS, None)
-    kinds = [HeaderKind.RAW if valid else HeaderKind.NULL for valid in values.is_valid().to_pylist()]
-    columns[Column.HEADER_VALUE_KINDS] = bytes(kinds)
+    # HeaderKind.NULL is 0 and RAW is 1, as a boolean made a number.
+    columns[Column.HEADER_VALUE_KINDS] = _fixed_bytes(values.is_valid().cast(pa.uint8()), 1)
     _put_binary(columns, values, Column.HEADER_VALUE_OFFSETS, None)
+
+
+def _fixed_bytes(column: pa.Array[Any], width: int) -> bytes:
+    """The bytes of a column of fixed width without nulls, as it was just computed."""
+    data = column.buffers()[1]
+    assert data is not None, "a column of numbers has its bytes"
+    return bytes(memoryview(data).cast("B")[width * column.offset : width * (column.offset + len(column))])

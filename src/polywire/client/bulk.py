@@ -230,12 +230,12 @@ class BulkConnection:
         Missing(OFFSET_OUT_OF_RANGE) when part of the range does not exist.
         """
         at = _Progress(topic, partition, offset, offset_end, bytes_max)
-        retries = self._retries()
+        retries = self.retries()
         while not at.complete:
             try:
                 yield from self._chunks(at, incarnation=incarnation, epoch=epoch, wait_ms=wait_ms)
             except Unavailable as error:
-                retries = self._retries() if at.moved() else retries
+                retries = self.retries() if at.moved() else retries
                 self._retry_or_raise(retries, error)
         if bytes_max < 0 and 0 <= at.next_offset < offset_end:
             raise Missing(
@@ -328,7 +328,7 @@ class BulkConnection:
                 if chunk is not None:
                     yield chunk
 
-    def _retries(self) -> Iterator[None]:
+    def retries(self) -> Iterator[None]:
         """One item per further attempt, each after a pause, until ``reconnect_s`` have passed since the first was asked for."""
         deadline = self._clock.monotonic() + self.reconnect_s
         while self._clock.monotonic() < deadline:
@@ -343,7 +343,7 @@ class BulkConnection:
 
     def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
         """A call that may safely be made twice."""
-        retries = self._retries()
+        retries = self.retries()
         while True:
             try:
                 return self._write(verb, head, answer)[0]
@@ -358,13 +358,14 @@ class BulkConnection:
 
     @contextmanager
     def _lease(self) -> Iterator[FramedSocket]:
-        wire = self._take()
+        wire = self.take()
         try:
             yield wire
         finally:
-            self._give(wire)
+            self.give(wire)
 
-    def _take(self) -> FramedSocket:
+    def take(self) -> FramedSocket:
+        """A socket for requests sent ahead of their answers; it goes back with ``give``. Raises Unavailable."""
         while True:
             with self._lock:
                 wire = self._spares.pop() if self._spares else None
@@ -373,7 +374,8 @@ class BulkConnection:
             if wire.usable():
                 return wire
 
-    def _give(self, wire: FramedSocket) -> None:
+    def give(self, wire: FramedSocket) -> None:
+        """Take a socket back: kept for others when every answer was read, closed otherwise."""
         with self._lock:
             if wire.open and not wire.owed and len(self._spares) < SPARE_MAX:
                 self._spares.append(wire)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
@@ -16,6 +16,12 @@ from polywire.types import Buffer, Level
 
 Done = Callable[[int, BrokerError | None], None]
 """Called once: (offset of the first record or -1, error). Never called from inside the call that took it."""
+
+Found = Callable[[int | BrokerError], None]
+"""Called once, on the loop, with what a look-up found."""
+
+NO_OFFSET: Final = -1
+"""What ``offset_of_address`` finds where no record begins."""
 
 
 class Loop(Protocol):
@@ -91,14 +97,19 @@ class PartitionLog(Protocol):
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 
-    def offset_at(self, time_us: int) -> int:
-        """First offset whose append time is at or after ``time_us``; next_offset when there is none."""
+    def offset_at(self, time_us: int, then: Found) -> int | None:
+        """First offset whose append time is at or after ``time_us``; next_offset when there is none.
 
-    def offset_of_address(self, address: int) -> int | None:
-        """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; None inside a record or a hole."""
+        This and the other two look-ups return the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
+        """
 
-    def address_of_offset(self, offset: int) -> int:
-        """Kafka 0.7 address of a record, next_address for next_offset. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+    def offset_of_address(self, address: int, then: Found) -> int | None:
+        """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
+        or below what is kept."""
+
+    def address_of_offset(self, offset: int, then: Found) -> int | None:
+        """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
+        Raises Missing(OFFSET_OUT_OF_RANGE)."""
 
     def epoch_end(self, epoch: int) -> int:
         """Offset where this epoch's records end (its successor's first); readable end for the current one.

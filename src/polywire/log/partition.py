@@ -13,9 +13,9 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Read
+from polywire.log import lookup
+from polywire.log.base import Found, Read
 from polywire.log.index import TailIndex
-from polywire.records.batch import address_of, record_at_address
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
@@ -118,49 +118,14 @@ class FilePartition:
                 f"offset out of range offset={offset} first={self.first_offset} next={self.next_offset}",
             )
 
-    def offset_at(self, time_us: int) -> int:
-        number = self.runs.find_time(time_us)
-        if number > 0:  # the run before may hold later records as well
-            segment = self._reader.segment(self.runs.entry(number - 1)[3])
-            found = segment.by_time(self.incarnation, time_us)
-            if found < segment.run(self.incarnation).next_offset:
-                return max(found, self.first_offset)
-        if number < len(self.runs):
-            return max(self.runs.entry(number)[0], self.first_offset)
-        number = self.tail.find_time(time_us)
-        found = self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
-        return max(found, self.first_offset)
+    def offset_at(self, time_us: int, then: Found) -> int | None:
+        return lookup.offset_at(self, self._reader, time_us, then)
 
-    def offset_of_address(self, address: int) -> int | None:
-        if address == self.next_address:
-            return self.next_offset
-        batch = self._batch_of_address(address)
-        if batch is None:
-            return None
-        index = record_at_address(batch, address)
-        offset = int.from_bytes(memoryview(batch)[32:40], "little") + index
-        return offset if index >= 0 and offset >= self.first_offset else None
+    def offset_of_address(self, address: int, then: Found) -> int | None:
+        return lookup.offset_of_address(self, self._reader, address, then)
 
-    def _batch_of_address(self, address: int) -> Buffer | None:
-        number = self.tail.find_address(address)
-        if number >= 0:
-            return self._reader.tail_batch(self, number) if address < self.next_address else None
-        number = self.runs.find_address(address)
-        if number < 0:
-            return None
-        return self._reader.segment(self.runs.entry(number)[3]).by_address(self.incarnation, address)
-
-    def address_of_offset(self, offset: int) -> int:
-        self.check_range(offset)
-        if offset == self.next_offset:
-            return self.next_address
-        number = self.tail.find_offset(offset)
-        if number >= 0:
-            batch = self._reader.tail_batch(self, number)
-        else:
-            place = self.runs.entry(self.runs.find_offset(offset))[3]
-            batch = self._reader.segment(place).batch_at(self.incarnation, offset)
-        return address_of(batch, offset - int.from_bytes(memoryview(batch)[32:40], "little"))
+    def address_of_offset(self, offset: int, then: Found) -> int | None:
+        return lookup.address_of_offset(self, self._reader, offset, then)
 
     # Epochs
 

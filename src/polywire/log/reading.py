@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Read
+from polywire.log.base import Found, Read
 from polywire.log.cold import PIECES_MAX, ColdReads, Key, Window
 from polywire.log.index import scan_read
 from polywire.log.journal_file import FileJournal, Slot
@@ -20,12 +20,14 @@ from polywire.log.segment import Segment
 from polywire.log.segments import Segments
 from polywire.log.staging import StagedBatch
 from polywire.log.worker import Worker
-from polywire.records.columns import HEADER_BYTES
+from polywire.records.batch import read_header
+from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.store.base import blob_corrupt
 from polywire.types import Buffer
 
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
+COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Then = Callable[[Read | BrokerError], None]
 
@@ -78,6 +80,7 @@ class Reader:
     def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int) -> None:
         self._journal = journal
         self._segments = segments
+        self._worker = worker
         self._cold = ColdReads(worker)
         self.epoch: Final = epoch
         self.overlays: Final[dict[int, Overlay]] = {}
@@ -110,11 +113,58 @@ class Reader:
         return joined
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """The batch of a tail entry."""
+        """The batch of a tail entry; waits for the disk where a staged body was sealed."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == OVERLAY:
             return self.joined(position >> OVERLAY_SHIFT)
         return memoryview(self._journal.views[serial])[position : position + length]
+
+    def _is_at_hand(self, number: int) -> bool:
+        """Whether the staged body of an overlay can be had without waiting for a disk."""
+        batch = self.overlays[number].batch
+        return batch.place < 0 or self.segment(batch.place).holds_warm(batch.position, batch.position + batch.length)
+
+    # Looking into one batch or segment
+
+    def look(self, place: int, job: Callable[[Segment], int], then: Found, again: Callable[[], None]) -> None:
+        """Ask a segment, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when the segment was replaced
+        before it was asked."""
+        told = partial(self._looked, place, then, again)
+        self._worker.run(partial(job, self.segment(place)), told)
+
+    def look_tail(
+        self,
+        partition: FilePartition,
+        number: int,
+        job: Callable[[Buffer], int],
+        then: Found,
+        again: Callable[[], None],
+    ) -> int | None:
+        """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``look`` does."""
+        _, position, _, serial, _, _ = partition.tail.entry(number)
+        overlay = self.overlays[position >> OVERLAY_SHIFT] if serial == OVERLAY else None
+        place = -1 if overlay is None else overlay.batch.place
+        if place < 0:
+            batch = self.tail_batch(partition, number)
+            if not read_header(batch).flags & COMPRESSED:
+                return job(batch)
+            slot = self._journal.slots[serial if overlay is None else overlay.batch.serial]
+            pin = SlotsPin([slot], self.unpinned)
+            self._worker.run(partial(job, batch), partial(self._looked, -1, _released(pin, then), again))
+            return None
+        assert overlay is not None, "nothing else of a tail lies in a segment"
+        self._worker.run(lambda: job(self.join(overlay)), partial(self._looked, place, then, again))
+        return None
+
+    def _looked(
+        self, place: int, then: Found, again: Callable[[], None], found: int, error: BrokerError | None
+    ) -> None:
+        if isinstance(error, Missing) and place not in self._segments.by_place:
+            again()
+        elif isinstance(error, Missing):
+            then(blob_corrupt(self.segment(place).name, "blob is missing"))
+        else:
+            then(found if error is None else error)
 
     # Reads
 
@@ -128,9 +178,56 @@ class Reader:
             return Read((), offset, readable, NO_PIN)
         start, stop, size = partition.tail.take(offset, bytes_max, end)
         if stop > start:
+            stop_warm = self._warm_stop(partition, start, stop)
+            if stop_warm == start:
+                self._warm_up(partition, start, partial(self._asked_again, partition, offset, bytes_max, end, then))
+                return None
+            if stop_warm < stop:
+                stop, size = stop_warm, sum(partition.tail.entry(number)[2] for number in range(start, stop_warm))
             chunks, slots = self._tail_chunks(partition, start, stop, size)
             return self._give(chunks, _entry_offset(partition, stop), readable, slots)
         return self._read_sealed(partition, offset, bytes_max, end, then)
+
+    def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
+        """The first of the tail entries [start, stop) whose body has to be fetched from a disk, or ``stop``."""
+        for number in range(start, stop) if partition.overlays else ():
+            _, position, _, serial, _, _ = partition.tail.entry(number)
+            if serial == OVERLAY and not self._is_at_hand(position >> OVERLAY_SHIFT):
+                return number
+        return stop
+
+    def _warm_up(self, partition: FilePartition, number: int, again: Callable[[BrokerError | None], None]) -> None:
+        """Have the sealed body of a published batch brought into memory, in the reader's thread."""
+        batch = self.overlays[partition.tail.entry(number)[1] >> OVERLAY_SHIFT].batch
+        place, segment = batch.place, self.segment(batch.place)
+
+        def told(_: None, error: BrokerError | None) -> None:
+            if isinstance(error, Missing):
+                error = blob_corrupt(segment.name, "blob is missing") if place in self._segments.by_place else None
+            again(error)
+
+        self._worker.run(partial(segment.warm_up, batch.position, batch.position + batch.length), told)
+
+    def _asked_again(
+        self,
+        partition: FilePartition,
+        offset: int,
+        bytes_max: int,
+        end: int,
+        then: Then,
+        error: BrokerError | None,
+    ) -> None:
+        """What a read waited for has come; records that were trimmed meanwhile are asked for no more."""
+        try:
+            if error is not None:
+                raise error
+            partition.check_range(offset)
+            found = self.read(partition, offset, bytes_max, then, end)
+        except BrokerError as refused:
+            then(refused)
+            return
+        if found is not None:
+            then(found)
 
     def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
         pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
@@ -164,9 +261,8 @@ class Reader:
             return self._read_window(partition, key, window, end)
         number = partition.runs.find_offset(offset)
         if not self.segment(partition.runs.entry(number)[3]).is_warm(partition.incarnation, offset, max(bytes_max, 1)):
-            self._cold.ask(
-                key, self._segments_from(partition, number), partial(self._thawed, partition, key, end, then)
-            )
+            segments = self._segments_from(partition, number)
+            self._cold.ask(key, segments, partial(self._thawed, partition, key, end, then, segments))
             return None
         return self._read_warm(partition, offset, bytes_max, end)
 
@@ -222,28 +318,45 @@ class Reader:
         """The sealed part is read up to its end: add what fits of the tail."""
         if room > 0 and at < end:
             start, stop, size = partition.tail.take(at, room, end)
-            if stop > start and size <= room:
+            if stop > start and size <= room and self._warm_stop(partition, start, stop) == stop:
                 more, slots = self._tail_chunks(partition, start, stop, size)
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
     def _thawed(
-        self, partition: FilePartition, key: Key, end: int, then: Then, window: Window | None, error: BrokerError | None
+        self,
+        partition: FilePartition,
+        key: Key,
+        end: int,
+        then: Then,
+        asked: list[Segment],
+        window: Window | None,
+        error: BrokerError | None,
     ) -> None:
-        """The bytes are at hand; records that were trimmed meanwhile are asked for no more."""
+        """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
+        if window is None or error is not None:
+            listed = [sealed.segment for sealed in self._segments.by_place.values()] if error is None else []
+            if error is None and all(segment in listed for segment in asked):
+                error = blob_corrupt(asked[0].name, "a blob of these is missing")
+            self._asked_again(partition, key[1], key[2], end, then, error)
+            return
         try:
-            if error is not None:
-                raise error
             partition.check_range(key[1])
-            if window is not None:
-                found: Read | None = self._read_window(partition, key, window, end)
-            else:
-                found = self.read(partition, key[1], key[2], then, end)
+            found = self._read_window(partition, key, window, end)
         except BrokerError as refused:
             then(refused)
             return
-        if found is not None:
-            then(found)
+        then(found)
+
+
+def _released(pin: SlotsPin, then: Found) -> Found:
+    """The answer, after its pin was released."""
+
+    def told(found: int | BrokerError) -> None:
+        pin.release()
+        then(found)
+
+    return told
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:

@@ -47,13 +47,14 @@ from polywire.log.index import (
     scan_to,
 )
 from polywire.records.checksum import xxh64
-from polywire.store.base import Store, blob_corrupt
+from polywire.store.base import BlobMissing, Store, blob_corrupt
 
 SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
 SEGMENT_VERSION: Final = 1
 TOKEN_BYTES: Final = 16
 NO_TOKEN: Final = b""
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
+WARM_BYTES: Final = 1024 * 1024  # read at once into the page cache
 RUNS_RECENT_MAX: Final = 64  # decoded runs kept per segment
 
 RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
@@ -269,7 +270,20 @@ class Segment:
         if self._cache.get(self.name) is None and self.info.index_count:
             return False
         start, stop = self.locate(partition, offset, bytes_max)
-        return self._store.open(self.name).is_warm(start, stop)
+        return self.holds_warm(start, stop)
+
+    def holds_warm(self, start: int, stop: int) -> bool:
+        """Whether touching these bytes of ``view`` waits for no disk."""
+        try:
+            return self._store.open(self.name).is_warm(start, stop)
+        except BlobMissing:
+            return False  # who goes on to read it is told
+
+    def warm_up(self, start: int, stop: int) -> None:
+        """Bring stored bytes [start, stop) into the page cache, where ``view`` finds them. For the reader's thread. Raises BlobMissing."""
+        blob, piece = self._store.open(self.name), bytearray(min(stop - start, WARM_BYTES))
+        while start < stop:
+            start += blob.pread_into(memoryview(piece)[: stop - start], start) or stop - start
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Stored bytes [start, stop) in memory of the caller's; waits for the disk. See ``Blob.read_direct``.

@@ -27,6 +27,10 @@ class Output(Protocol):
         """Address of the peer, for logs."""
 
     @property
+    def local(self) -> tuple[str, int]:
+        """Host and port that the peer connected to."""
+
+    @property
     def on_loopback(self) -> bool:
         """Whether the peer is on this machine."""
 

@@ -19,7 +19,14 @@ from polywire.records.header import (
     totals,
     walk,
 )
-from polywire.records.lookup import address_of, longest_payload, record_at_address, record_at_offset, spans_of
+from polywire.records.lookup import (
+    address_of,
+    longest_payload,
+    offset_of,
+    record_at_address,
+    record_at_offset,
+    spans_of,
+)
 from polywire.records.reshape import merge, slice_records, take
 
 __all__ = [
@@ -32,6 +39,7 @@ __all__ = [
     "layout",
     "longest_payload",
     "merge",
+    "offset_of",
     "read_header",
     "record_at_address",
     "record_at_offset",

@@ -66,6 +66,20 @@ def address_of(batch: Buffer, index: int) -> int:
     return load_u64(lent.p, 40) + _delta(lent.p, places, i)
 
 
+def offset_of(batch: Buffer, index: int) -> int:
+    """Offset of the record ``index``. Raises IndexError for a record that is not there."""
+    lent: Lent = lend(batch)
+    i: cython.Py_ssize_t = index
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    if i < 0 or i >= count:
+        raise IndexError(f"no such record index={index} records={count}")
+    return load_u64(lent.p, 32) + (load_u32(lent.p, places[50] + 4 * i) if places[50] >= 0 else i)
+
+
 def record_at_address(batch: Buffer, address: int) -> int:
     """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere)."""
     lent: Lent = lend(batch)

@@ -392,6 +392,14 @@ class Connection(asyncio.BufferedProtocol):
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
 
     @property
+    def local(self) -> tuple[str, int]:
+        """Host and port that the peer connected to; a host of IPv6 digits as a name where there is one, because wires split at colons."""
+        name = self._transport.get_extra_info("sockname")
+        if not isinstance(name, tuple):
+            return "localhost", 0
+        return "localhost" if name[0] == "::1" else name[0], name[1]
+
+    @property
     def on_loopback(self) -> bool:
         """Whether the peer is on this machine."""
         name = self._transport.get_extra_info("peername")

@@ -27,6 +27,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
 from polywire.protocols.base import SessionFactory
+from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.session import PolywireSessions
@@ -187,7 +188,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
     )
-    return [FluxFactory(broker, flux), PolywireSessions(broker)]
+    return [FluxFactory(broker, flux), CursusFactory(broker), PolywireSessions(broker)]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

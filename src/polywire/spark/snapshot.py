@@ -6,20 +6,27 @@ Promises: bounds are synced before they are told, so what is planned on them can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
 from polywire.errors import ErrorCode, Missing, Unavailable
 from polywire.spark.offsets import PartitionKey, Position
-from polywire.spark.options import SourceOptions, Subscription
+from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents
 
 TIMES_MAX: Final = 16  # times of one BOUNDS request (docs/protocols/polywire.md §3)
 LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
 
 
-def connect(options: SourceOptions) -> BulkConnection:
+class Addressed(Protocol):
+    """Options of a read or a write, as far as they say where the broker is."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+
+
+def connect(options: Addressed) -> BulkConnection:
     """This process's connection to the first address that answers. Raises Unavailable when none does."""
     reasons = []
     for address in options.addresses:

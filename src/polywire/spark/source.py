@@ -1,7 +1,7 @@
 """The data source ``polywire``: what Spark is handed for ``format("polywire")``.
 
 Promises: options and schema are checked before a broker is asked; it is pickled by reference, so workers must be able to import this
-package. Must not know: how records are read.
+package. Must not know: how records are read and written.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from polywire.errors import ErrorCode, Invalid
 from polywire.spark.farewell import depart_quietly
 from polywire.spark.options import read_options
 from polywire.spark.reader_batch import BatchReader
 from polywire.spark.reader_stream import StreamReader
 from polywire.spark.schema import check_schema, source_schema
+from polywire.spark.sink import BatchSink, StreamSink
+from polywire.spark.sink_options import write_options
 
 
 class PolywireDataSource(DataSource):
-    """Batch and streaming reads with the columns and option names of Spark's Kafka source (docs/spark/source.md)."""
+    """Reads and writes, in batches and as streams, with the columns and option names of Spark's Kafka source and sink (docs/spark)."""
 
     @classmethod
     def name(cls) -> str:
@@ -38,3 +41,21 @@ class PolywireDataSource(DataSource):
         depart_quietly()
         check_schema(schema)
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        depart_quietly()
+        _refuse_overwriting(overwrite)
+        return BatchSink(write_options(dict(self.options), streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        depart_quietly()
+        _refuse_overwriting(overwrite)
+        return StreamSink(write_options(dict(self.options), streaming=True), schema)
+
+
+def _refuse_overwriting(overwrite: bool) -> None:
+    if overwrite:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "a topic cannot be overwritten; use mode append (batch), or outputMode append or update (streaming)",
+        )

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Read
+from polywire.log.base import NO_OFFSET, Found, Read
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader
 
@@ -116,24 +116,24 @@ class MemoryPartition:
     def _index(self, offset: int) -> int:
         return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
 
-    def offset_at(self, time_us: int) -> int:
+    def offset_at(self, time_us: int, then: Found) -> int:
         """First offset appended at or after ``time_us``."""
         index = bisect_left(self.headers, time_us, key=lambda header: header.append_time_us)
         return (
             max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
         )
 
-    def offset_of_address(self, address: int) -> int | None:
+    def offset_of_address(self, address: int, then: Found) -> int:
         """Offset of the record that starts at this address."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
         if index < 0 or address > self.next_address:
-            return None
+            return NO_OFFSET
         record = batches.record_at_address(self.bodies[index], address)
-        return None if record < 0 else self.headers[index].base_offset + record
+        return NO_OFFSET if record < 0 else batches.offset_of(self.bodies[index], record)
 
-    def address_of_offset(self, offset: int) -> int:
+    def address_of_offset(self, offset: int, then: Found) -> int:
         """Address of a record, next_address at the end."""
         if offset == self.next_offset:
             return self.next_address

@@ -159,6 +159,19 @@ class Rig:
             if not found.chunks:
                 return values
 
+    def look_up(self, question: Callable[[int, Callable[[int | BrokerError], None]], int | None], argument: int) -> int:
+        """The answer of a look-up, at once or later."""
+        answers: list[int | BrokerError] = []
+        found = question(argument, answers.append)
+        if found is not None:
+            assert not answers, "an answer comes once"
+            return found
+        self.loop.run_until(lambda: answers)
+        (answer,) = answers
+        if isinstance(answer, BrokerError):
+            raise answer
+        return answer
+
     def read_once(
         self, partition: FilePartition, offset: int, bytes_max: int = 1 << 20, offset_end: int | None = None
     ) -> Read:

@@ -531,8 +531,8 @@ def test_memory_of_epochs_and_times(tmp_path: Path) -> None:
         with pytest.raises(Missing):
             partition.epoch_end(epoch)
     times = [records_of(rig.read_once(partition, offset))[0].append_time_us for offset in (0, 2, 4)]
-    assert [partition.offset_at(time) for time in times] == [0, 2, 4]
-    assert partition.offset_at(times[0] + 1) == 2
+    assert [rig.look_up(partition.offset_at, time) for time in times] == [0, 2, 4]
+    assert rig.look_up(partition.offset_at, times[0] + 1) == 2
     now = partition.last_append_time_us
     assert partition.retention_offset(age_us_max=now - times[1], bytes_max=None, now_us=now) == 2
     assert partition.retention_offset(age_us_max=None, bytes_max=1, now_us=now) == 6

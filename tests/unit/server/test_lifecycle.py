@@ -33,7 +33,7 @@ def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monke
     opened = Opened()
     monkeypatch.setattr(Broker, "open", opened.open)
     ready = tmp_path / "ready"
-    config = ServeConfig(flux="127.0.0.1:0", polywire="off", any_wire="127.0.0.1:0", ready_file=ready)
+    config = ServeConfig(flux="127.0.0.1:0", cursus="off", polywire="off", any_wire="127.0.0.1:0", ready_file=ready)
 
     async def life() -> int:
         serving = asyncio.create_task(lifecycle.serve(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from polywire.broker.permissions import EVERYTHING, Permission
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.config import LOGIN_WIRES, ServeConfig
 from polywire.server.users import add_user, read_users, remove_user
+from tests.unit.server.peers import SILENT
 
 
 def test_a_file_is_made_changed_and_read(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> N
 
 def test_listening_wider_with_users() -> None:
     users = Path("polywire.users")
-    off = ServeConfig(flux="off", polywire="off", any_wire="0.0.0.0:1", users=users)
+    off = replace(SILENT, any_wire="0.0.0.0:1", users=users)
     assert set(off.listeners()) == {"any"}
     assert off.any_wires() == LOGIN_WIRES
     assert ServeConfig(any_wire="127.0.0.1:1", users=users).any_wires() is None

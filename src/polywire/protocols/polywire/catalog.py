@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.settings import TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.log.base import Found
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.words import Answering, level_of
@@ -138,10 +139,29 @@ class _BoundsAnswer:
         if isinstance(bounds, BrokerError):
             self._error = self._error or bounds
         else:
-            offsets = [min(partition.log.offset_at(time_us), bounds.next_offset) for time_us in self._times_us]
+            offsets = [bounds.next_offset] * len(self._times_us)
             self._found[partition.incarnation] = messages.PartitionEntry(
                 partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
             )
+            self._left += len(offsets)
+            for index, time_us in enumerate(self._times_us):
+                self._look_up(partition, time_us, partial(self._found_at, offsets, index))
+        self._count_down()
+
+    def _look_up(self, partition: Partition, time_us: int, then: Found) -> None:
+        try:
+            found: int | BrokerError | None = partition.log.offset_at(time_us, then)
+        except BrokerError as error:
+            found = error
+        if found is not None:
+            then(found)
+
+    def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
+        """One time's offset; never beyond the bounds, which were taken before."""
+        if isinstance(found, BrokerError):
+            self._error = self._error or found
+        else:
+            offsets[index] = min(found, offsets[index])
         self._count_down()
 
     def _count_down(self) -> None:

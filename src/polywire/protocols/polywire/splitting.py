@@ -11,9 +11,10 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.records.batch import from_spans, spans_of, take, validate
+from polywire.records.batch import spans_of, validate
 from polywire.records.columns import BatchFlags, Column
-from polywire.records.partitioner import partitions_of, rows_by_partition
+from polywire.records.partitioner import partitions_of
+from polywire.records.split import split
 from polywire.types import Buffer, KeyHash
 
 if TYPE_CHECKING:
@@ -44,14 +45,6 @@ REFUSED_COLUMNS: Final = _bits(
 _REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain number: an enum would cost more than the test
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
-_PLAIN_BITS: Final = _bits(
-    Column.VALUE_OFFSETS,
-    Column.VALUE_BYTES,
-    Column.VALUE_VALIDITY,
-    Column.KEY_OFFSETS,
-    Column.KEY_BYTES,
-    Column.KEY_VALIDITY,
-)
 _NUMBER: Final = Struct("<I")
 
 
@@ -101,15 +94,5 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple
         return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
     spans = memoryview(spans_of(batch))
     numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
-    rows, starts = rows_by_partition(numbers, len(partitions))
-    plain = not columns & ~_PLAIN_BITS
-    parts = []
-    with memoryview(rows) as chosen:
-        for number, partition in enumerate(partitions):
-            start, stop = starts[number], starts[number + 1]
-            if stop - start == record_count:
-                return [Part(partition, batch)], numbers.tobytes()
-            if stop > start:
-                own = chosen[start:stop]
-                parts.append(Part(partition, from_spans(batch, spans, own) if plain else take(batch, own)))
+    parts = [Part(partitions[number], part) for number, part in split(batch, spans, numbers, len(partitions))]
     return parts, numbers.tobytes()

@@ -48,6 +48,7 @@ class Dialogue:
         self.backlog_max = 1 << 20
         self.peer = "127.0.0.1:1"
         self.on_loopback = True
+        self.local = ("127.0.0.1", 1)
         self._pending = b""
         self._eof = False
         self.session = world.factory.open(self, self._resumed)

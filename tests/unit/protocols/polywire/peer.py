@@ -39,6 +39,7 @@ class CapturedOutput:
         self.backlog_max = 1 << 20
         self.peer = "test"
         self.on_loopback = True
+        self.local = ("127.0.0.1", 1)
         self.closed = False
         self.releases = 0
 

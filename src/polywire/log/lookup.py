@@ -1,0 +1,127 @@
+"""Looking things up in one partition: which offset has a time or a Kafka 0.7 address, and which address an offset has.
+
+Promises: what memory tells is answered at once; what a segment, a compressed body or a staged one must tell is found in the reader's thread
+and answered on the loop. Must not know: who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from polywire.errors import BrokerError
+from polywire.log.base import NO_OFFSET, Found
+from polywire.log.segment import Segment
+from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
+from polywire.records.compression import expand_body
+from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.log.partition import FilePartition
+    from polywire.log.reading import Reader
+
+
+def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Found) -> int | None:
+    """See ``PartitionLog.offset_at``."""
+    number = partition.runs.find_time(time_us)
+    if number > 0:  # the run before may hold later records as well
+        place = partition.runs.entry(number - 1)[3]
+        if time_us <= reader.segment(place).run(partition.incarnation).last_time_us:
+            job = partial(_by_time, partition.incarnation, time_us)
+            reader.look(place, job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
+            return None
+    if number < len(partition.runs):
+        return max(partition.runs.entry(number)[0], partition.first_offset)
+    number = partition.tail.find_time(time_us)
+    found = partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
+    return max(found, partition.first_offset)
+
+
+def offset_of_address(partition: FilePartition, reader: Reader, address: int, then: Found) -> int | None:
+    """See ``PartitionLog.offset_of_address``."""
+    if address >= partition.next_address:
+        return partition.next_offset if address == partition.next_address else NO_OFFSET
+    told = _kept(partition, then)
+    again = _asked_again(partition.offset_of_address, address, then)
+    number = partition.tail.find_address(address)
+    if number >= 0:
+        found = reader.look_tail(partition, number, partial(_offset_in, address), told, again)
+        return found if found is None or found >= partition.first_offset else NO_OFFSET
+    number = partition.runs.find_address(address)
+    if number < 0:
+        return NO_OFFSET
+    reader.look(partition.runs.entry(number)[3], partial(_by_address, partition.incarnation, address), told, again)
+    return None
+
+
+def address_of_offset(partition: FilePartition, reader: Reader, offset: int, then: Found) -> int | None:
+    """See ``PartitionLog.address_of_offset``."""
+    partition.check_range(offset)
+    if offset == partition.next_offset:
+        return partition.next_address
+    again = _asked_again(partition.address_of_offset, offset, then)
+    number = partition.tail.find_offset(offset)
+    if number >= 0:
+        return reader.look_tail(partition, number, partial(_address_in, offset), then, again)
+    place = partition.runs.entry(partition.runs.find_offset(offset))[3]
+    reader.look(place, partial(_by_offset, partition.incarnation, offset), then, again)
+    return None
+
+
+# In the reader's thread
+
+
+def _by_time(incarnation: int, time_us: int, segment: Segment) -> int:
+    return segment.by_time(incarnation, time_us)
+
+
+def _by_address(incarnation: int, address: int, segment: Segment) -> int:
+    batch = segment.by_address(incarnation, address)
+    return NO_OFFSET if batch is None else _offset_in(address, batch)
+
+
+def _by_offset(incarnation: int, offset: int, segment: Segment) -> int:
+    return _address_in(offset, segment.batch_at(incarnation, offset))
+
+
+def _offset_in(address: int, batch: Buffer) -> int:
+    """Offset of the record of a batch that begins at an address."""
+    batch = expand_body(batch)
+    index = record_at_address(batch, address)
+    return NO_OFFSET if index < 0 else offset_of(batch, index)
+
+
+def _address_in(offset: int, batch: Buffer) -> int:
+    """Address of the first record of a batch at or after an offset; where the batch ends when there is none."""
+    batch = expand_body(batch)
+    index = record_at_offset(batch, offset)
+    header = read_header(batch)
+    return address_of(batch, index) if index < header.record_count else header.base_address + header.address_span
+
+
+# On the loop
+
+
+def _not_below(partition: FilePartition, then: Found) -> Found:
+    """Records trimmed meanwhile are not answered: the first that is kept is."""
+    return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
+
+
+def _kept(partition: FilePartition, then: Found) -> Found:
+    """A record that was trimmed has no offset any more."""
+    return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
+
+
+def _asked_again(question: Callable[[int, Found], int | None], argument: int, then: Found) -> Callable[[], None]:
+    """Ask once more, because a segment was replaced before it was read."""
+
+    def ask() -> None:
+        try:
+            found: int | BrokerError | None = question(argument, then)
+        except BrokerError as refused:
+            found = refused
+        if found is not None:
+            then(found)
+
+    return ask

@@ -1,0 +1,78 @@
+"""The Cursus wire as the server sees it: recognises its connections and opens sessions for them.
+
+Promises: everything that sessions of one listener share is made once; no other wire's opening is taken for this one's.
+Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.protocols.base import Output
+from polywire.protocols.cursus import introduction, publishing, reading, streaming, topics
+from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
+from polywire.protocols.cursus.session import Command, CursusSession
+from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    **introduction.COMMANDS,
+    **topics.COMMANDS,
+    **publishing.COMMANDS,
+    **reading.COMMANDS,
+    **streaming.COMMANDS,
+}
+
+_BLANKS: Final = b" \t\r\n"
+
+
+class CursusFactory:
+    """Implements ``protocols.base.SessionFactory``."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, broker: Broker, settings: CursusSettings | None = None) -> None:
+        self.state: Final = CursusState(broker, settings or CursusSettings(), COMMANDS)
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether a frame of at most 64 MiB begins that holds a batch, a known command, or an envelope with one."""
+        if len(prefix) < 4:
+            return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False
+        size = int.from_bytes(prefix[:4], "big")
+        if not 2 <= size <= FRAME_BYTES_MAX:
+            return False
+        body = prefix[4 : 4 + size]
+        whole = len(body) == size
+        if len(body) < 2:
+            return None
+        if body[:2] in (b"\xba\x7c", b"\x1f\x8b"):
+            return True
+        named = _names_command(body, whole=whole)
+        if named is not False:
+            return named
+        topic_size = int.from_bytes(body[:2], "big")
+        if topic_size > TOPIC_BYTES_MAX:
+            return False
+        return _names_command(body[2 + topic_size :], whole=whole)
+
+    def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
+        """A session for a new connection."""
+        return CursusSession(self.state, publishing.take_batch, output, resume)
+
+
+def _names_command(text: bytes, *, whole: bool) -> bool | None:
+    """Whether a known command stands at the beginning; None when more bytes are needed to tell."""
+    text = text.lstrip(_BLANKS).upper()
+    for end, byte in enumerate(text):
+        if byte in _BLANKS:
+            return text[:end].decode("latin-1") in KNOWN_NAMES
+    if whole:
+        return text.decode("latin-1") in KNOWN_NAMES
+    word = text.decode("latin-1")
+    return None if any(name.startswith(word) for name in KNOWN_NAMES) else False

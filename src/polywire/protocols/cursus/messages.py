@@ -1,0 +1,274 @@
+"""Cursus requests as text, and how replies are spelled: dossier §1.2, §1.3, §2.0 and §8.2.
+
+Promises: ``read_text`` takes any body that is no batch and never fails but with ``Refused``; bytes that are no UTF-8 survive as surrogates.
+Must not know: sockets, sessions, the broker, what the commands do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from struct import Struct
+from typing import Final
+
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (dossier §1.1)
+REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
+PREFIX_BYTES: Final = 4
+TOPIC_BYTES_MAX: Final = 249
+KEEPALIVE: Final = bytes(PREFIX_BYTES)
+
+_LENGTH: Final = Struct(">I")
+_TOPIC_LENGTH: Final = Struct(">H")
+_BLANK: Final = " \t\r\n"
+_NAME: Final = re.compile(r"[A-Za-z_]+(?=[ \t\r\n]|\Z)")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._=-]{1,249}")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_PADDING: Final = "\0" + _BLANK
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
+class Dialect(Enum):
+    """Which of the protocol's shapes a request has, and therefore its reply (dossier §0)."""
+
+    MODERN = "modern"
+    POSITIONAL = "positional"
+    LEGACY = "legacy"
+
+
+# Names of the current broker, those only other dialects have, and those between brokers (dossier §1.2, §2.7, §2.11).
+MODERN_NAMES: Final = words(
+    "AUTH CREATE DELETE LIST LIST_CLUSTER CLUSTER_STATUS ELECT_LEADER PUBLISH CONSUME STREAM HELP HEARTBEAT JOIN_GROUP"
+    " LEAVE_GROUP COMMIT_OFFSET BATCH_COMMIT REGISTER_GROUP GROUP_STATUS FETCH_OFFSET LIST_GROUPS LIST_OFFSETS SYNC_GROUP"
+    " DESCRIBE INIT_PRODUCER_ID BEGIN_TXN TXN_PUBLISH SEND_OFFSETS_TO_TXN END_TXN TXN_STATUS APPEND_STREAM READ_STREAM"
+    " SAVE_SNAPSHOT READ_SNAPSHOT STREAM_VERSION METADATA FIND_COORDINATOR PROTOCOL_INFO NEGOTIATE"
+)
+INTERNAL_NAMES: Final = words(
+    "REPLICATE_MESSAGE REPLICATE_SNAPSHOT LIST_SNAPSHOTS FETCH_SNAPSHOT CATCHUP_SNAPSHOTS RAFT_APPLY INTERNAL_BATCH"
+)
+KNOWN_NAMES: Final = MODERN_NAMES | INTERNAL_NAMES | {"SUBSCRIBE", "COMMIT", "SETGROUP", "EXIT"}
+
+# Arguments of the positional dialects in their order; every other command is modern only (dossier §2, §8.2 rule 2).
+POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "CREATE": ("topic", "partitions"),
+    "DELETE": ("topic",),
+    "LIST": (),
+    "HELP": (),
+    "EXIT": (),
+    "SETGROUP": ("group",),
+    "SUBSCRIBE": ("topic", "group"),
+    "PUBLISH": ("topic",),
+    "CONSUME": ("topic", "partition", "offset"),
+    "STREAM": ("topic", "partition", "offset"),
+    "JOIN_GROUP": ("topic", "group", "member"),
+    "SYNC_GROUP": ("topic", "group", "member", "generation"),
+    "HEARTBEAT": ("topic", "group", "consumer", "member", "generation"),
+    "LEAVE_GROUP": ("topic", "group", "member"),
+    "COMMIT": ("topic", "group", "partition", "offset"),
+    "BATCH_COMMIT": ("topic", "group", "member", "generation", "offsets"),
+}
+_LEGACY_ONLY: Final = frozenset({"PUBLISH", "HELP", "SETGROUP", "EXIT"})
+
+# What a first argument ``<key>=`` may be for the request to be modern (dossier §8.2 rule 1).
+KNOWN_KEYS: Final = words(
+    "topic group partition partitions member generation offset version key producerId acks transactional_id txn transaction"
+    " principal token auth_token isolation isolation_level batch wait_ms features require_features broker message epoch seqNum"
+    " isIdempotent idempotent event_sourcing replication_factor cleanup_policy retention_hours retention_bytes partitioner"
+    " auth_policy read_acl write_acl validate_only result event_type schema_version metadata from_version autoOffsetReset"
+)
+
+
+class Refused(Exception):
+    """A request answered with an error: its code and facts (``k=v``), and the sentence that the legacy dialect has for it.
+
+    classed: whether ``facts`` already tell the error's class.
+    """
+
+    def __init__(self, code: str, facts: str = "", *, legacy: str | None = None, classed: bool = False) -> None:
+        self.code: Final = code
+        self.facts: Final = facts
+        self.legacy: Final = legacy
+        self.classed: Final = classed
+        super().__init__(f"{code} {facts}".rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command.
+
+    name: in upper case. text: the whole command, trimmed. arguments: what follows the name, trimmed. words: its words.
+    options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
+    None when there is none or nothing is left of it; for a positional PUBLISH what follows the topic. envelope: topic of the envelope,
+    empty when it was empty, None without an envelope.
+    """
+
+    name: str
+    dialect: Dialect
+    text: str
+    arguments: str
+    words: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    message: bytes | None = None
+    envelope: str | None = None
+
+    def need(self, key: str) -> str:
+        """An argument that must be there and not empty. Raises Refused ``missing_<key> command=<name>``."""
+        value = self.options.get(key, "")
+        if not value:
+            raise Refused(f"missing_{snake(key)}", f"command={self.name}")
+        return value
+
+    def is_set(self, key: str) -> bool:
+        """Whether an argument is the word ``true``, in any case."""
+        return self.options.get(key, "").lower() == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class BarePublish:
+    """An envelope whose payload is no command: the legacy dialect publishes it (dossier §1.3)."""
+
+    topic: str
+    payload: bytes
+
+
+def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Request | BarePublish:
+    """What a body that is no batch asks for.
+
+    last: dialect of the connection's request before, for those that tell nothing. forced: the listener's own, for all that may be meant so.
+    Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open.
+    """
+    if not body:
+        raise Refused("decode_failed", 'reason="data too short"')
+    name = _command(body)
+    if name is not None:
+        return _read(body, name, None, last, forced)
+    if len(body) < 2:
+        raise Refused("decode_failed", 'reason="data too short"')
+    (size,) = _TOPIC_LENGTH.unpack_from(body)
+    if len(body) - 2 < size:
+        raise Refused("decode_failed", 'reason="invalid topic length"')
+    topic = decoded(body[2 : 2 + size])
+    payload = body[2 + size :]
+    name = _command(payload)
+    if name is not None:
+        return _read(payload, name, topic, last, forced)
+    if not size or not payload:
+        raise Refused("malformed_input", "reason=missing_topic_or_payload")
+    return BarePublish(topic, payload)
+
+
+def _command(body: bytes) -> str | None:
+    """The known command a text begins with, in upper case."""
+    match = _NAME.match(decoded(body[:128]).lstrip(_PADDING))
+    name = match[0].upper() if match is not None else ""
+    return name if name in KNOWN_NAMES else None
+
+
+def _read(body: bytes, name: str, envelope: str | None, last: Dialect, forced: Dialect | None) -> Request:
+    text = decoded(body).strip(_PADDING)
+    arguments = text[len(name) :].strip(_BLANK)
+    dialect = forced or _dialect(name, arguments, envelope, last)
+    if dialect is not Dialect.MODERN and name not in POSITIONS:
+        dialect = Dialect.MODERN
+    if dialect is Dialect.MODERN:
+        return _modern(name, text, arguments, envelope)
+    return _positional(name, dialect, text, arguments, envelope)
+
+
+def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> Dialect:
+    """The rules of dossier §8.2, in their order."""
+    key, equals, _ = arguments.partition(" ")[0].partition("=")
+    if (equals and key in KNOWN_KEYS) or name not in POSITIONS:
+        return Dialect.MODERN
+    if envelope:
+        return Dialect.LEGACY
+    if not arguments:
+        return last
+    return Dialect.LEGACY if name in _LEGACY_ONLY else Dialect.POSITIONAL
+
+
+def _modern(name: str, text: str, arguments: str, envelope: str | None) -> Request:
+    before, marker, after = arguments.partition("message=")
+    message = after.strip() if marker else ""
+    words = tuple(before.split())
+    options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
+    return Request(
+        name, Dialect.MODERN, text, arguments, words, options, encoded(message) if message else None, envelope
+    )
+
+
+def _positional(name: str, dialect: Dialect, text: str, arguments: str, envelope: str | None) -> Request:
+    words = tuple(arguments.split())
+    options = dict(zip(POSITIONS[name], words, strict=False))
+    message = None
+    if name == "PUBLISH" and len(words) > 1:
+        message = encoded(arguments[len(words[0]) :].strip())
+    return Request(name, dialect, text, arguments, words, options, message, envelope)
+
+
+# Spelling
+
+
+def frame(body: bytes) -> bytes:
+    """A body with its length in front."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def enveloped(topic: str, payload: bytes) -> bytes:
+    """The body of an envelope."""
+    name = encoded(topic)
+    return _TOPIC_LENGTH.pack(len(name)) + name + payload
+
+
+def decoded(text: bytes) -> str:
+    """Text whose odd bytes come back with ``encoded``."""
+    return text.decode("utf-8", "surrogateescape")
+
+
+def encoded(text: str) -> bytes:
+    """The bytes of ``decoded``."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def quote(text: str) -> str:
+    """A value in quotes with backslash escapes, as replies have it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def bracketed(items: Iterable[object]) -> str:
+    """A list as replies print it: ``[0 1 2]``; Java takes nothing but digits and blanks."""
+    return f"[{' '.join(map(str, items))}]"
+
+
+def truth(value: bool) -> str:
+    """A truth value as replies print it."""
+    return "true" if value else "false"
+
+
+def snake(key: str) -> str:
+    """``producerId`` as ``producer_id``: how errors name an argument."""
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda match: "_" + match[1].lower(), key)
+
+
+def integer(text: str) -> int | None:
+    """A signed 64-bit number in decimal, None for anything else."""
+    if _INTEGER.fullmatch(text) is None:
+        return None
+    value = int(text)
+    return value if -(2**63) <= value < 2**63 else None
+
+
+def topic_fault(name: str) -> str | None:
+    """Why this is no topic name, None when it is one (dossier §2.1)."""
+    if _TOPIC.fullmatch(name) is not None and name not in (".", ".."):
+        return None
+    if not name or len(encoded(name)) > TOPIC_BYTES_MAX:
+        return f"topic name must have 1 to {TOPIC_BYTES_MAX} bytes"
+    reason = "is reserved" if name in (".", "..") else "contains unsupported characters"
+    return f"topic name {quote(name)} {reason}"

@@ -1,0 +1,157 @@
+"""Topic policies of the Cursus wire: how CREATE gives them, how replies show them (dossier §2.1).
+
+Promises: a policy is kept with its topic; what other wires set is shown in this wire's words. Must not know: sessions, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from polywire.broker.settings import HOUR_US, KEEP, TopicSettings
+from polywire.broker.topics import Topic
+from polywire.protocols.cursus.messages import Refused, Request, integer, quote, words
+from polywire.protocols.cursus.state import WIRE
+
+POLICY_KEYS: Final = words("cleanup_policy retention_hours retention_bytes partitioner auth_policy read_acl write_acl")
+UNLIMITED: Final = -1  # the wire's word for a limit of ours that keeps for ever
+REPLICATION_FACTOR: Final = 3
+
+_CLEANUPS: Final = {
+    "delete": "delete",
+    "compact": "compact",
+    "delete,compact": "delete,compact",
+    "compact,delete": "delete,compact",
+}
+_PARTITIONERS: Final = frozenset({"hash_key", "round_robin"})
+_AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A topic's policy. ``retention_hours`` and ``retention_bytes``: 0 is the broker's default, UNLIMITED keeps for ever."""
+
+    cleanup_policy: str = "delete"
+    partitioner: str = "hash_key"
+    auth_policy: str = "open"
+    read_acl: str = ""
+    write_acl: str = ""
+    retention_hours: int = 0
+    retention_bytes: int = 0
+
+    def spelled(self) -> str:
+        """As CREATE and METADATA show it."""
+        return (
+            f"cleanup_policy={self.cleanup_policy} partitioner={self.partitioner} auth_policy={self.auth_policy}"
+            f" read_acl={self.read_acl} write_acl={self.write_acl}"
+            f" retention_hours={self.retention_hours} retention_bytes={self.retention_bytes}"
+        )
+
+    def described(self) -> dict[str, object]:
+        """As DESCRIBE shows it: the first three always, the others when they were set."""
+        shown: dict[str, object] = {
+            "cleanup_policy": self.cleanup_policy,
+            "partitioner": self.partitioner,
+            "auth_policy": self.auth_policy,
+        }
+        for name in ("retention_hours", "retention_bytes", "read_acl", "write_acl"):
+            value = getattr(self, name)
+            if value:
+                shown[name] = value
+        return shown
+
+
+class _Kept(msgspec.Struct, omit_defaults=True):
+    """What other wires have no word for, as it is stored with the topic."""
+
+    cleanup_policy: str = "delete"
+    partitioner: str = "hash_key"
+    auth_policy: str = "open"
+    read_acl: str = ""
+    write_acl: str = ""
+
+
+def read_policy(request: Request) -> Policy:
+    """The policy that a CREATE gives. Raises Refused."""
+    options = request.options
+    cleanup = _choice(options, "cleanup_policy", "delete", _CLEANUPS)
+    if cleanup != "delete" and request.is_set("event_sourcing"):
+        raise Refused(
+            "invalid_topic_policy",
+            'field=cleanup_policy reason="compaction is not supported for event-sourcing topics"',
+        )
+    return Policy(
+        cleanup_policy=cleanup,
+        partitioner=_choice(options, "partitioner", "hash_key", {name: name for name in _PARTITIONERS}),
+        auth_policy=_choice(options, "auth_policy", "open", {name: name for name in _AUTH_POLICIES}),
+        read_acl=options.get("read_acl", ""),
+        write_acl=options.get("write_acl", ""),
+        retention_hours=_limit(options, "retention_hours"),
+        retention_bytes=_limit(options, "retention_bytes"),
+    )
+
+
+def _choice(options: Mapping[str, str], key: str, usual: str, known: Mapping[str, str]) -> str:
+    given = options.get(key) or usual
+    chosen = known.get(given.lower())
+    if chosen is None:
+        spoken = key.replace("_", " ")
+        raise Refused("invalid_topic_policy", f"reason={quote(f'invalid {spoken} {quote(given)}')}")
+    return chosen
+
+
+def _limit(options: Mapping[str, str], key: str) -> int:
+    given = options.get(key, "0") or "0"
+    value = integer(given)
+    if value is None or value < UNLIMITED or value > 2**63 // HOUR_US:
+        raise Refused(f"invalid_{key}", f"value={given}")
+    return value
+
+
+def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
+    """Settings of a topic that has this policy; what the policy has no word for stays."""
+    kept = _Kept(policy.cleanup_policy, policy.partitioner, policy.auth_policy, policy.read_acl, policy.write_acl)
+    age = _ours(policy.retention_hours)
+    return replace(
+        settings,
+        retention_age_us=age and age * HOUR_US,
+        retention_bytes=_ours(policy.retention_bytes),
+        compaction="compact" in policy.cleanup_policy,
+        wire_options={**settings.wire_options, WIRE: msgspec.json.encode(kept)},
+    )
+
+
+def policy_of(topic: Topic) -> Policy:
+    """The policy of a topic, whichever wire made it."""
+    settings = topic.settings
+    stored = settings.wire_options.get(WIRE)
+    kept = msgspec.json.decode(stored, type=_Kept) if stored else _Kept()
+    cleanup = kept.cleanup_policy
+    if settings.compaction is not ("compact" in cleanup):
+        cleanup = "compact" if settings.compaction else "delete"
+    age = settings.retention_age_us
+    return Policy(
+        cleanup_policy=cleanup,
+        partitioner=kept.partitioner,
+        auth_policy=kept.auth_policy,
+        read_acl=kept.read_acl,
+        write_acl=kept.write_acl,
+        retention_hours=_theirs(age and -(-age // HOUR_US)),
+        retention_bytes=_theirs(settings.retention_bytes),
+    )
+
+
+def is_governed(topic: Topic) -> bool:
+    """Whether this wire ever gave the topic a policy."""
+    return WIRE in topic.settings.wire_options
+
+
+def _ours(value: int) -> int | None:
+    return None if value == 0 else KEEP if value == UNLIMITED else value
+
+
+def _theirs(value: int | None) -> int:
+    return 0 if value is None else UNLIMITED if value == KEEP else value

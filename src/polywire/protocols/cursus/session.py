@@ -1,0 +1,466 @@
+"""One Cursus connection: frames in order, answers in order (dossier §1).
+
+Promises: answers leave in request order; batches and PUBLISH are pipelined, any other command begins only when everything before it on this
+connection was answered. No task and no future per request. Must not know: sockets, the loop beyond its timers, what the commands do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.base import Output
+from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.compression import algorithm, sniffed
+from polywire.protocols.cursus.errors import refused
+from polywire.protocols.cursus.messages import (
+    PREFIX_BYTES,
+    BarePublish,
+    Dialect,
+    Refused,
+    Request,
+    frame,
+    quote,
+    read_text,
+)
+from polywire.protocols.cursus.state import CursusState
+from polywire.types import Buffer
+
+ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
+PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
+GROWTH_BYTES_MIN: Final = (
+    1024 * 1024
+)  # a frame's announced length is believed so far, and four times what has come of it
+TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
+
+Reply = bytes | Sequence[bytes]
+"""Bodies of the frames of one answer."""
+
+
+class Carry(Protocol):
+    """Carries out one request: returns the bodies of its reply, or None when it took a place by ``session.later``.
+
+    Raises Refused, BrokerError.
+    """
+
+    def __call__(self, session: CursusSession, request: Request, /) -> Reply | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the wire.
+
+    alone: whether it may stand without arguments. permissions: what a principal needs (dossier §2.12), all of them. open: whether also
+    those may use it who have not logged in. pipelined: whether it may begin before earlier requests are answered.
+    """
+
+    carry: Carry
+    alone: bool = False
+    permissions: tuple[str, ...] = ()
+    open: bool = False
+    pipelined: bool = False
+
+
+class NotYet(Exception):
+    """A request that cannot begin now: it is offered again when the session wakes."""
+
+
+class Pushing(Protocol):
+    """What took over the connection: a stream."""
+
+    def drained(self) -> None:
+        """The peer reads again."""
+
+    def drop(self) -> None:
+        """The connection is gone."""
+
+
+class TakeBatch(Protocol):
+    """Handles a batch frame; it makes its own answer. Raises NotYet."""
+
+    def __call__(self, session: CursusSession, body: memoryview, /) -> None: ...
+
+
+class CursusSession:
+    """One peer.
+
+    Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
+    requests behind them.
+
+    dialect: of the latest text request. principal: who has logged in by AUTH, None before. group: set by SETGROUP. structured: whether
+    errors carry their class. features: what NEGOTIATE has enabled.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_asleep",
+        "_blocking",
+        "_closed",
+        "_compression",
+        "_ending",
+        "_heard_at",
+        "_held",
+        "_placed",
+        "_pushing",
+        "_receiving",
+        "_rest",
+        "_resume",
+        "_settle",
+        "_take_batch",
+        "_timer",
+        "_topic_wait",
+        "_wanted",
+        "_yielding",
+        "dialect",
+        "features",
+        "group",
+        "output",
+        "principal",
+        "state",
+    )
+
+    def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
+        self.state: Final = state
+        self.output: Final = output
+        self.dialect = state.settings.dialect or Dialect.MODERN
+        self.principal: Any = None
+        self.group = ""
+        self.features: frozenset[str] = frozenset()
+        self._take_batch = take_batch
+        self._compression = algorithm(state.settings.compression) if state.settings.compression else None
+        self._resume = resume
+        self._answers: deque[Answer] = deque()
+        self._blocking = 0
+        self._placed: Answer | None = None
+        self._pushing: Pushing | None = None
+        self._settle = False
+        self._asleep = False
+        self._held = False
+        self._receiving = False
+        self._ending = False
+        self._yielding = False
+        self._closed = False
+        self._rest = b""
+        self._wanted = 0
+        self._topic_wait = "", 0.0
+        self._heard_at = state.broker.clock.monotonic()
+        self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
+
+    # The driver's side
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame, with its length."""
+        return self.state.settings.frame_bytes_max + PREFIX_BYTES
+
+    def wanted(self) -> int:
+        """Bytes worth making room for: never more than four times what has come, whatever length was announced."""
+        return self._wanted
+
+    def paused(self) -> bool:
+        """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
+        self._held = self._waits()
+        return self._held
+
+    def _waits(self) -> bool:
+        return bool(
+            self._yielding
+            or self._asleep
+            or self._blocking
+            or (self._settle and self._answers)
+            or len(self._answers) >= ANSWERS_MAX
+            or (self.output.backlog > self.output.backlog_max and self._pushing is None)
+        )
+
+    def receive(self, data: memoryview) -> int:
+        """Handle complete frames."""
+        self._heard_at = self.state.broker.clock.monotonic()
+        if self._ending or self._pushing is not None:
+            return len(data)  # what comes behind a STREAM is not read (dossier §5.2)
+        self._receiving = True
+        try:
+            return self._receive(data)
+        finally:
+            self._receiving = False
+
+    def _receive(self, data: memoryview) -> int:
+        at, stop = 0, len(data)
+        now = self.state.broker.clock.monotonic
+        pass_end = self._heard_at + PASS_S
+        self._wanted = 0
+        while stop - at >= PREFIX_BYTES and not self._waits():
+            size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
+            if size > self.state.settings.frame_bytes_max:
+                raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+            end = at + PREFIX_BYTES + size
+            if end > stop:
+                self._wanted = min(end - at, max(GROWTH_BYTES_MIN, 4 * (stop - at)))
+                break
+            if not self._take(data[at + PREFIX_BYTES : end]):
+                break
+            at = end
+            if self._ending or self._pushing is not None:
+                return stop
+            if at < stop and now() >= pass_end:
+                self._yielding = True
+                self.state.broker.loop.call_soon(self._turn_again)
+                break
+        return at
+
+    def _turn_again(self) -> None:
+        """The others had their turn."""
+        self._yielding = False
+        self._go_on()
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        if self._pushing is not None:
+            self._pushing.drained()
+        self._go_on()
+
+    def finish(self, data: memoryview) -> None:
+        """The peer is done; half a frame is dropped, whole ones that had to wait are still answered."""
+        if self._pushing is not None:
+            self._pushing.drop()
+            self._pushing = None
+        self._rest = bytes(data)
+        if not self._ending and self._rest:
+            if self._waits():
+                return
+            self._take_rest()
+        else:
+            self._rest = b""
+            self._ending = True
+        self._end_when_answered()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._closed = True
+        self._timer.cancel()
+        if self._pushing is not None:
+            self._pushing.drop()
+            self._pushing = None
+        for answer in self._answers:
+            if answer.cancel is not None:
+                answer.cancel()
+        self._drop()
+
+    # One frame
+
+    def _take(self, body: memoryview) -> bool:
+        """Carry out one frame; False when it must wait and be offered again."""
+        packed = self._compression or sniffed(body)
+        if packed is not None and body:
+            body = memoryview(packed.expand(body, self.state.settings.frame_bytes_max))
+        try:
+            if self._is_batch(body):
+                self._take_batch(self, body)
+                return True
+            return self._take_text(body)
+        except NotYet:
+            self._asleep = True
+            return False
+
+    def _take_text(self, body: memoryview) -> bool:
+        """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
+        try:
+            read = read_text(bytes(body), self.dialect, self.state.settings.dialect)
+        except Refused as error:
+            self.later(self.dialect).refuse(error)
+            return True
+        if isinstance(read, BarePublish):
+            read = self._bare(read)
+        command = self.state.commands.get(read.name, _UNKNOWN)
+        if self._answers and not command.pipelined:
+            self.state.broker.commit()
+            if self._answers:
+                self._settle = True
+                return False
+        self.dialect = read.dialect
+        self._carry(command, read)
+        return True
+
+    def _is_batch(self, body: memoryview) -> bool:
+        """Whether a topic follows the magic (dossier §1.2 rule 2)."""
+        return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
+
+    def _bare(self, bare: BarePublish) -> Request:
+        """An envelope that holds no command, as the PUBLISH it means."""
+        return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic)
+
+    def _carry(self, command: Command, request: Request) -> None:
+        """Carry out one command. Raises NotYet."""
+        self._placed = None
+        refusal: Refused | None = None
+        try:
+            if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
+                raise Refused("unknown_command", f"command={quote(request.text)}")
+            self.state.guard.admit(self, request, command)
+            reply = command.carry(self, request)
+        except Refused as error:
+            refusal = error
+        except BrokerError as error:
+            refusal = refused(error)
+        else:
+            if reply is not None:
+                bodies = [reply] if isinstance(reply, bytes) else reply
+                self.later(request.dialect).fill([frame(body) for body in bodies])
+        if refusal is not None:
+            self._place(request).refuse(refusal)
+
+    def _place(self, request: Request) -> Answer:
+        """The place that the command took before it failed, or a new one."""
+        return self._placed or self.later(request.dialect)
+
+    # What commands ask for
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port by which clients reach this broker: as set, else the ones this peer used."""
+        host, port = self.output.local
+        settings = self.state.settings
+        return settings.host or host, settings.port or port
+
+    @property
+    def structured(self) -> bool:
+        """Whether errors carry their class."""
+        return "structured_errors_v1" in self.features
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
+
+    def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
+        """The place of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a
+        place is refused there."""
+        answer = Answer(self, dialect, blocking=blocking)
+        self._answers.append(answer)
+        self._placed = answer
+        self._blocking += blocking
+        return answer
+
+    def wake(self) -> None:
+        """What a request waited for before it could begin has come: offer it again."""
+        self._asleep = False
+        self._go_on()
+
+    def wait_for_topic(self, name: str) -> None:
+        """Have the request offered again for a while: the topic may be in the making (dossier §2.6).
+
+        Raises NotYet until the time is over.
+        """
+        now = self.state.broker.clock.monotonic()
+        waited, until = self._topic_wait
+        if waited != name:
+            until = now + self.state.settings.topic_wait_s
+            self._topic_wait = name, until
+        if now >= until:
+            self._topic_wait = "", 0.0
+            return
+        self.state.broker.loop.call_later(min(TOPIC_LOOK_S, max(until - now, 0.001)), self.wake)
+        raise NotYet
+
+    def end(self) -> None:
+        """Take no further request; close once everything owed was sent."""
+        self._ending = True
+        self._end_when_answered()
+
+    def push(self, pushing: Pushing) -> None:
+        """Give the connection to a stream: nothing the peer sends is read any more."""
+        self._pushing = pushing
+
+    def pull(self) -> None:
+        """The stream has ended: take requests again, for a while (dossier §5.2)."""
+        self._pushing = None
+        self._heard_at = self.state.broker.clock.monotonic()
+        self._timer.cancel()
+        self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
+        self._go_on()
+
+    # Answers out
+
+    def answered(self) -> None:
+        """An answer became known: send what is next in order, and go on with what had to wait."""
+        if self._closed:
+            self._drop()
+            return
+        answers = self._answers
+        parts: list[Buffer] = []
+        while answers and answers[0].parts is not None:
+            answer = answers.popleft()
+            self._blocking -= answer.blocking
+            parts.extend(answer.parts or ())
+            if answer.released is not None:
+                self.output.write_many(parts, answer.released)
+                parts = []
+        self._write(parts)
+        if self._held or self._ending or self._rest:
+            self._go_on()
+
+    def _write(self, parts: Sequence[Buffer]) -> None:
+        if parts:
+            self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _go_on(self) -> None:
+        """Take up what had to wait, unless it still must; never from inside ``receive``."""
+        if self._receiving or self._closed or self._waits():
+            return
+        self._settle = False
+        if self._rest:
+            self._take_rest()
+        if self._held and not self._rest:
+            self._held = False
+            self._resume()
+        self._end_when_answered()
+
+    def _take_rest(self) -> None:
+        """Handle what was left when the peer finished, as far as it goes now."""
+        rest = self._rest
+        self._rest = b""
+        rest = rest[self.receive(memoryview(rest)) :]
+        if self._waits():
+            self._rest = rest
+        else:
+            self._ending = True
+
+    def _end_when_answered(self) -> None:
+        if self._ending and not self._answers and not self._rest and not self._closed:
+            self.output.close()
+
+    def _drop(self) -> None:
+        """Nobody will read these."""
+        for answer in self._answers:
+            released, answer.released = answer.released, None
+            if answer.parts is not None and released is not None:
+                released()
+
+    # Silence
+
+    def _look_idle(self) -> None:
+        """Close a connection that has said nothing for too long and waits for nothing (dossier §1.6)."""
+        limit = self.state.settings.idle_timeout_s
+        now = self.state.broker.clock.monotonic()
+        if self._pushing is None and not self._answers and now - self._heard_at >= limit:
+            self.output.close()
+            return
+        left = limit - (now - self._heard_at) if self._pushing is None and not self._answers else limit
+        self._timer = self.state.broker.loop.call_later(left, self._look_idle)
+
+    def _look_unused(self, since: float) -> None:
+        """Close a connection whose stream ended unless it was used again."""
+        if self._heard_at == since and self._pushing is None:
+            self.output.close()
+            return
+        self._look_idle()
+
+
+def _unknown(session: CursusSession, request: Request, /) -> Reply | None:
+    raise Refused("unknown_command", f"command={quote(request.text)}", legacy=f"unknown command: {request.text}")
+
+
+BARE: Final = ""  # name of the command that an envelope without one means
+_UNKNOWN: Final = Command(_unknown, alone=True)

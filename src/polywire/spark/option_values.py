@@ -1,0 +1,95 @@
+"""Values of Spark options, checked and typed: what the source and the sink have in common.
+
+Promises: a wrong name or value is an error that names the option meant, so no typo is ignored. Must not know: Spark, sockets.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn, TypeVar
+
+from polywire.errors import ErrorCode, Invalid
+
+ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # where `polywire serve` listens for the polywire wire unless told otherwise
+ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
+
+_T = TypeVar("_T")
+
+
+def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
+    """The options given, under the names as written in ``names``; compared without case.
+
+    ``topics`` is the option that says which topics are meant. Raises Invalid(INVALID_REQUEST) for any other name.
+    """
+    by_lower = {name.lower(): name for name in names}
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            _refuse_unknown(key, by_lower, topics)
+        options[name] = value
+    return options
+
+
+def _refuse_unknown(key: str, by_lower: Mapping[str, str], topics: str) -> NoReturn:
+    if key.lower() == "path":
+        refuse("path", f"is not used; name topics with the option {topics}")
+    if key.lower().startswith("kafka."):
+        refuse(key, "configures Kafka's own client and has no meaning here; remove it")
+    near = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+    meant = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown option{meant} option={key!r}")
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    """Raise Invalid(INVALID_REQUEST) for an option."""
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} {why} option={name!r}")
+
+
+def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Where brokers are: ``host:port``, under one of three names."""
+    given = [name for name in ADDRESSES if name in options]
+    if not given:
+        return (ADDRESS_DEFAULT,)
+    if len(given) > 1:
+        refuse("address", f"is given more than once, under the names {', '.join(given)}")
+    found = tuple(part.strip() for part in options[given[0]].split(",") if part.strip())
+    for address in found:
+        host, colon, port = address.removeprefix("polywire://").rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            refuse(given[0], f"must be host:port, or several with commas between, not {address!r}")
+    if not found:
+        refuse(given[0], "is empty")
+    return found
+
+
+def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """``true`` or ``false``."""
+    text = options.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        refuse(name, f"must be true or false, not {text!r}")
+    return text == "true"
+
+
+def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
+    """A whole number above 0 (with ``zero`` also 0); None where it is not given."""
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or (int(text) == 0 and not zero):
+        refuse(name, f"must be a whole number {'of 0 or more' if zero else 'above 0'}, not {text!r}")
+    return int(text)
+
+
+def choice(
+    options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
+) -> _T:
+    """One of a few words; ``kind`` is an enum whose values they are."""
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        return kind(text.strip().lower())
+    except ValueError:
+        refuse(name, f"must be {', '.join(among[:-1])} or {among[-1]}, not {text!r}")

@@ -1,0 +1,209 @@
+"""The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
+
+Tasks stage their rows under random tokens and name them in their commit messages; the driver's commit publishes the tokens of a write in
+one atomic step, under a name and a number the broker remembers. So a batch that Spark runs again after a crash is published once, however
+often and in whatever cut it is staged, and what a killed attempt left behind is never seen.
+
+Promises: rows are seen all together or not at all, and once (``exactlyOnce``, unless less was asked for); holds no socket. Must not know:
+the source.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from polywire.client.bulk import BulkConnection
+from polywire.client.writing import ProduceWriter, StageWriter, Writer
+from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
+from polywire.records.split import record_count_of, with_producer
+from polywire.spark import snapshot
+from polywire.spark.farewell import depart_quietly
+from polywire.spark.sink_options import Guarantee, SinkOptions
+from polywire.spark.sink_rows import Outgoing, Routing, Topics
+from polywire.spark.sink_schema import check_rows
+
+QUERY_ID: Final = "sql.streaming.queryId"  # what Spark tells its tasks of the micro-batch they work for
+BATCH_ID: Final = "streaming.sql.batchId"
+TOKENS_MAX: Final = 10_000  # of one publish (docs/protocols/polywire.md §3)
+
+
+class Write(NamedTuple):
+    """Names one write for good: the broker publishes it once. ``number`` grows from write to write of one writer."""
+
+    writer: str
+    number: int
+
+
+@dataclass(frozen=True)
+class TaskWritten(WriterCommitMessage):
+    """What one task has done: rows under these tokens, or (without tokens) rows already appended."""
+
+    writer: str
+    tokens: tuple[bytes, ...]
+    records: int
+
+
+class BatchSink(DataSourceArrowWriter):
+    """One batch write. Made once on the driver, pickled for the tasks and for the commit."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_rows(schema, options.topic)
+        self._options: Final = options
+        self._write: Final = batch_write(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:  # type: ignore[override]
+        return write_rows(self._options, self._write, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        publish(self._options, messages, self._write.number)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        abandon(self._options, messages)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """The micro-batches of a query. Made anew for every one of them, and again for its commit, so it keeps nothing."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_rows(schema, options.topic)
+        self._options: Final = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:  # type: ignore[override]
+        return write_rows(self._options, stream_write(self._options), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        publish(self._options, messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        abandon(self._options, messages)
+
+
+def batch_write(options: SinkOptions) -> Write:
+    """A batch write is itself unless a transaction names it; then it is one write per topic option, as Delta's are per table."""
+    transaction = options.transaction
+    if transaction is None:
+        return Write(f"spark-{uuid.uuid4()}", 0)
+    named = f"{transaction.application}/{options.topic or '*'}"
+    if len(named.encode()) > 255:  # docs/protocols/polywire.md §3: a writer's name
+        named = f"spark-{uuid.uuid5(uuid.NAMESPACE_URL, named)}"
+    return Write(named, transaction.number)
+
+
+def stream_write(options: SinkOptions) -> Write:
+    """The micro-batch this task works for. Raises Invalid outside of a streaming query."""
+    context = TaskContext.get()
+    query = None if context is None else context.getLocalProperty(QUERY_ID)
+    number = None if context is None else context.getLocalProperty(BATCH_ID)
+    if query is None or number is None:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, "the task does not know its query: a streaming write runs in a streaming query"
+        )
+    return Write(options.sink_id or f"spark-{query}", int(number))
+
+
+def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+    """What a task does. Raises what the broker answers; then nothing it staged will be seen."""
+    depart_quietly()
+    connection = snapshot.connect(options)
+    task = _task_number()
+    outgoing = _outgoing(connection, options, iterator, turn=task + write.number)
+    if options.guarantee is Guarantee.SEQUENCE:
+        outgoing = _numbered(outgoing, f"{write.writer}/{task}".encode()[-255:], epoch=write.number)
+    writer: Writer
+    if options.guarantee is Guarantee.PUBLISHED:
+        writer = StageWriter(connection)
+    else:
+        writer = ProduceWriter(connection, options.level)
+    return TaskWritten(write.writer, *_put_all(writer, outgoing))
+
+
+def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes, ...], int]:
+    records = 0
+    done = False
+    try:
+        for piece in outgoing:
+            writer.put(piece.topic, piece.partition, piece.batch)
+            records += record_count_of(piece.batch)
+        tokens = tuple(writer.finish())
+        done = True
+        return tokens, records
+    except Busy as error:
+        if error.code is not ErrorCode.STAGE_FULL:
+            raise
+        raise Busy(
+            error.code,
+            "the broker holds as much staged data as it may: write less at once (maxOffsetsPerTrigger, maxBytesPerTrigger, or a filter), or "
+            f"set exactlyOnce=false to write without staging; {error.message}",
+        ) from None
+    finally:
+        if not done:
+            _quietly(writer)
+
+
+def _quietly(writer: Writer) -> None:
+    """The task has failed for a reason of its own; what cannot be dropped expires."""
+    try:
+        writer.abandon()
+    except Unavailable:
+        return
+
+
+def _outgoing(
+    connection: BulkConnection, options: SinkOptions, iterator: Iterator[pa.RecordBatch], *, turn: int
+) -> Iterator[Outgoing]:
+    routing = Routing(Topics(connection, create=options.create_topics), options.topic, turn=turn)
+    for batch in iterator:
+        yield from routing.add(batch)
+    yield from routing.rest()
+
+
+def _numbered(outgoing: Iterator[Outgoing], producer: bytes, *, epoch: int) -> Iterator[Outgoing]:
+    """Each partition's rows count up from 0 in every micro-batch, whose number is the producer's epoch."""
+    nexts: dict[tuple[str, int], int] = {}
+    for topic, partition, batch in outgoing:
+        sequence = nexts.get((topic, partition), 0)
+        nexts[topic, partition] = sequence + record_count_of(batch)
+        yield Outgoing(topic, partition, with_producer(batch, producer, epoch=epoch, base_sequence=sequence))
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
+    """Make what the tasks staged visible, once. Raises what the broker answers."""
+    depart_quietly()
+    written = _written(messages)
+    tokens = [token for message in written for token in message.tokens]
+    if not tokens:
+        return
+    if len(tokens) > TOKENS_MAX:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"too much for one atomic write: write less at once, or with fewer tasks tokens={len(tokens)} limit={TOKENS_MAX}",
+        )
+    snapshot.connect(options).publish(written[0].writer, number, tokens)
+
+
+def abandon(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Drop what was staged; where the broker cannot be reached it expires."""
+    depart_quietly()
+    tokens = [token for message in _written(messages) for token in message.tokens]
+    try:
+        for first in range(0, len(tokens), TOKENS_MAX):
+            snapshot.connect(options).abandon(tokens[first : first + TOKENS_MAX])
+    except Unavailable:
+        return
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[TaskWritten]:
+    return [message for message in messages if isinstance(message, TaskWritten)]

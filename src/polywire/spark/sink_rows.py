@@ -1,0 +1,189 @@
+"""From Arrow record batches to stored batches, each for one partition of one topic: what a writing task does.
+
+Promises: rows of one partition keep their order; work is done a column at a time; what is gathered before it is sent has a limit.
+Must not know: staging, Spark's session.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polywire.client.arrow import arrow_to_batches
+from polywire.client.bulk import BulkConnection, TopicDetail
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.records.batch import spans_of
+from polywire.records.partitioner import partitions_of, rows_by_partition
+from polywire.records.split import record_count_of, split
+from polywire.types import Buffer, KeyHash
+
+GATHER_BYTES: Final = (
+    8 << 20
+)  # of one topic before its rows are sent: enough for batches of some size in several partitions
+GATHER_TOTAL_BYTES: Final = 32 << 20  # of all topics of one task
+TOPICS_MAX: Final = 10_000  # of one record batch, as many as a broker has
+
+
+class Outgoing(NamedTuple):
+    """A stored batch and where it goes."""
+
+    topic: str
+    partition: int
+    batch: Buffer
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Rows of one topic that wait for company."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+
+
+class Topics:
+    """What is known of the topics written to; asked once each."""
+
+    def __init__(self, connection: BulkConnection, *, create: bool) -> None:
+        self._connection: Final = connection
+        self._create: Final = create
+        self._known: Final[dict[str, TopicDetail]] = {}
+
+    def __getitem__(self, name: str) -> TopicDetail:
+        """Raises Missing(TOPIC_MISSING) where it is not to be made, Invalid for a name that cannot be."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> TopicDetail:
+        try:
+            return self._connection.describe(name)
+        except Missing as error:
+            if not self._create:
+                raise Missing(
+                    error.code,
+                    f"the topic to write to does not exist; make it, or set createTopics=true topic={name!r}",
+                ) from None
+        try:
+            return self._connection.create_topic(name)
+        except Conflict:
+            return self._connection.describe(name)  # another task was faster
+
+
+class Routing:
+    """Rows on their way to their partitions. Guards: rows of a topic leave in the order they came in.
+
+    ``turn`` is where rows without any key begin to go round the partitions.
+    """
+
+    def __init__(self, topics: Topics, topic: str | None, *, turn: int) -> None:
+        self._topics: Final = topics
+        self._topic: Final = topic
+        self._turn = turn
+        self._waiting: Final[dict[str, _Waiting]] = {}
+        self._size = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
+        """Take rows; what is ready to be sent comes back. Raises Invalid for rows that name no topic or no partition there is."""
+        for topic, rows in self._by_topic(batch):
+            waiting = self._waiting.setdefault(topic, _Waiting())
+            waiting.batches.append(rows)
+            size = rows.nbytes
+            waiting.size += size
+            self._size += size
+            if waiting.size >= GATHER_BYTES:
+                yield from self._send(topic)
+        if self._size >= GATHER_TOTAL_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Outgoing]:
+        """Everything that still waits."""
+        for topic in list(self._waiting):
+            yield from self._send(topic)
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if not batch.num_rows:
+            return
+        if self._topic is not None:
+            yield self._topic, batch
+            return
+        names: Any = pc.dictionary_encode(batch.column(batch.schema.get_field_index("topic")))
+        if names.null_count:
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC,
+                f"the column topic is null in some rows; fill it, or name one topic for all with the option topic rows={names.null_count}",
+            )
+        found = names.dictionary.to_pylist()
+        if len(found) > TOPICS_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC, f"too many topics in one batch topics={len(found)} limit={TOPICS_MAX}"
+            )
+        if len(found) == 1:
+            yield found[0], batch
+            return
+        rows, starts = rows_by_partition(_numbers(names.indices), len(found))
+        order = pa.Array.from_buffers(pa.int32(), len(rows), [None, pa.py_buffer(rows)])
+        for number, name in enumerate(found):
+            yield name, batch.take(order.slice(starts[number], starts[number + 1] - starts[number]))
+
+    def _send(self, name: str) -> Iterator[Outgoing]:
+        waiting = self._waiting.pop(name)
+        self._size -= waiting.size
+        topic = self._topics[name]
+        count = len(topic.incarnations)
+        for rows in pa.Table.from_batches(waiting.batches).combine_chunks().to_batches():
+            first = 0
+            for batch in arrow_to_batches(rows):
+                row_count = record_count_of(batch)
+                for number, part in self._parts(topic, count, batch, rows.slice(first, row_count)):
+                    yield Outgoing(name, number, part)
+                first += row_count
+
+    def _parts(self, topic: TopicDetail, count: int, batch: Buffer, rows: pa.RecordBatch) -> list[tuple[int, Buffer]]:
+        index = rows.schema.get_field_index("partition")
+        chosen = None if index < 0 else rows.column(index)
+        if chosen is not None and chosen.null_count == len(chosen):
+            chosen = None
+        if chosen is None and (count == 1 or _keyless(rows)):
+            self._turn += 1
+            return [((self._turn - 1) % count, batch)]
+        spans = memoryview(spans_of(batch))
+        if chosen is None:
+            return split(batch, spans, partitions_of(batch, spans, count, _key_hash(topic)), count)
+        _check_numbers(topic, chosen, count)
+        if chosen.null_count:
+            by_key = partitions_of(batch, spans, count, _key_hash(topic))
+            chosen = pc.coalesce(chosen, pa.Array.from_buffers(pa.int32(), len(by_key), [None, pa.py_buffer(by_key)]))
+        return split(batch, spans, _numbers(chosen), count)
+
+
+def _keyless(rows: pa.RecordBatch) -> bool:
+    index = rows.schema.get_field_index("key")
+    return index < 0 or rows.column(index).null_count == rows.num_rows
+
+
+def _key_hash(topic: TopicDetail) -> KeyHash:
+    return KeyHash(topic.settings.get("key_hash") or KeyHash.FNV32)
+
+
+def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> None:
+    ends: Any = pc.min_max(chosen).as_py()
+    if ends["min"] < 0 or ends["max"] >= count:
+        wrong = ends["min"] if ends["min"] < 0 else ends["max"]
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the column partition names a partition the topic does not have topic={topic.name} partition={wrong} partitions={count}",
+        )
+
+
+def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
+    """The i32 values of a column without nulls."""
+    data = column.buffers()[1]
+    if data is None:
+        return array("i")
+    return memoryview(data).cast("B")[4 * column.offset : 4 * (column.offset + len(column))]

@@ -1,0 +1,60 @@
+"""The columns a write may have: those of Spark's Kafka sink.
+
+Promises: a schema that does not fit is an error that says what to do. Must not know: options, the broker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import DataType, StructType
+
+from polywire.errors import ErrorCode, Invalid
+
+ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+# Columns of the source that a copy from topic to topic may leave in place; the broker gives new ones.
+IGNORED: Final = ("offset", "timestamp", "timestampType")
+
+
+def check_rows(schema: StructType, topic: str | None) -> None:
+    """Refuse rows that cannot be written. ``topic`` is the option's. Raises Invalid(INVALID_REQUEST)."""
+    names = [field.name for field in schema.fields]
+    if "value" not in names:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "there is no column value; make one, for example with to_json(struct(*)) as value "
+            f"columns={','.join(names) or 'none'}",
+        )
+    if topic is None and "topic" not in names:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"nothing says where the rows go; set the option topic, or add a column topic columns={','.join(names)}",
+        )
+    for field in schema.fields:
+        if names.count(field.name) > 1:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"there are several columns of one name column={field.name!r}")
+        _check_column(field.name, field.dataType)
+
+
+def _check_column(name: str, kind: DataType) -> None:
+    if name in IGNORED:
+        return
+    accepted = ACCEPTED.get(name)
+    if accepted is None:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "rows have a column that a record has no place for; drop it, or put it into the value with to_json(struct(...)) "
+            f"column={name!r} columns={','.join(ACCEPTED)}",
+        )
+    if kind.simpleString() not in accepted:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a column has a type that cannot be written; cast it column={name!r} given={kind.simpleString()} "
+            f"accepted={' or '.join(accepted)}",
+        )

@@ -1,0 +1,146 @@
+"""The sink on real Spark against a real broker: what is written, where it goes, and once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.e2e.conftest import Served, fill
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def read(spark: SparkSession, served: Served, topic: str) -> DataFrame:
+    return spark.read.format("polywire").options(address=served.address, subscribe=topic, includeHeaders="true").load()
+
+
+def write(frame: DataFrame, served: Served, **options: str) -> None:
+    frame.write.format("polywire").options(address=served.address, **options).mode("append").save()
+
+
+def stream(spark: SparkSession, served: Served, topic: str, **options: str) -> DataFrame:
+    reader = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
+    return reader.options(startingOffsets="earliest", **options).load()
+
+
+def run(frame: DataFrame, served: Served, checkpoint: Path, **options: str) -> None:
+    writer = frame.writeStream.format("polywire").options(address=served.address, **options)
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+
+def values(spark: SparkSession, served: Served, topic: str) -> list[str]:
+    rows = read(spark, served, topic).selectExpr("cast(value as string) as value").collect()
+    return sorted(row["value"] for row in rows)
+
+
+def test_every_column_arrives(spark: SparkSession, served: Served, topic: str) -> None:
+    frame = spark.range(0, 1000, 1, 3).selectExpr(
+        "concat('k', id % 7) as key",
+        "if(id % 10 = 0, null, cast(cast(id as string) as binary)) as value",
+        "if(id % 2 = 0, array(named_struct('key', 'n', 'value', cast(cast(id as string) as binary))), null) as headers",
+    )
+    served.connection.create_topic(topic, 4)
+    write(frame, served, topic=topic)
+    found = (
+        read(spark, served, topic)
+        .selectExpr(
+            "cast(key as string) as key",
+            "cast(value as string) as value",
+            "partition",
+            "cast(headers[0].value as string) as h",
+        )
+        .collect()
+    )
+    assert len(found) == 1000
+    assert sum(row["value"] is None for row in found) == 100
+    for row in found:
+        if row["value"] is not None:
+            assert row["key"] == f"k{int(row['value']) % 7}"
+            assert row["h"] == (row["value"] if int(row["value"]) % 2 == 0 else None)
+    assert len({(row["key"], row["partition"]) for row in found}) == 7
+
+
+def test_columns_and_options_choose_topic_and_partition(spark: SparkSession, served: Served, topic: str) -> None:
+    served.connection.create_topic(f"{topic}-a", 2)
+    frame = spark.range(100).selectExpr(
+        f"if(id < 60, '{topic}-a', '{topic}-b') as topic",
+        "cast(if(id % 3 = 0, null, 1) as int) as partition",
+        "cast(id as string) as value",
+        "'same' as key",
+    )
+    write(frame, served)
+    in_a = read(spark, served, f"{topic}-a").groupBy("partition").count().collect()
+    assert sum(row["count"] for row in in_a) == 60
+    assert {row["partition"] for row in in_a} >= {1}
+    assert values(spark, served, f"{topic}-b") == sorted(str(n) for n in range(60, 100))
+    write(frame, served, topic=topic)
+    assert len(values(spark, served, topic)) == 100
+
+
+def test_a_stream_copies_a_topic_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    fill(served.connection, topic, [300, 200])
+    frame = stream(spark, served, topic, maxOffsetsPerTrigger="200")
+    run(frame, served, tmp_path / "checkpoint", topic=f"{topic}-copy")
+    assert values(spark, served, f"{topic}-copy") == values(spark, served, topic)
+    fill(served.connection, topic, [10, 0])
+    run(frame, served, tmp_path / "checkpoint", topic=f"{topic}-copy")
+    assert values(spark, served, f"{topic}-copy") == values(spark, served, topic)
+
+
+@pytest.mark.parametrize(("guarantee", "copies"), [("true", 1), ("sequence", 1), ("false", 2)])
+def test_a_micro_batch_that_is_run_again(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path, guarantee: str, copies: int
+) -> None:
+    fill(served.connection, topic, [300, 200])
+    frame = stream(spark, served, topic)
+    options = {"topic": f"{topic}-copy", "exactlyOnce": guarantee}
+    run(frame, served, tmp_path / "checkpoint", **options)
+    # As a driver that was killed between the broker's commit and Spark's: its offsets are written down, its end is not.
+    for log in (tmp_path / "checkpoint" / "commits").iterdir():
+        log.unlink()
+    run(frame, served, tmp_path / "checkpoint", **options)
+    assert values(spark, served, f"{topic}-copy") == sorted(values(spark, served, topic) * copies)
+
+
+def test_a_named_batch_write_is_done_once(spark: SparkSession, served: Served, topic: str) -> None:
+    def frame(count: int) -> DataFrame:
+        return spark.range(count).selectExpr("cast(id as string) as value")
+
+    for number in ("4", "4", "3", "5"):
+        write(frame(10), served, topic=topic, txnAppId="job", txnId=number)
+    assert len(values(spark, served, topic)) == 20
+    for _ in range(2):
+        write(frame(5), served, topic=topic, txnAppId="numbers", txnId="1", exactlyOnce="sequence")
+    assert len(values(spark, served, topic)) == 25
+
+
+def test_a_failed_write_leaves_nothing_to_be_seen(spark: SparkSession, served: Served, topic: str) -> None:
+    frame = spark.range(0, 1000, 1, 2).selectExpr("if(id = 999, raise_error('stop'), cast(id as string)) as value")
+    served.connection.create_topic(topic, 2)
+    with pytest.raises(PySparkException, match="stop"):
+        write(frame, served, topic=topic)
+    assert values(spark, served, topic) == []
+
+
+def test_errors_say_what_to_do(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    frame = spark.range(3).selectExpr("cast(id as string) as value")
+    served.connection.create_topic(topic, 2)
+    with pytest.raises(PySparkException, match="set the option topic"):
+        write(frame, served)
+    with pytest.raises(PySparkException, match=r"to_json\(struct\(\*\)\) as value"):
+        write(spark.range(3), served, topic=topic)
+    with pytest.raises(PySparkException, match="no place for"):
+        write(frame.selectExpr("*", "1 as other"), served, topic=topic)
+    with pytest.raises(PySparkException, match="a partition the topic does not have"):
+        write(frame.selectExpr("*", "7 as partition"), served, topic=topic)
+    with pytest.raises(PySparkException, match="topic is null"):
+        write(frame.selectExpr("*", "cast(null as string) as topic"), served)
+    with pytest.raises(PySparkException, match="does not exist"):
+        write(frame, served, topic=f"{topic}-missing", createTopics="false")
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        frame.write.format("polywire").options(address=served.address, topic=topic).mode("overwrite").save()
+    assert json.dumps(values(spark, served, topic)) == "[]"

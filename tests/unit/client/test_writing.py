@@ -1,0 +1,128 @@
+"""Writers over real sockets: connections that are lost at any point double nothing and lose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polywire.client import writing
+from polywire.client.bulk import BulkConnection
+from polywire.client.writing import ProduceWriter, StageWriter
+from polywire.errors import Busy, ErrorCode, Missing
+from polywire.protocols.polywire.appending import Appending
+from polywire.protocols.polywire.messages import Stage
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.records.split import with_producer
+from polywire.types import Level
+from tests.unit.client.served import Served
+from tests.unit.client.test_bulk import values_in
+
+
+@pytest.fixture
+def connection(served: Served) -> Iterator[BulkConnection]:
+    made = BulkConnection("127.0.0.1", served.port, timeout_s=10.0, reconnect_s=2.0)
+    made.create_topic("t", 2)
+    yield made
+    made.close()
+
+
+def batch(number: int) -> bytearray:
+    return from_records([Record(b"%d" % number)])
+
+
+def fill(writer: StageWriter, count: int) -> None:
+    for number in range(count):
+        writer.put("t", 0, batch(number))
+    writer.finish()
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def test_staged_batches_are_seen_once_published_and_in_order(connection: BulkConnection) -> None:
+    writer = StageWriter(connection)
+    for number in range(50):
+        writer.put("t", number % 2, batch(number))
+    tokens = writer.finish()
+    assert values_in(connection, "t") == []
+    connection.publish("w", 0, tokens)
+    assert values_in(connection, "t", 0) == numbers(50)[::2]
+    assert values_in(connection, "t", 1) == numbers(50)[1::2]
+
+
+@pytest.mark.parametrize("lost_after", [0, 1, 7, 8, 9, 29, 30])
+def test_a_lost_connection_doubles_nothing_that_is_staged(
+    served: Served, connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, lost_after: int
+) -> None:
+    monkeypatch.setattr(writing, "TOKEN_BATCHES", 10)
+    writer = StageWriter(connection)
+    for number in range(30):
+        if number == lost_after:
+            served.drop_connections()
+        writer.put("t", 0, batch(number))
+    if lost_after == 30:
+        served.drop_connections()
+    tokens = writer.finish()
+    connection.publish("w", 0, tokens)
+    assert len(set(tokens)) == 3
+    assert values_in(connection, "t") == numbers(30)
+
+
+def test_abandoned_batches_are_gone(connection: BulkConnection) -> None:
+    writer = StageWriter(connection)
+    writer.put("t", 0, batch(1))
+    tokens = writer.finish()
+    writer.abandon()
+    with pytest.raises(Missing):
+        connection.publish("w", 0, tokens)
+
+
+@pytest.mark.parametrize(("refusals", "published"), [(3, True), (1000, False)])
+def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
+    connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, refusals: int, published: bool
+) -> None:
+    left = iter(range(refusals))
+    stage = Appending.stage
+
+    def full(self: Appending, correlation: int, request: Stage, payload: memoryview) -> None:
+        if next(left, None) is not None:
+            raise Busy(ErrorCode.STAGE_FULL, "too much is staged")
+        stage(self, correlation, request, payload)
+
+    monkeypatch.setattr(writing, "BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr(Appending, "stage", full)
+    writer = StageWriter(connection)
+    if published:
+        fill(writer, 30)
+        connection.publish("w", 0, writer.finish())
+        assert values_in(connection, "t") == numbers(30)
+        return
+    with pytest.raises(Busy) as refused:
+        fill(writer, 30)
+    assert refused.value.code is ErrorCode.STAGE_FULL
+    writer.abandon()
+
+
+def test_appending_again_after_a_loss_stores_each_batch_of_a_producer_once(
+    served: Served, connection: BulkConnection
+) -> None:
+    writer = ProduceWriter(connection, Level.WRITTEN)
+    for number in range(30):
+        if number in (3, 20):
+            served.drop_connections()
+        writer.put("t", 0, with_producer(batch(number), b"task", epoch=1, base_sequence=number))
+    assert writer.finish() == []
+    assert values_in(connection, "t") == numbers(30)
+
+
+def test_appending_without_a_producer_stores_at_least_once(served: Served, connection: BulkConnection) -> None:
+    writer = ProduceWriter(connection, Level.SYNCED)
+    for number in range(30):
+        if number == 20:
+            served.drop_connections()
+        writer.put("t", 0, batch(number))
+    writer.finish()
+    assert set(values_in(connection, "t")) == set(numbers(30))
