@@ -27,6 +27,11 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
+def silenced(*but: str) -> tuple[str, ...]:
+    """Options of ``polywire serve`` that switch every wire off but those named."""
+    return tuple(word for wire in WIRES if wire not in but for word in (f"--{wire}", "off"))
+
+
 class BrokerProcess:
     """One broker over one data directory; it can be stopped, killed and started again."""
 

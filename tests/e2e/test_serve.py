@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from polywire.server.lifecycle import EXIT_OK, EXIT_SECOND_SIGNAL, EXIT_START
-from tests.broker_process import BrokerProcess
+from tests.broker_process import WIRES, BrokerProcess, silenced
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def serve(data_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_ready_file_names_every_listener(broker: BrokerProcess) -> None:
-    assert set(broker.addresses) == {"flux", "cursus", "polywire", "any"}
+    assert set(broker.addresses) == {*WIRES, "any"}
     for wire in broker.addresses:
         connect(broker, wire).close()
     for name, (host, port) in broker.addresses.items():
@@ -128,8 +128,8 @@ def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--flux", "0.0.0.0:0", "--cursus", "off", "--polywire", "off"), "needs --insecure"),
-        (("--flux", "off", "--cursus", "off", "--polywire", "off"), "nothing to serve"),
+        (("--flux", "0.0.0.0:0", *silenced("flux")), "needs --users or --insecure"),
+        (silenced(), "nothing to serve"),
         (("--flux", "localhost"), "an address is HOST:PORT or off"),
         (("--flux", "127.0.0.1:70000"), "an address is HOST:PORT or off"),
     ],
@@ -143,13 +143,13 @@ def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: 
 
 def test_a_port_in_use_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
     host, port = broker.addresses["flux"]
-    result = serve(tmp_path / "other", "--flux", f"{host}:{port}", "--cursus", "off", "--polywire", "off")
+    result = serve(tmp_path / "other", "--flux", f"{host}:{port}", *silenced("flux"))
     assert result.returncode == EXIT_START
     assert f"address={host}:{port}" in result.stderr
 
 
 def test_a_directory_has_one_broker(broker: BrokerProcess) -> None:
-    result = serve(broker.data_dir, "--flux", "127.0.0.1:0", "--cursus", "off", "--polywire", "off")
+    result = serve(broker.data_dir, "--flux", "127.0.0.1:0", *silenced("flux"))
     assert result.returncode == EXIT_START
     assert "Traceback" not in result.stderr
     assert json.dumps(str(broker.data_dir))[1:-1] in result.stderr or "another broker" in result.stderr

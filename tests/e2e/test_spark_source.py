@@ -10,7 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from polywire.client import sync
-from polywire.spark.pipelines.land import Landed, land
+from polywire.spark.pipelines.land import land
+from polywire.spark.pipelines.queries import Ran
 from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, fill, start_broker, stop_broker
 
@@ -96,7 +97,7 @@ def test_errors_reach_the_user(spark: SparkSession, served: Served, topic: str) 
 
 def landing(
     spark: SparkSession, served: Served, topic: str, directory: Path, most: int
-) -> tuple[Landed, list[BatchProgress]]:
+) -> tuple[Ran, list[BatchProgress]]:
     told: list[BatchProgress] = []
     landed = land(
         spark, served.address, topic, directory / "table", directory / "checkpoint", ["partition"],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker import changes
+from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
 from polywire.broker.fetch import BoundsThen, ask_bounds, check_alive
 from polywire.broker.groups.coordinator import Coordinator
@@ -54,6 +55,7 @@ class Broker:
         "_retention",
         "_state",
         "_transactions",
+        "access",
         "appended",
         "clock",
         "groups",
@@ -76,6 +78,7 @@ class Broker:
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self._transactions = Transactions(log, state, settings, clock)
         self.groups: Final = Coordinator(self, state, settings, clock)
+        self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.log = log.partition(partition.incarnation)
@@ -122,6 +125,7 @@ class Broker:
     def close(self) -> None:
         """Commit, sync and stop; every pending callback is called first."""
         self._retention.stop()
+        self.access.close()
         self._log.close()
 
     # Topics
@@ -285,6 +289,14 @@ class Broker:
             self._admission.produce(partition, batch, level=level, done=done)
         else:
             self._append(partition.log, batch, level=level, done=done)
+
+    def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
+        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        return self._state.producers.last(partition.incarnation, producer, now_us=self.clock.now_us())
+
+    def settle(self, level: Level, done: Done) -> None:
+        """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
+        self._log.barrier(level, done)
 
     def fetch(
         self,

@@ -101,6 +101,11 @@ class Producers:
                 return remembered
         return settled(base, last, PLACE_UNKNOWN)
 
+    def last(self, incarnation: int, producer: bytes, *, now_us: int) -> tuple[int, int] | None:
+        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        known = self._living((incarnation, producer), now_us)
+        return None if known is None else (known.epoch, known.last)
+
     def _living(self, key: tuple[int, bytes], now_us: int) -> _Producer | None:
         known = self._by_key.get(key)
         return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None

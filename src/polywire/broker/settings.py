@@ -91,6 +91,9 @@ class BrokerSettings:
         twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
     wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
     wire_state_keys_max: keys of one wire's own state.
+    users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
+    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are told to come back.
+    logins_cached_max: verified logins that are remembered, so that who sends its password again does not wait again.
     """
 
     auto_create: bool = True
@@ -121,6 +124,10 @@ class BrokerSettings:
     writer_expiry_us: int = 30 * DAY_US
     wire_state_bytes_max: int = 1024 * 1024
     wire_state_keys_max: int = 100_000
+    users_max: int = 10_000
+    tokens_max: int = 100
+    logins_waiting_max: int = 64
+    logins_cached_max: int = 1_000
 
     def __post_init__(self) -> None:
         if not 1 <= self.partition_count <= self.partition_count_max:

@@ -55,8 +55,15 @@ class Listeners:
             help='Written as JSON, {"flux": {"host": "127.0.0.1", "port": 9092}, ...}, once every listener accepts.'
         ),
     ] = None
+    users: Annotated[
+        Path | None,
+        Parameter(
+            help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one,"
+            " and only those may listen beyond this machine."
+        ),
+    ] = None
     insecure: Annotated[
-        bool, Parameter(negative="", help="Allow listening beyond this machine although no users are configured.")
+        bool, Parameter(negative="", help="Allow listening beyond this machine where nobody has to log in.")
     ] = False
 
 
@@ -121,6 +128,7 @@ def serve(
             ready_file=listeners.ready_file,
             durability=Level[storage.durability.name],
             partition_count=storage.partitions,
+            users=listeners.users,
             insecure=listeners.insecure,
             drain_timeout_s=process.drain_timeout,
             slot_bytes=storage.slot_mib * 1024 * 1024,

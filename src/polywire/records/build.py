@@ -255,16 +255,24 @@ def _any_flag(
 
 
 def from_spans(
-    source: Buffer, spans: Lendable, rows: Lendable | None = None, record_flags: Buffer | None = None
+    source: Buffer,
+    spans: Lendable,
+    rows: Lendable | None = None,
+    record_flags: Buffer | None = None,
+    *,
+    columns: Mapping[int, Lendable] | None = None,
+    producer_epoch: int = -1,
+    base_sequence: int = 0,
 ) -> bytearray:
     """Build a batch from payloads inside ``source``.
 
     spans: i64 array, four numbers a record: key position, key length or -1 for null, value position, value length or -1.
     rows: i32 array, the records to take, in this order; all of them by default.
     record_flags: u8 array, one per span (not per row).
+    columns: further columns, ready-made, one entry per row: everything but keys, values and record flags.
 
     Raises ValueError for a row or span out of range, Invalid(RECORD_TOO_LARGE) above the largest batch, Invalid(INVALID_BATCH) for no
-    records.
+    records or a column that does not fit.
     """
     lent_source: Lent = lend(source)
     lent_spans: Lent = lend(spans)
@@ -292,14 +300,54 @@ def from_spans(
         lent_flags = lend(record_flags)
         if _any_flag(lent_flags, p_rows, span_count, count):
             places[21] = count
+    if columns:
+        _measure_further(columns, places)
     batch = allocate(places, count)
     target: Lent = lend_writable(batch)
     _fill_both(target, lent_source, lent_spans, p_rows, count, places)
     if places[20] >= 0:
         for i in range(count):
             target.p[places[20] + i] = lent_flags.p[load_i32(p_rows, 4 * i) if p_rows else i]
+    if columns:
+        _fill_further(target, columns, count, places)
+        store_i64(target.p, 56, producer_epoch)
+        store_u64(target.p, 64, base_sequence)
     finish(target.p, places, count)
     return batch
+
+
+@cython.cfunc
+def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
+    """Sizes of ready-made columns, which are none of those that spans make."""
+    i: cython.Py_ssize_t
+    lent: Lent
+    for column, data in columns.items():  # type: ignore[attr-defined]
+        i = column
+        if i < 6 or i == 10 or i >= _COLUMN_COUNT:
+            raise ValueError(f"not a further column column={column}")
+        lent = lend(data)
+        places[2 * i + 1] = lent.size
+
+
+@cython.cfunc
+def _fill_further(
+    target: Lent, columns: object, count: cython.Py_ssize_t, places: cython.p_const_longlong
+) -> cython.void:
+    i: cython.Py_ssize_t
+    rule: cython.int
+    lent: Lent
+    for column, data in columns.items():  # type: ignore[attr-defined]
+        i = column
+        lent = lend(data)
+        move(target.p, places[2 * i], lent.p, 0, lent.size)
+    rule = sizes_fit(target.p, places, count)
+    if rule >= 0:
+        raise _misfit(rule, count)
+
+
+def _misfit(column: int, records: int) -> Invalid:
+    name = Column(column).name.lower()
+    return Invalid(ErrorCode.INVALID_BATCH, f"column of wrong size or company column={name} records={records}")
 
 
 @cython.cfunc
@@ -359,8 +407,7 @@ def from_columns(
             move(target.p, places[2 * i], lent.p, 0, lent.size)
     rule = sizes_fit(target.p, places, count)
     if rule >= 0:
-        name = Column(rule).name.lower()
-        raise Invalid(ErrorCode.INVALID_BATCH, f"column of wrong size or company column={name} records={count}")
+        raise _misfit(rule, count)
     store_i64(target.p, 56, producer_epoch)
     store_u64(target.p, 64, base_sequence)
     finish(target.p, places, count)

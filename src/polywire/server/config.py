@@ -16,8 +16,10 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
+WIRES: Final = ("flux", "cursus", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
+LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class ServeConfig:
     flux, cursus, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
+    users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
     insecure: whether it may listen beyond this machine although nobody has to log in.
     partition_count: of topics made automatically.
     drain_timeout_s: how long owed answers may hold up a stop.
@@ -78,6 +81,7 @@ class ServeConfig:
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
     ready_file: Path | None = None
+    users: Path | None = None
     durability: Level = Level.WRITTEN
     insecure: bool = False
     partition_count: int = DEFAULT_PARTITION_COUNT
@@ -103,8 +107,8 @@ class ServeConfig:
     def listeners(self) -> Mapping[str, Address]:
         """Addresses by listener name, those switched off left out.
 
-        Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine without ``insecure``, when none is left,
-        for idle polling out of range, and for a durability below ``written``.
+        Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine where nobody has to log in, unless
+        ``insecure``, when none is left, for idle polling out of range, and for a durability below ``written``.
         """
         if not 0 <= self.idle_poll_us <= IDLE_POLL_US_MAX:
             raise Invalid(
@@ -113,15 +117,32 @@ class ServeConfig:
             )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
-        given = {"flux": self.flux, "cursus": self.cursus, "polywire": self.polywire, ANY: self.any_wire}
+        given = {**{wire: getattr(self, wire) for wire in WIRES}, ANY: self.any_wire}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
         if not addresses:
             raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")
         for name, address in addresses.items():
-            if not (self.insecure or address.is_loopback):
-                raise Invalid(
-                    ErrorCode.INVALID_REQUEST,
-                    "no users are configured, so listening beyond this machine needs --insecure"
-                    f" listener={name} address={address}",
-                )
+            self._check_reach(name, address)
         return addresses
+
+    def _check_reach(self, name: str, address: Address) -> None:
+        """Beyond this machine only those who log in are served."""
+        if self.insecure or address.is_loopback:
+            return
+        if self.users is None:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "no users are configured, so listening beyond this machine needs --users or --insecure"
+                f" listener={name} address={address}",
+            )
+        if name != ANY and name not in LOGIN_WIRES:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "this wire has no login, so listening beyond this machine needs --insecure"
+                f" listener={name} address={address}",
+            )
+
+    def any_wires(self) -> frozenset[str] | None:
+        """The wires that the listener for all of them recognises; None: every one."""
+        address = parse_address(self.any_wire)
+        return None if address is None or self.insecure or address.is_loopback else LOGIN_WIRES

@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from polywire.broker.access import DEFAULT_NAME, Access
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
@@ -34,6 +35,7 @@ from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.users import read_users
 from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
@@ -69,12 +71,15 @@ async def serve(config: ServeConfig) -> int:
     broker = server.open_broker()
     hub = Hub(broker, idle=IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us))
     try:
-        listeners = await open_listeners(hub, addresses, _factories(broker, config))
+        if config.users is not None:
+            broker.access.configure(read_users(config.users))
+        factories = _factories(broker, config)
+        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires())
     except BrokerError:
         broker.close()
         raise
     server.watch_signals()
-    _announce(config, listeners)
+    _announce(config, listeners, broker.access)
     return await server.wait(broker, hub, listeners)
 
 
@@ -186,7 +191,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
     return [FluxFactory(broker, flux), CursusFactory(broker), PolywireSessions(broker)]
 
 
-def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
+def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:
     """Tell where we listen and what is weaker than usual; the ready file comes last."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
@@ -196,8 +201,13 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener]) -> None:
             durability="written",
             stronger="--durability synced",
         )
-    if any(not listener.address.is_loopback for listener in listeners):
-        log.warning("no users are configured and other machines can connect: anybody may read, write and delete")
+    if access.is_open:
+        log.info(
+            "no users are configured: nobody has to log in, and a wire with a login takes the default user",
+            user=DEFAULT_NAME,
+        )
+    if config.insecure and any(not listener.address.is_loopback for listener in listeners):
+        log.warning("other machines can connect without a login: anybody may read, write and delete")
     if config.ready_file is not None:
         ready = {
             listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,13 +34,21 @@ class Listener:
 
 
 async def open_listeners(
-    hub: Hub, addresses: Mapping[str, Address], factories: Sequence[SessionFactory]
+    hub: Hub,
+    addresses: Mapping[str, Address],
+    factories: Sequence[SessionFactory],
+    *,
+    any_wires: Collection[str] | None = None,
 ) -> list[Listener]:
-    """Listen on every address. Raises Busy(BUSY) with the address that cannot be had."""
+    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without.
+
+    Raises Busy(BUSY) with the address that cannot be had.
+    """
     by_wire = {factory.wire: factory for factory in factories}
+    among_all = [factory for factory in factories if any_wires is None or factory.wire in any_wires]
     opened: list[Listener] = []
     for name, address in addresses.items():
-        spoken = list(factories) if name == ANY else [by_wire[name]]
+        spoken = among_all if name == ANY else [by_wire[name]]
         try:
             opened.append(await _listen(hub, name, address, spoken))
         except OSError as error:

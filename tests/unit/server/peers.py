@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polywire.protocols.base import Output
+from polywire.server.config import OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection, ConnectionLimits, Hub
+
+SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # each wire is a field of text
 
 
 class Wire:

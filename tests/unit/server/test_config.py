@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.types import Level
+from tests.unit.server.peers import SILENT
 
 
 @pytest.mark.parametrize(
@@ -50,16 +53,16 @@ def test_loopback(host: str, loopback: bool) -> None:
 
 
 def test_listeners_that_are_off_are_left_out() -> None:
-    config = ServeConfig(flux="off", cursus="off", polywire="127.0.0.1:1", any_wire="[::1]:2")
+    config = replace(SILENT, polywire="127.0.0.1:1", any_wire="[::1]:2")
     assert config.listeners() == {"polywire": Address("127.0.0.1", 1), "any": Address("::1", 2)}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ServeConfig(flux="off", cursus="off", polywire="off"), "nothing to serve"),
-        (ServeConfig(flux="0.0.0.0:9092"), "needs --insecure listener=flux address=0.0.0.0:9092"),
-        (ServeConfig(any_wire="[::]:9092"), "needs --insecure listener=any"),
+        (SILENT, "nothing to serve"),
+        (ServeConfig(flux="0.0.0.0:9092"), "needs --users or --insecure listener=flux address=0.0.0.0:9092"),
+        (ServeConfig(any_wire="[::]:9092"), "needs --users or --insecure listener=any"),
         (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
         (ServeConfig(idle_poll_us=10_001), "idle polling is out of range us=10001 limit=10000"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),

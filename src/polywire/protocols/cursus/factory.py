@@ -11,21 +11,20 @@ from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.protocols.base import Output
-from polywire.protocols.cursus import introduction, topics
-from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX, Refused
+from polywire.protocols.cursus import introduction, publishing, reading, streaming, topics
+from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
 
 COMMANDS: Final[Mapping[str, Command]] = {
     **introduction.COMMANDS,
     **topics.COMMANDS,
+    **publishing.COMMANDS,
+    **reading.COMMANDS,
+    **streaming.COMMANDS,
 }
 
 _BLANKS: Final = b" \t\r\n"
-
-
-def _no_batches(session: CursusSession, body: memoryview, /) -> None:
-    session.later(session.dialect).refuse(Refused("batch_decode_failed", 'reason="batches are not taken"'))
 
 
 class CursusFactory:
@@ -64,7 +63,7 @@ class CursusFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
         """A session for a new connection."""
-        return CursusSession(self.state, _no_batches, output, resume)
+        return CursusSession(self.state, publishing.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.base import Output
 from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.compression import algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
@@ -33,6 +34,7 @@ PASS_S: Final = 0.002  # how long requests of one connection are handled before 
 GROWTH_BYTES_MIN: Final = (
     1024 * 1024
 )  # a frame's announced length is believed so far, and four times what has come of it
+TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
 
 Reply = bytes | Sequence[bytes]
 """Bodies of the frames of one answer."""
@@ -62,6 +64,10 @@ class Command:
     pipelined: bool = False
 
 
+class NotYet(Exception):
+    """A request that cannot begin now: it is offered again when the session wakes."""
+
+
 class Pushing(Protocol):
     """What took over the connection: a stream."""
 
@@ -73,7 +79,7 @@ class Pushing(Protocol):
 
 
 class TakeBatch(Protocol):
-    """Handles a batch frame; it makes its own answer."""
+    """Handles a batch frame; it makes its own answer. Raises NotYet."""
 
     def __call__(self, session: CursusSession, body: memoryview, /) -> None: ...
 
@@ -93,6 +99,7 @@ class CursusSession:
         "_asleep",
         "_blocking",
         "_closed",
+        "_compression",
         "_ending",
         "_heard_at",
         "_held",
@@ -104,6 +111,7 @@ class CursusSession:
         "_settle",
         "_take_batch",
         "_timer",
+        "_topic_wait",
         "_wanted",
         "_yielding",
         "dialect",
@@ -122,6 +130,7 @@ class CursusSession:
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._take_batch = take_batch
+        self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._resume = resume
         self._answers: deque[Answer] = deque()
         self._blocking = 0
@@ -136,6 +145,7 @@ class CursusSession:
         self._closed = False
         self._rest = b""
         self._wanted = 0
+        self._topic_wait = "", 0.0
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
 
@@ -242,9 +252,20 @@ class CursusSession:
 
     def _take(self, body: memoryview) -> bool:
         """Carry out one frame; False when it must wait and be offered again."""
-        if self._is_batch(body):
-            self._take_batch(self, body)
-            return True
+        packed = self._compression or sniffed(body)
+        if packed is not None and body:
+            body = memoryview(packed.expand(body, self.state.settings.frame_bytes_max))
+        try:
+            if self._is_batch(body):
+                self._take_batch(self, body)
+                return True
+            return self._take_text(body)
+        except NotYet:
+            self._asleep = True
+            return False
+
+    def _take_text(self, body: memoryview) -> bool:
+        """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
         try:
             read = read_text(bytes(body), self.dialect, self.state.settings.dialect)
         except Refused as error:
@@ -259,7 +280,8 @@ class CursusSession:
                 self._settle = True
                 return False
         self.dialect = read.dialect
-        return self._carry(command, read)
+        self._carry(command, read)
+        return True
 
     def _is_batch(self, body: memoryview) -> bool:
         """Whether a topic follows the magic (dossier §1.2 rule 2)."""
@@ -269,16 +291,14 @@ class CursusSession:
         """An envelope that holds no command, as the PUBLISH it means."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic)
 
-    def _carry(self, command: Command, request: Request) -> bool:
-        """Carry out one command; False when the guard needs time."""
+    def _carry(self, command: Command, request: Request) -> None:
+        """Carry out one command. Raises NotYet."""
         self._placed = None
         refusal: Refused | None = None
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            if not self.state.guard.admit(self, request, command):
-                self._asleep = True
-                return False
+            self.state.guard.admit(self, request, command)
             reply = command.carry(self, request)
         except Refused as error:
             refusal = error
@@ -290,7 +310,6 @@ class CursusSession:
                 self.later(request.dialect).fill([frame(body) for body in bodies])
         if refusal is not None:
             self._place(request).refuse(refusal)
-        return True
 
     def _place(self, request: Request) -> Answer:
         """The place that the command took before it failed, or a new one."""
@@ -325,9 +344,25 @@ class CursusSession:
         return answer
 
     def wake(self) -> None:
-        """The guard has made up its mind: offer the request again."""
+        """What a request waited for before it could begin has come: offer it again."""
         self._asleep = False
         self._go_on()
+
+    def wait_for_topic(self, name: str) -> None:
+        """Have the request offered again for a while: the topic may be in the making (dossier §2.6).
+
+        Raises NotYet until the time is over.
+        """
+        now = self.state.broker.clock.monotonic()
+        waited, until = self._topic_wait
+        if waited != name:
+            until = now + self.state.settings.topic_wait_s
+            self._topic_wait = name, until
+        if now >= until:
+            self._topic_wait = "", 0.0
+            return
+        self.state.broker.loop.call_later(min(TOPIC_LOOK_S, max(until - now, 0.001)), self.wake)
+        raise NotYet
 
     def end(self) -> None:
         """Take no further request; close once everything owed was sent."""

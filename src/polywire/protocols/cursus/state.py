@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
+from polywire.protocols.cursus.scratch import Scratch
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import Command, CursusSession
@@ -27,6 +28,7 @@ class CursusSettings:
 
     frame_bytes_max: longest frame taken (dossier §1.1).
     dialect: the only one spoken; None recognises it frame by frame (§8.2).
+    compression: name of the algorithm that every frame to this broker has, as the reference is set; empty looks at each frame (§1.4).
     bare_publish: whether an envelope whose payload is no command publishes it to its topic (§1.3); switched off, typing errors stay errors.
     host, port: where clients are sent by METADATA and FIND_COORDINATOR; empty and 0 mean the address they came to.
     idle_timeout_s: how long a connection without a stream may say nothing (§1.6).
@@ -37,6 +39,7 @@ class CursusSettings:
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     dialect: Dialect | None = None
+    compression: str = ""
     bare_publish: bool = True
     host: str = ""
     port: int = 0
@@ -56,14 +59,15 @@ class Operation(Enum):
 class Guard(Protocol):
     """Who may do what (dossier §2.12)."""
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
-        """Whether the command may begin now. False: ask again once the guard has called ``session.wake()``.
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
+        """Whether the command may begin.
 
-        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
+        Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``; NotYet when the guard
+        needs time: it calls ``session.wake()`` later, and is asked again about the same request.
         """
 
     def admit_batch(self, session: CursusSession, /) -> None:
-        """Whether the connection may write batches. Raises Refused."""
+        """Whether the connection may write batches. Raises Refused, NotYet."""
 
     def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
         """Whether the connection may do this to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
@@ -74,9 +78,8 @@ class OpenGuard:
 
     __slots__ = ()
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> bool:
+    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
         """Always."""
-        return True
 
     def admit_batch(self, session: CursusSession, /) -> None:
         """Always."""
@@ -85,11 +88,19 @@ class OpenGuard:
         """Always."""
 
 
+class Replaceable(Protocol):
+    """A stream that another one may take the place of (dossier §5.2)."""
+
+    def replace(self) -> None:
+        """Tell the peer, and end."""
+
+
 @dataclass(slots=True)
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
-    commands: by name in upper case. turns: next partition of a keyless record, per topic id.
+    commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
+    streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     """
 
     broker: Broker
@@ -97,3 +108,6 @@ class CursusState:
     commands: Mapping[str, Command]
     guard: Guard = field(default_factory=OpenGuard)
     turns: dict[bytes, int] = field(default_factory=dict)
+    scratch: Scratch = field(default_factory=Scratch)
+    streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
+    stream_count: int = 0

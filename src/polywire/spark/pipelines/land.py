@@ -1,66 +1,65 @@
-"""Land a topic as a partitioned table of Parquet files.
+"""Land a topic as a partitioned table.
 
 Promises: every record of the topic is in the table exactly once, whenever and however often the job is stopped and started again with
-the same checkpoint. Spark's file sink keeps the list of files that count in ``_spark_metadata`` beside them: a killed run may leave
-files that nobody lists, so read the table with Spark (or by that list). Must not know: what the records mean.
+the same checkpoint. Must not know: what the records mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pyspark.sql import DataFrame, SparkSession
 
-from polywire.spark.progress import BatchProgress, Told, follow
-
-Parse = Callable[[DataFrame], DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """What one run did."""
-
-    records: int
-    batches: int
+from polywire.spark.functions import table_columns
+from polywire.spark.pipelines.queries import (
+    Address,
+    AvailableNow,
+    BatchRecordsMax,
+    Checkpoint,
+    Parser,
+    Ran,
+    Topic,
+    parsed,
+    run_query,
+    topic_stream,
+)
+from polywire.spark.pipelines.tables import Table, TableFormat, into_table
+from polywire.spark.progress import Told
 
 
 def land(
     spark: SparkSession,
-    address: str,
-    topic: str,
-    path: str | Path,
-    checkpoint: str | Path,
-    partition_by: Sequence[str],
+    address: Address,
+    topic: Topic,
+    path: Annotated[str | Path, "folder of the table"],
+    checkpoint: Checkpoint,
+    partition_by: Annotated[Sequence[str], "columns of the table that make its folders"] = (),
     *,
-    parse: Parse | None = None,
-    batch_records_max: int | None = None,
-    available_now: bool = True,
+    parse: Parser = None,
+    table_format: Annotated[TableFormat, "kind of table"] = TableFormat.PARQUET,
+    files_max: Annotated[int | None, "most files one micro-batch adds to a folder"] = None,
+    batch_records_max: BatchRecordsMax = None,
+    headers: Annotated[bool, "read headers too"] = False,
+    available_now: AvailableNow = True,
     told: Told | None = None,
-) -> Landed:
-    """Read a topic from its beginning, or from where ``checkpoint`` says, and append it to the table at ``path``.
+) -> Ran:
+    """Read a topic from its beginning, or from where the checkpoint says, and append it to a table.
 
-    ``parse`` turns the source's columns into the table's; ``partition_by`` names columns of its result. A micro-batch has at most
-    ``batch_records_max`` records. With ``available_now`` it ends when everything that was there at the start has landed, otherwise it
-    runs until it is stopped. ``told`` hears of every micro-batch. Raises what the query failed with.
+    ``parse`` turns the source's columns into the table's; columns that a later version of it adds are null in what was landed before.
+    ``told`` hears of every micro-batch. Raises what the query failed with.
     """
-    reader = spark.readStream.format("polywire").option("address", address)
-    reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
-    if batch_records_max is not None:
-        reader = reader.option("maxOffsetsPerTrigger", batch_records_max)
-    records = reader.load()
-    table = records if parse is None else parse(records)
-    writer = table.writeStream.format("parquet").queryName(f"land-{topic}").partitionBy(*partition_by)
-    writer = writer.option("path", str(path)).option("checkpointLocation", str(checkpoint))
-    if available_now:
-        writer = writer.trigger(availableNow=True)
-    batches = 0
+    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
+    rows = records if parse is None else table_columns(parsed(records, parse))
+    table = Table(Path(path), table_format, tuple(partition_by))
+    writer = into_table(_gathered(rows, files_max, partition_by), table)
+    return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, told=told)
 
-    def count(batch: BatchProgress) -> None:
-        nonlocal batches
-        batches += 1
-        if told is not None:
-            told(batch)
 
-    return Landed(follow(writer.start(), count), batches)
+def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
+    """Rows brought together, because each task that has rows of a folder writes a file there."""
+    if files_max is None:
+        return rows
+    # One file per folder needs no single task: rows of a folder meet in one of them.
+    return rows.repartition(*partition_by) if partition_by and files_max == 1 else rows.coalesce(files_max)

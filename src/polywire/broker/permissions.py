@@ -1,0 +1,104 @@
+"""What a user may do, and where: everywhere, in a stream, or with one topic.
+
+Promises: pure values; a right that includes others is opened up once, when grants are made. Must not know: who has them, any wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntFlag
+from typing import Final
+
+import msgspec
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import TopicName
+
+
+class Permission(IntFlag):
+    """One thing that may be allowed; the numbers are stored and never get a second meaning."""
+
+    MANAGE_SERVERS = 1
+    READ_SERVERS = 2
+    MANAGE_USERS = 4
+    READ_USERS = 8
+    MANAGE_STREAMS = 16
+    READ_STREAMS = 32
+    MANAGE_TOPICS = 64
+    READ_TOPICS = 128
+    CONSUME = 256
+    PRODUCE = 512
+    GROUP = 1024
+    TRANSACTION = 2048
+
+
+ALL: Final = Permission(4095)
+NOTHING: Final = Permission(0)
+# In an order in which one pass is enough: what includes others stands before them.
+_INCLUDES: Final = (
+    (Permission.MANAGE_SERVERS, Permission.READ_SERVERS),
+    (Permission.MANAGE_USERS, Permission.READ_USERS),
+    (Permission.MANAGE_STREAMS, Permission.READ_STREAMS | Permission.MANAGE_TOPICS),
+    (Permission.READ_STREAMS, Permission.READ_TOPICS),
+    (Permission.MANAGE_TOPICS, Permission.READ_TOPICS | Permission.PRODUCE | Permission.TRANSACTION),
+    (Permission.READ_TOPICS, Permission.CONSUME | Permission.GROUP),
+)
+_WORDS: Final = {permission.name.lower(): permission for permission in Permission if permission.name} | {
+    "all": ALL,
+    "admin": Permission.MANAGE_SERVERS | Permission.MANAGE_USERS | Permission.MANAGE_STREAMS,
+}
+
+
+def opened(permissions: int) -> int:
+    """These permissions and those they include."""
+    for having, included in _INCLUDES:
+        if permissions & having:
+            permissions |= included
+    return permissions
+
+
+class Grants(msgspec.Struct, frozen=True, array_like=True):
+    """Permissions as they were given; a stream is named by its name, a topic by ``stream/topic``, which neither name can hold."""
+
+    everywhere: int = 0
+    streams: dict[str, int] = {}
+    topics: dict[str, int] = {}
+
+    def opened(self) -> Grants:
+        """The same with everything that is included."""
+        return Grants(
+            opened(self.everywhere),
+            {name: opened(given) for name, given in self.streams.items()},
+            {name: opened(given) for name, given in self.topics.items()},
+        )
+
+    def allow(self, permission: Permission, name: TopicName | None, stream: str | None) -> bool:
+        """Whether opened grants hold this permission for a topic, a stream, or (with neither) everywhere."""
+        if permission & self.everywhere:
+            return True
+        if name is not None:
+            if permission & self.topics.get(f"{name.stream}/{name.topic}", 0):
+                return True
+            stream = name.stream
+        return stream is not None and bool(permission & self.streams.get(stream, 0))
+
+
+EVERYTHING: Final = Grants(int(ALL))
+
+
+def parse_grants(words: Iterable[str]) -> Grants:
+    """Grants from words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``. Raises Invalid(INVALID_REQUEST)."""
+    everywhere = 0
+    places: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for word in words:
+        name, at, place = word.partition("@")
+        permission = _WORDS.get(name)
+        if permission is None or (at and not place):
+            known = ", ".join(sorted(_WORDS))
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission word={word!r} known={known}")
+        if at:
+            kept = places["/" in place]
+            kept[place] = kept.get(place, 0) | permission
+        else:
+            everywhere |= permission
+    return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in places))

@@ -1,0 +1,152 @@
+"""``polywire pipeline``: list, describe and run ready-made Spark jobs, and begin a project of Spark's declarative pipelines.
+
+Promises: a setting that is wrong is refused before Spark is started; a run that left something out says so and does not end with 0.
+Must not know: what a pipeline does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from polywire.cli.connection import ADDRESS_DEFAULT
+from polywire.cli.output import ListFormat, note, notes, print_list
+from polywire.cli.usage import examples
+from polywire.errors import ErrorCode, Invalid
+from polywire.spark.pipelines import project
+from polywire.spark.pipelines.registry import PIPELINES, kind_name, pipeline, read_settings, settings_of
+
+EXIT_INCOMPLETE: Final = 1
+
+app = App(
+    name="pipeline",
+    help="Run ready-made Spark jobs between topics and tables.",
+    help_epilogue=examples(
+        "polywire pipeline list",
+        "polywire pipeline describe land",
+        "polywire pipeline run land -s topic=orders -s path=orders -s checkpoint=state",
+    ),
+)
+
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+
+
+@app.command(name="list", help_epilogue=examples("polywire pipeline list"))
+def list_pipelines(*, output: Output = ListFormat.TABLE) -> None:
+    """List pipelines and what they do."""
+    rows = [{"pipeline": known.name, "does": known.summary} for known in PIPELINES]
+    print_list(rows, columns=("pipeline", "does"), form=output)
+
+
+@app.command(help_epilogue=examples("polywire pipeline describe windows"))
+def describe(name: str, *, output: Output = ListFormat.TABLE) -> None:
+    """Show the settings of a pipeline."""
+    rows = [
+        {
+            "setting": setting.name,
+            "takes": " or ".join(kind_name(kind) for kind in setting.kinds),
+            "default": "(needed)" if setting.required else setting.default,
+            "means": setting.meaning,
+        }
+        for setting in settings_of(pipeline(name).load())
+    ]
+    print_list(rows, columns=("setting", "takes", "default", "means"), form=output)
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire pipeline run land -s topic=orders -s path=orders -s checkpoint=state",
+        "polywire pipeline run quality -s topic=orders -s report=orders.html",
+        "polywire pipeline run quality --master spark://head:7077 -s topic=orders",
+    )
+)
+def run(
+    name: str,
+    *,
+    set: Annotated[tuple[str, ...], Parameter(name=("--set", "-s"))] = (),
+    master: str | None = None,
+    conf: Annotated[tuple[str, ...], Parameter(name=("--conf", "-c"))] = (),
+) -> int:
+    """Run a pipeline and show how it gets on. Ends with 1 when the job left something out or found something wrong.
+
+    Parameters
+    ----------
+    set
+        A setting, NAME=VALUE; again for each. A missing address is that of POLYWIRE_ADDRESS, or the default.
+    master
+        Where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://…
+    conf
+        A setting of Spark, NAME=VALUE; again for each.
+    """
+    function = pipeline(name).load()
+    settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
+    chosen = _pairs("--conf", conf)
+    from pyspark.sql import SparkSession
+
+    from polywire.spark.progress import progress_bar
+    from polywire.spark.sessions import session
+
+    borrowed = SparkSession.getActiveSession() is not None
+    with notes.status("starting Spark"):
+        spark = session(f"polywire-{name}", master=master, **chosen)
+    try:
+        if "told" not in inspect.signature(function).parameters:
+            with notes.status(f"running {name}"):
+                return _tell(name, function(spark, **settings))
+        with progress_bar(name, console=notes) as told:
+            ran = function(spark, **settings, told=told)
+        return _tell(name, ran)
+    finally:
+        if not borrowed:
+            spark.stop()
+
+
+@app.command(
+    help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders")
+)
+def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAULT) -> None:
+    """Begin a project of Spark's declarative pipelines that reads a topic, counts it and writes to another.
+
+    Parameters
+    ----------
+    directory
+        Folder to make; it must not exist, or be empty.
+    topic
+        Topic to read.
+    address
+        Broker to read it from.
+    """
+    made = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
+    note(f"made project={directory} files={','.join(made)}")
+    note(f"next: cd {directory} && spark-pipelines run (needs pyspark[pipelines])")
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"{option} takes NAME=VALUE got={text!r}")
+        found[name.strip()] = value
+    return found
+
+
+def _address(function: Any) -> dict[str, str]:
+    """The broker's address where the pipeline has one and none is set."""
+    if "address" not in inspect.signature(function).parameters:
+        return {}
+    return {"address": os.environ.get("POLYWIRE_ADDRESS", ADDRESS_DEFAULT).removeprefix("polywire://")}
+
+
+def _tell(name: str, ran: Any) -> int:
+    """Say what was done and answer the exit code."""
+    corrupt = getattr(ran, "corrupt", 0)
+    note(f"ran pipeline={name} records={ran.records} batches={ran.batches}{f' corrupt={corrupt}' if corrupt else ''}")
+    for problem in ran.problems:
+        note(f"warning: {problem}", style="yellow")
+    return EXIT_INCOMPLETE if ran.problems else 0

@@ -1,0 +1,82 @@
+"""``polywire user``: keep the file of users that ``polywire serve --users`` reads.
+
+Promises: a password is read from a terminal without showing it, else from standard input, never from the command line.
+Must not know: brokers; one that runs takes the file up at its next start.
+"""
+
+from __future__ import annotations
+
+import sys
+from getpass import getpass
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from polywire.broker.permissions import EVERYTHING
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
+from polywire.server.users import add_user, read_users, remove_user
+
+app = App(
+    name="user",
+    help="Keep the file of users that may log in.",
+    help_epilogue=examples("polywire user add alice", "polywire serve --users polywire.users"),
+)
+
+FILE_DEFAULT: Final = Path("polywire.users")
+File = Annotated[
+    Path,
+    Parameter(
+        name=("--users", "-u"), env_var="POLYWIRE_SERVE_USERS", help="The file, as polywire serve --users gets it."
+    ),
+]
+Name = Annotated[str, Parameter(help="Name of the user.")]
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire user add alice",
+        "polywire user add reader --permissions consume@shop < password",
+        "polywire user add loader --permissions produce@shop/orders",
+    )
+)
+def add(
+    name: Name,
+    *,
+    permissions: str = "",
+    replace: Annotated[bool, Parameter(negative="")] = False,
+    users: File = FILE_DEFAULT,
+) -> None:
+    """Add a user; the password is asked for, or read from standard input.
+
+    Parameters
+    ----------
+    permissions
+        What the user may do, everything without it. Words with commas between them: admin, manage_servers, read_servers, manage_users,
+        read_users, manage_streams, read_streams, manage_topics, read_topics, consume, produce, group, transaction; word@stream and
+        word@stream/topic mean it there only.
+    replace
+        Give a user that exists another password and other permissions.
+    """
+    password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
+    add_user(users, name, password, permissions, replace=replace)
+    note(f"added user={name} users={users}")
+
+
+@app.command(name="list", help_epilogue=examples("polywire user list", "polywire user list --output json"))
+def list_users(
+    *,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")] = ListFormat.TABLE,
+    users: File = FILE_DEFAULT,
+) -> None:
+    """List the users of the file, and whether they may do everything."""
+    rows = [{"user": user.name, "everything": user.grants == EVERYTHING} for user in read_users(users)]
+    print_list(rows, columns=("user", "everything"), form=output)
+
+
+@app.command(help_epilogue=examples("polywire user remove alice"))
+def remove(name: Name, *, users: File = FILE_DEFAULT) -> None:
+    """Take a user out of the file."""
+    remove_user(users, name)
+    note(f"removed user={name} users={users}")

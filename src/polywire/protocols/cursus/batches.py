@@ -1,0 +1,146 @@
+"""Batch frames: which layout they have, what they ask for, and their acknowledgement (dossier §3, §4).
+
+Promises: layouts are tried in the order of the dossier; what one call of the codec found is all that is looked at.
+Must not know: sessions, the broker.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote
+from polywire.protocols.cursus.scratch import Scratch
+from polywire.types import Buffer, Level
+
+LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
+"""What an acknowledgement means (design §4), by the acks that ask for it in lower case."""
+
+_UNSIGNED: Final = (1 << 64) - 1
+_HEAD: Final = Struct(">i2sBQQi")  # partition, length and text of acks, idempotent, seqStart, seqEnd, count
+_ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"","error":""}'
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch says in front of its messages, and what they have in common; messages lie in the scratch arrays.
+
+    producer, epoch: of the first message. last_producer, last_epoch, first_sequence, last_sequence: for the acknowledgement.
+    """
+
+    topic: str
+    partition: int
+    acks: str
+    idempotent: bool
+    count: int
+    traits: int
+    producer: bytes
+    epoch: int
+    first_sequence: int
+    last_sequence: int
+    last_producer: bytes
+    last_epoch: int
+    payload_bytes: int
+
+
+def read_batch(body: Buffer, scratch: Scratch) -> Batch:
+    """Read a batch in the first layout that fits (dossier §3.2). Raises Refused ``batch_decode_failed``."""
+    scratch.reserve(len(body))
+    fault = codec.scan(body, codec.MODERN, scratch.head, scratch.spans, scratch.details)
+    if fault != 0 or not _plausible(body, scratch.head):
+        for layout in (codec.POSITIONAL, codec.APRIL, codec.DECEMBER):
+            if not codec.scan(body, layout, scratch.head, scratch.spans, scratch.details) and _plausible(
+                body, scratch.head
+            ):
+                return _batch(body, scratch.head)
+        fault = codec.scan(body, codec.MODERN, scratch.head, scratch.spans, scratch.details)
+    if fault < 0:
+        raise Refused("batch_decode_failed", f"reason={quote(_fault(-1 - fault, scratch.head[codec.FAULT_MESSAGE]))}")
+    return _batch(body, scratch.head)
+
+
+def _plausible(body: Buffer, head: memoryview) -> bool:
+    """Whether acks and the idempotent byte are ones that a client writes."""
+    return head[codec.IDEMPOTENT] <= 1 and _text(body, head, codec.ACKS_AT).lower() in LEVELS
+
+
+def _fault(field: int, message: int) -> str:
+    if field == codec.COUNT_FAULT:
+        return f"invalid message count: 0 to {codec.RECORDS_MAX} messages"
+    place = f"message[{message}] " if message >= 0 else ""
+    name = codec.FIELDS[field]
+    length = " length" if name in ("topic", "acks", "producer ID", "key", "payload", "event type", "metadata") else ""
+    return f"failed to read {place}{name}{length}: unexpected EOF"
+
+
+def _batch(body: Buffer, head: memoryview) -> Batch:
+    return Batch(
+        topic=_text(body, head, codec.TOPIC_AT),
+        partition=head[codec.PARTITION],
+        acks=_text(body, head, codec.ACKS_AT),
+        idempotent=head[codec.IDEMPOTENT] != 0,
+        count=head[codec.COUNT],
+        traits=head[codec.TRAITS],
+        producer=_bytes(body, head, codec.PRODUCER_AT),
+        epoch=head[codec.EPOCH],
+        first_sequence=head[codec.FIRST_SEQUENCE] & _UNSIGNED,
+        last_sequence=head[codec.LAST_SEQUENCE] & _UNSIGNED,
+        last_producer=_bytes(body, head, codec.LAST_AT),
+        last_epoch=head[codec.LAST_EPOCH],
+        payload_bytes=head[codec.PAYLOAD_BYTES],
+    )
+
+
+def _bytes(body: Buffer, head: memoryview, word: int) -> bytes:
+    return bytes(memoryview(body)[head[word] : head[word] + head[word + 1]])
+
+
+def _text(body: Buffer, head: memoryview, word: int) -> str:
+    return decoded(_bytes(body, head, word))
+
+
+def acknowledged(
+    *, last_offset: int, epoch: int, producer: bytes, first_sequence: int, last_sequence: int, error: str = ""
+) -> bytes:
+    """The acknowledgement with all its eight keys (dossier §4.1)."""
+    name = encoded(quote(decoded(producer)))
+    if not error:
+        return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence)
+    told = {
+        "status": "ERROR",
+        "last_offset": last_offset,
+        "producer_epoch": epoch,
+        "producer_id": decoded(producer),
+        "seq_start": first_sequence,
+        "seq_end": last_sequence,
+        "leader": "",
+        "error": error,
+    }
+    return encoded(json.dumps(told, separators=(",", ":"), ensure_ascii=False))
+
+
+def head_bytes(topic: str) -> int:
+    """Size of a pushed batch's head, the frame's length included."""
+    return PREFIX_BYTES + 4 + len(encoded(topic)) + _HEAD.size
+
+
+def put_head(out: bytearray, topic: str, partition: int, *, size: int, first: int, last: int, count: int) -> None:
+    """Write the head of a pushed batch in front of its messages: always the modern layout, acks ``1``, not idempotent (dossier §5.1).
+
+    size: bytes of the whole frame.
+    """
+    name = encoded(topic)
+    out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
+    out[4:8] = b"\xba\x7c" + len(name).to_bytes(2, "big")
+    out[8 : 8 + len(name)] = name
+    _HEAD.pack_into(out, 8 + len(name), partition, b"\x011", 0, first & _UNSIGNED, last & _UNSIGNED, count)
+
+
+def empty_batch(topic: str, partition: int) -> bytes:
+    """The body of a batch without messages."""
+    out = bytearray(head_bytes(topic))
+    put_head(out, topic, partition, size=len(out), first=0, last=0, count=0)
+    return bytes(out[PREFIX_BYTES:])

@@ -1,0 +1,128 @@
+"""One outgoing frame, or run of frames, in the making: stored chunks in, the wire's bytes out, in a reused buffer.
+
+Promises: one compiled call per stored chunk; a buffer goes back for reuse once it was sent. Must not know: sessions, when to read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from polywire.log.base import Read
+from polywire.protocols.cursus import spelling
+from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.batches import empty_batch, head_bytes, put_head
+from polywire.protocols.cursus.messages import frame
+from polywire.protocols.cursus.scratch import Scratch
+from polywire.records.compression import expand_body
+from polywire.types import Buffer
+
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (dossier §5.1), one record always
+VALUES_BYTES_MAX: Final = 256 * 1024  # values framed one by one before other connections get a turn
+SMALL_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
+EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
+
+_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+
+Parts = tuple[list[Buffer], Callable[[], None] | None]
+"""Bytes to send, and what to call once they were sent."""
+
+
+class Filling:
+    """Records on their way out.
+
+    Invariant: what was written so far lies in ``_buffer`` up to the state's AT.
+    """
+
+    __slots__ = ("_buffer", "_put", "_scratch", "_state", "_topic")
+
+    def __init__(self, scratch: Scratch, topic: str | None, records_max: int) -> None:
+        """topic: of the batch that is made; None frames every value by itself."""
+        self._scratch = scratch
+        self._topic = topic
+        self._buffer = scratch.take_reply()
+        self._state = array("q", bytes(8 * spelling.PUT_WORDS))
+        self._state[spelling.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
+        if topic is None:
+            self._put = spelling.put_values
+            self._state[spelling.ROOM] = VALUES_BYTES_MAX
+        else:
+            self._put = spelling.put
+            self._state[spelling.ROOM] = records_max
+            self._state[spelling.AT] = head_bytes(topic)
+
+    @property
+    def written(self) -> int:
+        """Records so far."""
+        return self._state[spelling.WRITTEN]
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last record written."""
+        return self._state[spelling.NEXT]
+
+    def take(self, read: Read, start: int, end: int) -> bool:
+        """Add the records of ``start <= offset < end``; False when no further one fits. Raises Invalid for a damaged batch."""
+        state = self._state
+        state[spelling.START], state[spelling.STOP] = start, end
+        for chunk in read.chunks:
+            state[spelling.POSITION] = state[spelling.ROW] = 0
+            if not self._take_chunk(chunk):
+                return False
+        return True
+
+    def _take_chunk(self, chunk: memoryview) -> bool:
+        state = self._state
+        while (code := self._put(chunk, state, self._buffer)) not in (spelling.DONE, spelling.FULL):
+            if code != spelling.COMPRESSED:
+                self._grow(code)
+                continue
+            position = state[spelling.POSITION]
+            (length,) = _LENGTH.unpack_from(chunk, position)
+            expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
+            state[spelling.POSITION] = 0
+            if not self._take_chunk(memoryview(expanded)):
+                return False
+            state[spelling.POSITION], state[spelling.ROW] = position + length, 0
+        return code == spelling.DONE
+
+    def _grow(self, need: int) -> None:
+        used = self._state[spelling.AT]
+        grown = bytearray(max(2 * len(self._buffer), used + need))
+        grown[:used] = memoryview(self._buffer)[:used]
+        self._buffer = grown
+
+    def finish(self, partition: int) -> Parts:
+        """What to send: nothing when there are no records."""
+        state, scratch = self._state, self._scratch
+        size = state[spelling.AT]
+        if not self.written:
+            scratch.give_reply(self._buffer)
+            return [], None
+        if self._topic is not None:
+            put_head(
+                self._buffer,
+                self._topic,
+                partition,
+                size=size,
+                first=state[spelling.FIRST],
+                last=state[spelling.LAST],
+                count=state[spelling.WRITTEN],
+            )
+        if size <= SMALL_BYTES:
+            data = bytes(memoryview(self._buffer)[:size])
+            scratch.give_reply(self._buffer)
+            return [data], None
+        return [memoryview(self._buffer)[:size]], partial(scratch.give_reply, self._buffer)
+
+    def answer(self, answer: Answer, partition: int) -> None:
+        """Answer with the batch, an empty one when there are no records."""
+        parts, released = self.finish(partition)
+        answer.fill(parts or [frame(empty_batch(self._topic or "", partition))], released)
+
+    def drop(self) -> None:
+        """Nobody wants it."""
+        self._scratch.give_reply(self._buffer)

@@ -1,0 +1,100 @@
+"""Where reading begins: topic, partition and offset as CONSUME and STREAM name them (dossier §5).
+
+Promises: a given offset wins over what the group has committed, and that over what to do without either. Must not know: how records are read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.broker.topics import Partition, Topic
+from polywire.protocols.cursus.messages import Refused, Request, integer, quote
+from polywire.protocols.cursus.session import CursusSession
+from polywire.protocols.cursus.state import Operation
+from polywire.types import PositionKind
+
+DEFAULT_GROUP: Final = "default-group"  # of a reader that names none
+RECORDS_MAX: Final = 8192  # of one batch when the request does not say
+_ISOLATIONS: Final = ("read_committed", "read_uncommitted")
+
+
+def failed(reason: str, *, legacy: str | None = None) -> Refused:
+    """The reference's answer to most of what a read may get wrong."""
+    return Refused("command_failed", f"reason={quote(reason)}", legacy=legacy or reason)
+
+
+def readable_topic(session: CursusSession, name: str) -> Topic:
+    """A topic that exists and may be read. Raises Refused."""
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        raise failed(f"topic '{name}' does not exist")
+    session.state.guard.admit_topic(session, topic, Operation.READ)
+    return topic
+
+
+def partition_number(text: str) -> int:
+    """Raises Refused."""
+    number = integer(text)
+    if number is None:
+        reason = f"strconv.Atoi: parsing {quote(text)}: invalid syntax"
+        raise failed(f"invalid partition value: {text}", legacy=f"invalid partition ID: {reason}")
+    return number
+
+
+def readable_partition(topic: Topic, number: int) -> Partition:
+    """A partition that exists. Raises Refused."""
+    count = len(topic.partitions)
+    if not 0 <= number < count:
+        name = topic.name.full
+        raise failed(
+            f"partition {number} out of range for topic '{name}' (0-{count - 1})", legacy="failed to get disk handler"
+        )
+    return topic.partitions[number]
+
+
+def given_offset(request: Request) -> int | None:
+    """The offset that the request names. Raises Refused."""
+    text = request.options.get("offset")
+    if text is None:
+        return None
+    offset = integer(text)
+    if offset is None or offset < 0:
+        raise failed(f"invalid offset value: {text}", legacy="invalid offset")
+    return offset
+
+
+def start_offset(session: CursusSession, request: Request, partition: Partition, given: int | None) -> int:
+    """Where reading begins."""
+    if given is not None:
+        return given
+    group = request.options.get("group") or session.group or DEFAULT_GROUP
+    name = partition.topic.name.full
+    committed = session.state.broker.position(name, partition.number, PositionKind.GROUP, group)
+    if committed is not None:
+        return committed
+    reset = request.options.get("autoOffsetReset", "earliest").lower()
+    return partition.log.readable_offset if reset == "latest" else partition.log.first_offset
+
+
+def check_isolation(request: Request) -> None:
+    """Both levels read the same: nothing undecided is ever visible (design §4). Raises Refused for a third."""
+    for key in ("isolation", "isolation_level"):
+        given = request.options.get(key)
+        if given is not None and given.lower() not in _ISOLATIONS:
+            raise Refused("invalid_isolation", f"isolation={given}")
+
+
+def batch_size(request: Request) -> int:
+    """Most records of one batch. Raises Refused."""
+    text = request.options.get("batch")
+    if text is None:
+        return RECORDS_MAX
+    number = integer(text)
+    if number is None:
+        raise failed(f"invalid batch value: {text}")
+    return min(max(number, 1), 100_000)
+
+
+def out_of_range(partition: Partition, requested: int) -> str:
+    """The bounds beside the offset that lies below them, as both an error and a control frame tell them."""
+    return f"requested={requested} earliest={partition.log.first_offset} latest={partition.log.readable_offset}"

@@ -1,0 +1,475 @@
+"""Writing: batches, PUBLISH, and the bare envelope (dossier §2.6, §3, §4).
+
+Promises: offsets follow the order of the requests whatever their acks; a batch is stored in the partition it names. A failed append is told.
+Must not know: sockets, the layouts of batches.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, ErrorCode
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.batches import LEVELS, Batch, acknowledged, read_batch
+from polywire.protocols.cursus.messages import Dialect, Refused, Request, decoded, encoded, quote
+from polywire.protocols.cursus.policies import policy_of
+from polywire.protocols.cursus.producers import Rejected, already_stored
+from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
+from polywire.protocols.cursus.state import Operation
+from polywire.records.batch import from_spans
+from polywire.records.columns import Column, RecordFlags
+from polywire.records.memory import Lendable
+from polywire.types import Buffer, KeyHash, Level
+
+PIECE_BYTES_MAX: Final = 15 * 1024 * 1024  # of messages stored as one batch, which must fit a journal group
+PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
+SENT: Final = "\U0001f4e4"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive messages of one producer. checked: whether its sequences are to be checked and remembered."""
+
+    start: int
+    stop: int
+    producer: bytes
+    epoch: int
+    sequence: int
+    checked: bool
+    gaps: bool = False
+
+
+def writable_topic(session: CursusSession, name: str) -> Topic:
+    """The topic a record is written to; one that is about to be made is waited for (dossier §2.6).
+
+    Raises Refused, or NotYet when the request is to be offered again.
+    """
+    if name.startswith("__"):
+        raise Refused("internal_topic_write_forbidden", f"topic={name}", legacy=f"topic '{name}' does not exist")
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        session.wait_for_topic(name)
+        raise Refused("topic_not_found", f"topic={name}", legacy=f"topic '{name}' does not exist")
+    session.state.guard.admit_topic(session, topic, Operation.WRITE)
+    return topic
+
+
+def find_partition(topic: Topic, number: int) -> Partition:
+    """A partition that exists. Raises Refused ``partition_not_found``."""
+    if not 0 <= number < len(topic.partitions):
+        raise Refused("partition_not_found", f"partition={number}")
+    return topic.partitions[number]
+
+
+# Batches
+
+
+def take_batch(session: CursusSession, body: memoryview, /) -> None:
+    """A batch frame; what is wrong with it is answered in its place. Raises NotYet."""
+    try:
+        session.state.guard.admit_batch(session)
+        batch = read_batch(body, session.state.scratch)
+        topic = _checked_topic(session, batch)
+        partition = find_partition(topic, batch.partition)
+        runs = _runs(body, session, batch, idempotent=batch.idempotent or topic.settings.idempotent)
+    except Refused as error:
+        session.later(session.dialect).refuse(error)
+        return
+    Storing(session, body, batch, partition).begin(runs)
+
+
+def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
+    if batch.topic.startswith("__"):
+        raise Refused("internal_topic_write_forbidden", f"topic={batch.topic}")
+    if batch.acks.lower() not in LEVELS:
+        raise Refused("invalid_acks", f"value={batch.acks}")
+    topic = writable_topic(session, batch.topic)
+    if batch.count == 0:
+        find_partition(topic, batch.partition)
+        raise Refused("broker_error", 'reason="empty batch messages"')
+    return topic
+
+
+def _runs(body: memoryview, session: CursusSession, batch: Batch, *, idempotent: bool) -> list[Run]:
+    """The stored batches that a received one becomes; nearly always one. Raises Refused."""
+    details = session.state.scratch.details
+    if (
+        not batch.traits & codec.MIXED
+        and not (idempotent and batch.traits & codec.GAPS)
+        and len(body) <= PIECE_BYTES_MAX
+    ):
+        gaps = bool(batch.traits & codec.GAPS)
+        return [_run(body, details, 0, batch.count, idempotent=idempotent, gaps=gaps)]
+    spans = session.state.scratch.spans
+    runs: list[Run] = []
+    start = 0
+    while start < batch.count and len(runs) < PIECES_MAX:
+        stop = codec.reach(body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, PIECE_BYTES_MAX)
+        runs.append(_run(body, details, start, stop, idempotent=idempotent))
+        start = stop
+    if start == batch.count:
+        return runs
+    if idempotent:
+        raise Refused("batch_decode_failed", f'reason="more than {PIECES_MAX} runs of producers in one batch"')
+    return _nameless(body, session, batch.count)
+
+
+def _nameless(body: memoryview, session: CursusSession, count: int) -> list[Run]:
+    """Too many producers to keep apart: their names are not stored."""
+    scratch = session.state.scratch
+    runs: list[Run] = []
+    start = 0
+    while start < count:
+        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, PIECE_BYTES_MAX)
+        runs.append(Run(start, stop, b"", 0, 0, checked=False))
+        start = stop
+    return runs
+
+
+def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempotent: bool, gaps: bool = False) -> Run:
+    at = codec.DETAIL_WORDS * start
+    place = details[at + codec.MESSAGE_PRODUCER_AT]
+    producer = bytes(body[place : place + details[at + codec.MESSAGE_PRODUCER_SIZE]])
+    epoch = details[at + codec.MESSAGE_EPOCH]
+    sequence = details[at + codec.SEQUENCE] & ((1 << 64) - 1)
+    if epoch < 0:
+        raise Refused("batch_decode_failed", f'reason="message[{start}] epoch must not be negative"')
+    if len(producer) > codec.PRODUCER_BYTES_MAX:
+        raise Refused(
+            "batch_decode_failed",
+            f'reason="message[{start}] producer ID is longer than {codec.PRODUCER_BYTES_MAX} bytes"',
+        )
+    checked = idempotent and bool(producer) and sequence > 0
+    return Run(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
+
+
+class Storing:
+    """A batch on its way into the log, and its acknowledgement.
+
+    Invariant: answered once, when none of its runs is waited for any more; the first error is told.
+    """
+
+    __slots__ = ("_answer", "_batch", "_body", "_error", "_last_offset", "_level", "_partition", "_session", "_waiting")
+
+    def __init__(self, session: CursusSession, body: memoryview, batch: Batch, partition: Partition) -> None:
+        self._session = session
+        self._body = body
+        self._batch = batch
+        self._partition = partition
+        self._level = LEVELS[batch.acks.lower()]
+        self._answer: Answer = session.later(session.dialect)
+        self._last_offset = -1
+        self._error = ""
+        self._waiting = 1
+
+    def begin(self, runs: list[Run]) -> None:
+        """Hand the runs to the broker in order; what comes behind one that is refused is not stored."""
+        for run in runs:
+            self._waiting += 1
+            try:
+                self._store(run)
+            except Rejected as error:
+                self._finish(str(error))
+                break
+            except BrokerError as error:
+                self._finish(_append_failure(error))
+                break
+        self._finish()
+        self._body = memoryview(b"")
+
+    def _store(self, run: Run) -> None:
+        broker, scratch = self._session.state.broker, self._session.state.scratch
+        start, sequence, stored = run.start, run.sequence, 0
+        if run.checked:
+            stored = already_stored(
+                broker.producer_last(self._partition, run.producer),
+                producer=decoded(run.producer),
+                epoch=run.epoch,
+                first=sequence,
+                last=sequence + run.stop - start - 1,
+            )
+        if stored == run.stop - start:
+            broker.settle(self._level, self._repeated)
+            return
+        start += stored
+        columns = _columns(self._body, scratch.details, run, start, events=bool(self._batch.traits & codec.EVENTS))
+        kept = run.checked or Column.SEQUENCES in columns
+        batch = from_spans(
+            self._body,
+            scratch.spans[4 * start : 4 * run.stop],
+            None,
+            columns.pop(Column.RECORD_FLAGS, None),
+            columns=columns,
+            producer_epoch=run.epoch if kept else -1,
+            base_sequence=sequence + stored if run.producer else 0,
+        )
+        broker.produce(self._partition, batch, level=self._level, done=partial(self._stored, run.stop - start))
+
+    def _stored(self, count: int, offset: int, error: BrokerError | None) -> None:
+        if error is None:
+            self._last_offset = max(self._last_offset, offset + count - 1)
+        self._finish("" if error is None else _append_failure(error))
+
+    def _repeated(self, offset: int, error: BrokerError | None) -> None:
+        """All of a run was stored before: that is success (dossier §4.4)."""
+        del offset
+        self._finish("" if error is None else _append_failure(error))
+
+    def _finish(self, error: str = "") -> None:
+        self._error = self._error or error
+        self._waiting -= 1
+        if self._waiting:
+            return
+        batch = self._batch
+        last_offset = self._last_offset if self._last_offset >= 0 else self._partition.log.next_offset - 1
+        self._answer.ok(
+            acknowledged(
+                last_offset=last_offset,
+                epoch=batch.last_epoch,
+                producer=batch.last_producer,
+                first_sequence=batch.first_sequence,
+                last_sequence=batch.last_sequence,
+                error=self._error,
+            )
+        )
+
+
+def _columns(body: memoryview, details: memoryview, run: Run, start: int, *, events: bool) -> dict[int, Lendable]:
+    """What a run has beside keys and values.
+
+    Sequences are written out when they have gaps, and to keep the epoch of a producer that is not checked: a stored batch with an epoch
+    and consecutive sequences takes part in idempotence (decision 0001, ``broker.producers``).
+    """
+    columns: dict[int, Lendable] = {}
+    count = run.stop - start
+    if run.producer:
+        columns[Column.PRODUCER_ID] = run.producer
+        if run.gaps or (run.epoch > 0 and not run.checked):
+            sequences = array("q", bytes(8 * count))
+            codec.pick(details, codec.SEQUENCE, start, run.stop, sequences)
+            columns[Column.SEQUENCES] = sequences
+    if events:
+        columns.update(_event_columns(body, details, start, run.stop))
+    return columns
+
+
+def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
+    """The event fields of messages, in columns of their own. Raises Rejected for a type that is no UTF-8."""
+    count = stop - start
+    type_offsets, types = codec.texts(body, details, codec.TYPE_AT, start, stop)
+    metadata_offsets, metadata = codec.texts(body, details, codec.METADATA_AT, start, stop)
+    versions, schemas, flags = array("q", bytes(8 * count)), array("i", bytes(4 * count)), bytearray(count)
+    codec.pick(details, codec.AGGREGATE_VERSION, start, stop, versions)
+    codec.pick(details, codec.SCHEMA_VERSION, start, stop, schemas)
+    codec.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
+    if not codec.is_text(type_offsets, types):
+        raise Rejected("an event type is not valid UTF-8")
+    columns: dict[int, Lendable] = {
+        Column.EVENT_TYPE_OFFSETS: type_offsets,
+        Column.EVENT_TYPE_BYTES: types,
+        Column.EVENT_SCHEMA_VERSIONS: schemas,
+        Column.AGGREGATE_VERSIONS: versions,
+        Column.RECORD_FLAGS: flags,
+    }
+    if metadata:
+        columns[Column.EVENT_METADATA_OFFSETS] = metadata_offsets
+        columns[Column.EVENT_METADATA_BYTES] = metadata
+    return columns
+
+
+def _append_failure(error: BrokerError) -> str:
+    """The text of a failed append: the words by which clients know errors that end a producer."""
+    if error.code is ErrorCode.PRODUCER_FENCED:
+        return f"stale_producer_epoch {error.message}"
+    if error.code is ErrorCode.SEQUENCE_GAP:
+        return f"idempotency gap {error.message}"
+    return error.message
+
+
+# PUBLISH
+
+
+def publish(session: CursusSession, request: Request, /) -> Reply | None:
+    """PUBLISH of one record, in either of its dialects."""
+    if request.dialect is not Dialect.MODERN:
+        return _publish_legacy(session, request)
+    name = request.need("topic")
+    if request.message is None:
+        raise Refused("missing_message", "command=PUBLISH")
+    producer = encoded(request.need("producerId"))
+    if name.startswith("__"):
+        raise Refused("internal_topic_write_forbidden", f"topic={name}")
+    idempotent = _truth(request)
+    acks = request.options.get("acks", "1")
+    if acks.lower() not in LEVELS:
+        raise Refused("invalid_acks", f"value={acks}")
+    sequence = _number(request, "seqNum", "ParseUint", low=0, high=2**64 - 1)
+    epoch = _number(request, "epoch", "ParseInt", low=0, high=2**63 - 1)
+    chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, usual=-1)
+    topic = writable_topic(session, name)
+    if len(producer) > codec.PRODUCER_BYTES_MAX:
+        raise Refused("invalid_producer_id", f'reason="longer than {codec.PRODUCER_BYTES_MAX} bytes"')
+    key = encoded(request.options.get("key", ""))
+    partition = (
+        find_partition(topic, chosen) if "partition" in request.options else choose_partition(session, topic, key)
+    )
+    if {"transactional_id", "txn", "transaction"} & request.options.keys():
+        raise Refused("transaction_metadata_forbidden", "command=PUBLISH")
+    checked = (idempotent or topic.settings.idempotent) and sequence > 0
+    run = Run(0, 1, producer, epoch, sequence, checked=checked)
+    Publishing(session, request, run, acks, partition).begin(key, request.message)
+    return None
+
+
+def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
+    """The partition of a record whose sender leaves the choice to the topic's partitioner (dossier §7.1)."""
+    if key and policy_of(topic).partitioner == "hash_key":
+        return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+    turn = session.state.turns.get(topic.id, 0)
+    session.state.turns[topic.id] = turn + 1
+    return topic.partitions[turn % len(topic.partitions)]
+
+
+def _truth(request: Request) -> bool:
+    given = request.options.get("isIdempotent", "false")
+    if given.lower() not in ("true", "false", "1", "0", "t", "f"):
+        raise Refused("invalid_is_idempotent", f"value={given}")
+    return given.lower() in ("true", "1", "t")
+
+
+def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
+    """A number, or the error of the function that the reference reads it with."""
+    given = request.options.get(key)
+    if given is None:
+        return usual
+    code = {"seqNum": "invalid_seq_num", "epoch": "invalid_epoch", "partition": "invalid_partition"}[key]
+    digits = given[1:] if given[:1] in ("+", "-") and function != "ParseUint" else given
+    if not (digits.isascii() and digits.isdigit()):
+        raise Refused(code, f"reason={quote(f'strconv.{function}: parsing {quote(given)}: invalid syntax')}")
+    if len(digits) > 20 or not low <= int(given) <= high:
+        raise Refused(code, f"reason={quote(f'strconv.{function}: parsing {quote(given)}: value out of range')}")
+    return int(given)
+
+
+class Publishing:
+    """One record of PUBLISH on its way into the log. Invariant: answered once."""
+
+    __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
+
+    def __init__(self, session: CursusSession, request: Request, run: Run, acks: str, partition: Partition) -> None:
+        self._session = session
+        self._run = run
+        self._acks = acks.lower()
+        self._partition = partition
+        self._answer: Answer = session.later(request.dialect)
+
+    def begin(self, key: bytes, value: bytes) -> None:
+        """Hand the record to the broker, unless it is stored already."""
+        run, level = self._run, LEVELS[self._acks]
+        try:
+            stored = 0
+            if run.checked:
+                stored = already_stored(
+                    self._session.state.broker.producer_last(self._partition, run.producer),
+                    producer=decoded(run.producer),
+                    epoch=run.epoch,
+                    first=run.sequence,
+                    last=run.sequence,
+                )
+            if stored:
+                self._session.state.broker.settle(level, self._repeated)
+                return
+            batch = one_record(key, value, run)
+            self._session.state.broker.produce(self._partition, batch, level=level, done=self._stored)
+        except Rejected as error:
+            self._failed(str(error))
+        except BrokerError as error:
+            self._failed(_append_failure(error))
+
+    def _stored(self, offset: int, error: BrokerError | None) -> None:
+        if error is not None:
+            self._failed(_append_failure(error))
+        else:
+            self._tell(offset)
+
+    def _repeated(self, offset: int, error: BrokerError | None) -> None:
+        self._stored(self._partition.log.next_offset - 1 if error is None else offset, error)
+
+    def _tell(self, offset: int) -> None:
+        run = self._run
+        if self._acks == "0":
+            self._answer.ok(b"OK")
+            return
+        self._answer.ok(
+            acknowledged(
+                last_offset=offset,
+                epoch=run.epoch,
+                producer=run.producer,
+                first_sequence=run.sequence,
+                last_sequence=run.sequence,
+            )
+        )
+
+    def _failed(self, text: str) -> None:
+        if self._acks == "0":
+            self._answer.ok(b"OK")  # the reference says so even then (dossier §2.6)
+            return
+        reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
+        self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
+
+
+def one_record(key: bytes, value: bytes, run: Run | None = None) -> bytearray:
+    """A batch of one record; an empty key is none."""
+    spans = array("q", (0, len(key) or -1, len(key), len(value)))
+    columns: dict[int, Lendable] = {}
+    epoch, sequence = -1, 0
+    if run is not None and run.producer:
+        columns[Column.PRODUCER_ID] = run.producer
+        sequence = run.sequence
+        if run.checked or run.epoch > 0:
+            epoch = run.epoch
+        if epoch > 0 and not run.checked:
+            columns[Column.SEQUENCES] = array("Q", (sequence,))
+    return from_spans(key + value, spans, columns=columns, producer_epoch=epoch, base_sequence=sequence)
+
+
+def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
+    name = request.options.get("topic", "")
+    if not name or request.message is None:
+        raise Refused("missing_message", "command=PUBLISH", legacy="invalid PUBLISH syntax")
+    return _publish_plain(session, name, request.message, encoded(f"{SENT} Published to '{name}'"))
+
+
+def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
+    """An envelope whose payload is no command (dossier §1.3); the topic must exist, so that a typing error is no message."""
+    name = request.options["topic"]
+    assert request.message is not None, "a bare envelope has a payload"
+    if not session.state.settings.bare_publish or session.state.broker.find_topic(name) is None:
+        word = decoded(request.message[:64]).split(maxsplit=1)
+        raise Refused(
+            "malformed_input",
+            "reason=missing_topic_or_payload",
+            legacy=f"unknown command: {word[0] if word else ''}. Type HELP for available commands.",
+        )
+    return _publish_plain(session, name, request.message, b"OK")
+
+
+def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
+    topic = writable_topic(session, name)
+    partition = choose_partition(session, topic, b"")
+    answer = session.later(Dialect.LEGACY)
+    answer.body = reply
+    session.state.broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+    return None
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "PUBLISH": Command(publish, permissions=("topic.write",), pipelined=True),
+    BARE: Command(publish_bare, alone=True, permissions=("topic.write",), pipelined=True),
+}

@@ -1,0 +1,277 @@
+"""STREAM: records pushed as they become readable, and the legacy CONSUME, which pushes values and closes (dossier §5.1, §5.2).
+
+Promises: what a peer does not take is not read for it either; a stream that ends says why, and where to go on. Nothing here commits.
+Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Read
+from polywire.protocols.cursus.filling import Filling
+from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame
+from polywire.protocols.cursus.places import (
+    batch_size,
+    check_isolation,
+    failed,
+    given_offset,
+    out_of_range,
+    partition_number,
+    readable_partition,
+    readable_topic,
+    start_offset,
+)
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
+
+STREAMS_MAX: Final = 1_000  # open on one broker (dossier §7.7)
+READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
+FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
+
+
+class Push:
+    """A connection that is fed from one partition.
+
+    Invariant: at most one read or wait is under way; after ``drop`` nothing is sent.
+    """
+
+    __slots__ = ("_cancel", "_dropped", "_offset", "_partition", "_pumping", "_records_max", "_session", "_topic")
+
+    def __init__(self, session: CursusSession, topic: str, partition: Partition, offset: int, records_max: int) -> None:
+        self._session = session
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._records_max = records_max
+        self._cancel: Callable[[], None] | None = None
+        self._dropped = False
+        self._pumping = False
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        self._schedule()
+
+    def drop(self) -> None:
+        """The connection is gone, or its stream has ended."""
+        self._dropped = True
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _schedule(self) -> None:
+        """Go on on the loop: never inside a callback of the log, and in turns with other connections."""
+        if not self._pumping and not self._dropped:
+            self._pumping = True
+            self._session.state.broker.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        output = self._session.output
+        for _ in range(FRAMES_PER_PASS):
+            if self._dropped or self._cancel is not None or output.backlog >= output.backlog_max:
+                return
+            try:
+                if not self._step():
+                    return
+            except BrokerError as error:
+                self._failed(error)
+                return
+        self._schedule()
+
+    def _step(self) -> bool:
+        """Push one frame; False when there is nothing to push now. Raises BrokerError."""
+        log = self._partition.log
+        if self._partition.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, "the partition was deleted")
+        if self._offset >= self._end():
+            return self._at_end()
+        if self._offset < log.first_offset:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, "what comes next was removed")
+        broker = self._session.state.broker
+        self._cancel = _nothing  # a read is under way
+        read = broker.fetch(
+            self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=self._end()
+        )
+        if read is None:
+            return False
+        self._cancel = None
+        self._send(read)
+        return True
+
+    def _read_later(self, read: Read | BrokerError) -> None:
+        """The bytes had to be fetched."""
+        self._cancel = None
+        if isinstance(read, BrokerError):
+            if not self._dropped:
+                self._failed(read)
+            return
+        if self._dropped:
+            read.pin.release()
+            return
+        try:
+            self._send(read)
+        except BrokerError as error:
+            self._failed(error)
+        self._schedule()
+
+    def _send(self, read: Read) -> None:
+        filling = self._filling()
+        try:
+            filling.take(read, self._offset, self._end())
+        except BrokerError:
+            filling.drop()
+            raise
+        finally:
+            read.pin.release()
+        after = filling.next_offset if filling.written else read.next_offset
+        parts, released = filling.finish(self._partition.number)
+        self._offset = max(after, self._offset)
+        if parts:
+            self._session.output.write_many(parts, released)
+
+    def _filling(self) -> Filling:
+        return Filling(self._session.state.scratch, self._topic, self._records_max)
+
+    def _end(self) -> int:
+        """Exclusive end of what is to be pushed for now."""
+        return self._partition.log.readable_offset
+
+    def _at_end(self) -> bool:
+        """Everything was pushed for now."""
+        broker = self._session.state.broker
+        self._cancel = broker.wait(self._partition, self._offset, self._woken)
+        return False
+
+    def _woken(self) -> None:
+        self._cancel = None
+        self._schedule()
+
+    def _failed(self, error: BrokerError) -> None:
+        """The log cannot go on."""
+        del error
+        self.drop()
+        self._session.end()
+
+
+def _nothing() -> None:
+    """A read cannot be taken back; its result is dropped."""
+
+
+class ValuePush(Push):
+    """The legacy CONSUME: one frame per value up to the end as it was, then the connection closes."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, session: CursusSession, partition: Partition, offset: int) -> None:
+        super().__init__(session, "", partition, max(offset, partition.log.first_offset), 0)
+        self._last = partition.log.readable_offset
+
+    def begin(self) -> None:
+        """Take over the connection."""
+        self._session.push(self)
+        self._pump()
+
+    def _end(self) -> int:
+        return min(self._last, self._partition.log.readable_offset)
+
+    def _filling(self) -> Filling:
+        return Filling(self._session.state.scratch, None, 0)
+
+    def _at_end(self) -> bool:
+        self.drop()
+        self._session.end()
+        return False
+
+
+class Stream(Push):
+    """A stream of batches with keepalives.
+
+    Invariant: registered under its key, if it has one, while it runs; counted while it runs.
+    """
+
+    __slots__ = ("_keepalive", "_key")
+
+    def __init__(
+        self, session: CursusSession, topic: str, partition: Partition, offset: int, records_max: int, group: str
+    ) -> None:
+        """group: whose other stream of the same partition this one replaces; empty replaces none."""
+        super().__init__(session, topic, partition, offset, records_max)
+        self._key = (topic, partition.number, group) if group else None
+        self._keepalive: Any = None
+
+    def begin(self) -> None:
+        """Take over the connection."""
+        state = self._session.state
+        if self._key is not None:
+            earlier = state.streams.get(self._key)
+            if earlier is not None:
+                earlier.replace()
+            state.streams[self._key] = self
+        state.stream_count += 1
+        self._session.push(self)
+        self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
+        self._pump()
+
+    def _keep_alive(self) -> None:
+        """An empty frame, whether or not data flowed; a peer that does not read needs none."""
+        state = self._session.state
+        self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
+        output = self._session.output
+        if output.backlog < output.backlog_max:
+            output.write(KEEPALIVE)
+
+    def drop(self) -> None:
+        """The connection is gone, or the stream has ended."""
+        if self._dropped:
+            return
+        super().drop()
+        state = self._session.state
+        state.stream_count -= 1
+        self._keepalive.cancel()
+        if self._key is not None and state.streams.get(self._key) is self:
+            del state.streams[self._key]
+
+    def replace(self) -> None:
+        """Another connection reads this partition for this group."""
+        self._leave("replaced")
+
+    def _failed(self, error: BrokerError) -> None:
+        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and not self._partition.ended:
+            self._leave("offset_out_of_range", " " + out_of_range(self._partition, self._offset))
+        else:
+            self._leave("removed" if self._partition.ended else "error")
+
+    def _leave(self, reason: str, facts: str = "") -> None:
+        """End the stream: the peer is told where to go on, and may ask for another one (dossier §5.2)."""
+        self.drop()
+        text = f"STREAM_CONTROL type=CLOSE reason={reason} offset={self._offset}{facts}"
+        self._session.output.write(frame(encoded(text)))
+        self._session.pull()
+
+
+def stream(session: CursusSession, request: Request, /) -> Reply | None:
+    """STREAM: there is no reply; the connection becomes a stream."""
+    options = request.options
+    modern = request.dialect is Dialect.MODERN
+    if not all(
+        options.get(key) for key in (("topic", "partition", "group") if modern else ("topic", "partition", "offset"))
+    ):
+        raise Refused("invalid_stream_syntax")
+    check_isolation(request)
+    topic = readable_topic(session, options["topic"])
+    number = partition_number(options["partition"])
+    partition = readable_partition(topic, number)
+    offset = start_offset(session, request, partition, given_offset(request))
+    if session.state.stream_count >= STREAMS_MAX:
+        raise failed(f"maximum connections ({STREAMS_MAX}) reached")
+    group = options.get("group", "")
+    Stream(session, topic.name.full, partition, offset, batch_size(request), group).begin()
+    return None
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "STREAM": Command(stream, permissions=("topic.read", "group")),
+}

@@ -1,0 +1,105 @@
+"""The operator's file of users: one line each, ``name:hash:permissions``, like the password files of other servers.
+
+Promises: passwords are in it as Argon2id hashes only; lines that begin with ``#`` and empty ones are kept; a file is replaced whole.
+Must not know: who is logged in, how the broker keeps users.
+
+Permissions are words with commas between them, each with ``@stream`` or ``@stream/topic`` behind it where it is not meant everywhere; none
+at all allow everything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
+from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+_NAME: Final = re.compile(r"[^:\s#][^:\r\n]{0,254}")
+_HASH: Final = re.compile(r"\$argon2id?\$[^:\s]{16,512}")
+_PRIVATE: Final = 0o600  # hashes are nobody else's business
+
+
+def read_users(path: Path) -> list[ConfiguredUser]:
+    """The users of a file. Raises Invalid(INVALID_REQUEST) with the line that cannot be read, OSError."""
+    users = [_parse(path, number, line) for number, line in enumerate(_lines(path), 1) if _is_entry(line)]
+    names = [user.name for user in users]
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"a user stands twice in the file file={str(path)!r} name={name!r}"
+            )
+    return users
+
+
+def add_user(path: Path, name: str, password: str, permissions: str, *, replace: bool = False) -> None:
+    """Add a user to a file, which is made when missing.
+
+    Raises Conflict(USER_EXISTS) unless ``replace``, Invalid(INVALID_NAME, INVALID_REQUEST), OSError.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise Invalid(
+            ErrorCode.INVALID_NAME, f"a user's name has no colon and does not begin with # or a blank name={name!r}"
+        )
+    if not 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
+    parse_grants(_words(permissions))
+    lines = _lines(path) if path.exists() else ["# name:hash:permissions, see polywire user --help"]
+    if any(_name_of(line) == name for line in lines):
+        if not replace:
+            raise Conflict(ErrorCode.USER_EXISTS, f"user exists name={name!r}")
+        lines = [line for line in lines if _name_of(line) != name]
+    _write(path, [*lines, f"{name}:{hash_password(password)}:{permissions}"])
+
+
+def remove_user(path: Path, name: str) -> None:
+    """Take a user out of a file. Raises Missing(USER_MISSING), OSError."""
+    lines = _lines(path)
+    rest = [line for line in lines if _name_of(line) != name]
+    if len(rest) == len(lines):
+        raise Missing(ErrorCode.USER_MISSING, f"no such user name={name!r}")
+    _write(path, rest)
+
+
+def _lines(path: Path) -> list[str]:
+    if path.stat().st_size > FILE_BYTES_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"users file is too large file={str(path)!r} limit={FILE_BYTES_MAX}")
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"users file is not UTF-8 file={str(path)!r}") from None
+
+
+def _is_entry(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith("#")
+
+
+def _name_of(line: str) -> str | None:
+    return line.partition(":")[0] if _is_entry(line) else None
+
+
+def _words(permissions: str) -> list[str]:
+    return [word.strip() for word in permissions.split(",") if word.strip()]
+
+
+def _parse(path: Path, number: int, line: str) -> ConfiguredUser:
+    name, _, rest = line.partition(":")
+    kept, _, permissions = rest.partition(":")
+    if _NAME.fullmatch(name) is None or _HASH.fullmatch(kept) is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"not name:hash:permissions file={str(path)!r} line={number}")
+    words = _words(permissions)
+    return ConfiguredUser(name, kept, parse_grants(words) if words else EVERYTHING)
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

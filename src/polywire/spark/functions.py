@@ -1,0 +1,231 @@
+"""Record values as columns: JSON, Avro, text, and the conventions of the wires.
+
+Every parser takes the source's columns and gives the fields of the value, then the place of the record: ``_key``, ``_value`` (the bytes as
+they came), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_headers`` where the source has them, and ``_corrupt``: why the value
+could not be read, null where it could.
+
+Promises: a parser gives a row for every record, so nothing is dropped silently; a value that cannot be read has null fields, its bytes and
+the reason. A record without a value (a deletion) is not corrupt. Must not know: sinks, pipelines.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import DoubleType, LongType, StructType
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.spark import avro
+
+Parse = Callable[[DataFrame], DataFrame]
+
+CORRUPT: Final = "_corrupt"
+VALUE: Final = "_value"
+PLACE: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "headers",
+)  # of the source, each kept with a ``_``
+_MALFORMED: Final = "_malformed"  # where Spark's JSON reader puts what it could not read
+
+# Numbers in headers are little endian; names are those of ``records.columns.HeaderKind``.
+_NUMBERS: Final = {
+    "bool": "?", "int8": "<i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "<u1", "uint16": "<u2", "uint32": "<u4",
+    "float32": "<f4", "float64": "<f8",
+}  # fmt: skip
+
+
+def parse_json(records: DataFrame, schema: str) -> DataFrame:
+    """Fields of JSON objects; ``schema`` is Spark's (``id long, carrier string``). A field of another type makes its record corrupt,
+    an absent one is null, one that the schema does not name is left in ``_value``. Raises Invalid for names that begin with ``_``."""
+    kind = read_schema(schema)
+    text = f.col("value").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
+    told = StructType([*kind.fields]).add(_MALFORMED, "string")
+    parsed = records.withColumn("_parsed", f.when(f.is_valid_utf8(text), f.from_json(text, told, options)))
+    # What is no object at all leaves nothing, or a struct of which every field is null and nothing was found malformed.
+    reason = (
+        f.when(f.col("value").isNull(), None)
+        .when(~f.is_valid_utf8(text), "not UTF-8")
+        .when(~f.ltrim(text).startswith("{"), "not a JSON object")
+        .when(f.col("_parsed").isNull() | f.col(f"_parsed.{_MALFORMED}").isNotNull(), "not JSON of this schema")
+    )
+    return _spread(parsed, kind, f.col("_parsed"), reason)
+
+
+def parse_avro(records: DataFrame, schema: str) -> DataFrame:
+    """Fields of Avro records written with ``schema`` (Avro's JSON): bare, in single-object encoding, or behind the five bytes of a schema
+    registry, which are skipped. Needs fastavro (extra ``avro``) here and on the workers. Raises Invalid for a schema without columns."""
+    kind = avro.spark_schema(schema)
+    decoded = records.withColumn("_parsed", avro.datum_udf(schema, kind)(f.col("value")))
+    return _spread(decoded, kind, f.col("_parsed.row"), f.col("_parsed.error"))
+
+
+def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
+    """Fields of values that are whole Avro files (Object Container), read by the schema inside and resolved to ``schema``. One row for each
+    record of a file, numbered in ``_part``; a file that cannot be read to its end is one corrupt row."""
+    kind = avro.spark_schema(schema)
+    decoded = records.withColumn("_parsed", avro.file_udf(schema, kind)(f.col("value")))
+    exploded = decoded.select("*", f.posexplode_outer("_parsed.rows").alias("_part", "_row"))
+    return _spread(exploded, kind, f.col("_row"), f.col("_parsed.error"), f.coalesce("_part", f.lit(0)).alias("_part"))
+
+
+def parse_text(records: DataFrame) -> DataFrame:
+    """Values as a column ``text``, as wires that carry text have them (FLUX, Cursus); what is not UTF-8 is corrupt."""
+    text = f.col("value").cast("string")
+    parsed = records.withColumn("_parsed", f.struct(f.when(f.is_valid_utf8(text), text).alias("text")))
+    reason = f.when(~f.is_valid_utf8(text), "not UTF-8")
+    return _spread(parsed, StructType().add("text", "string"), f.col("_parsed"), reason)
+
+
+def parse_events(records: DataFrame, schema: str) -> DataFrame:
+    """Fields of event-sourced records (Cursus): a JSON payload, and ``_type``, ``_schema_version``, ``_version`` (of the aggregate) and
+    ``_metadata`` beside it. The source must have been read with ``includeHeaders``. An event without a version is corrupt."""
+    _require_headers(records)
+    parsed = parse_json(records, schema)
+    version = header_text("_headers", "event.aggregate_version").cast("long")
+    missing = f.when(f.col(VALUE).isNotNull() & version.isNull(), "no event.aggregate_version")
+    return parsed.withColumns(
+        {
+            "_type": header_text("_headers", "event.type"),
+            "_schema_version": header_text("_headers", "event.schema_version").cast("int"),
+            "_version": version,
+            "_metadata": header("_headers", "event.metadata"),
+            CORRUPT: f.coalesce(f.col(CORRUPT), missing),
+        }
+    )
+
+
+def header(headers: str, name: str) -> Column:
+    """Bytes of the last header of this name; null where there is none."""
+    return f.try_element_at(f.filter(f.col(headers), lambda pair: pair["key"] == name), f.lit(-1))["value"]
+
+
+def header_text(headers: str, name: str) -> Column:
+    """A header as text."""
+    return header(headers, name).cast("string")
+
+
+def header_number(headers: str, name: str, kind: str) -> Column:
+    """A header that a wire with typed headers (Iggy) wrote as a number: ``kind`` is bool, int8 to int64, uint8 to uint32, float32 or
+    float64. Null where the header has another width. Raises Invalid for another kind."""
+    layout = _NUMBERS.get(kind)
+    if layout is None:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"headers have no such kind of number kind={kind!r} known={','.join(_NUMBERS)}"
+        )
+    kind_read = np.dtype(layout)
+    is_float = kind_read.kind == "f"
+    arrow = pa.float64() if is_float else pa.int64()
+
+    def read(values: pa.Array) -> pa.Array:  # type: ignore[type-arg]
+        wide = [item if item is not None and len(item) == kind_read.itemsize else None for item in values.to_pylist()]
+        numbers = np.frombuffer(b"".join(item or bytes(kind_read.itemsize) for item in wide), kind_read)
+        return pa.array(
+            numbers.astype("f8" if is_float else "i8"), arrow, mask=np.array([item is None for item in wide])
+        )
+
+    result = DoubleType() if is_float else LongType()
+    # PySpark wants real types here, not their text.
+    read.__annotations__ = {"values": pa.Array, "return": pa.Array}
+    number: Column = arrow_udf(read, result)(header(headers, name))  # type: ignore[call-overload]
+    return number
+
+
+def sound(parsed: DataFrame) -> DataFrame:
+    """Rows that could be read."""
+    return parsed.where(f.col(CORRUPT).isNull())
+
+
+def corrupt(parsed: DataFrame) -> DataFrame:
+    """Rows that could not, with their bytes in ``_value`` and the reason in ``_corrupt``."""
+    return parsed.where(f.col(CORRUPT).isNotNull())
+
+
+def table_columns(parsed: DataFrame) -> DataFrame:
+    """A parser's columns as a table wants them: bytes are kept only where they could not be read."""
+    if CORRUPT not in parsed.columns or VALUE not in parsed.columns:
+        return parsed
+    return parsed.withColumn(VALUE, f.when(f.col(CORRUPT).isNotNull(), f.col(VALUE)))
+
+
+def parser(text: str) -> Parse:
+    """A parser by its text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for one
+    of your own. Raises Invalid(INVALID_REQUEST)."""
+    form, _, rest = text.partition(":")
+    match form:
+        case "json":
+            return _with_schema(parse_json, rest)
+        case "events":
+            return _with_schema(parse_events, rest)
+        case "avro":
+            return _with_schema(parse_avro, _file_text(rest))
+        case "avro-file":
+            return _with_schema(parse_avro_files, _file_text(rest))
+        case "text" if not rest:
+            return parse_text
+        case _:
+            return imported(text)
+
+
+def imported(text: str) -> Callable[..., Any]:
+    """What ``module:function`` names. Raises Invalid(INVALID_REQUEST)."""
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot import reason={error} wanted={text!r}") from error
+    if not callable(found):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"is not a function wanted={text!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def read_schema(text: str) -> StructType:
+    """A schema of columns a value may have. Raises Invalid for names that begin with ``_``: those are the record's place."""
+    try:
+        kind = StructType.fromDDL(text)
+    except PySparkException as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"not a schema reason={error} schema={text!r}") from error
+    if not isinstance(kind, StructType):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a schema of columns is a struct schema={text!r}")
+    reserved = [name for name in kind.fieldNames() if name.startswith("_")]
+    if reserved:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"names that begin with _ are taken names={','.join(reserved)}")
+    return kind
+
+
+def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:
+    """The fields of ``row``, null where there is a reason, and the record's place."""
+    fields = [f.when(reason.isNull(), row[name]).alias(name) for name in kind.fieldNames()]
+    place = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
+    return parsed.select(*fields, *place, *more, reason.alias(CORRUPT))
+
+
+def _with_schema(parse: Callable[[DataFrame, str], DataFrame], schema: str) -> Parse:
+    return lambda records: parse(records, schema)
+
+
+def _file_text(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot read the schema reason={error}") from error
+
+
+def _require_headers(records: DataFrame) -> None:
+    if "headers" not in records.columns:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "events are told by headers: read with the option includeHeaders=true")

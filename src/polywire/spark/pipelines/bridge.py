@@ -1,0 +1,44 @@
+"""A topic into another topic, on the same broker or from one broker to another.
+
+Promises: every record arrives exactly once, with its key, value and headers; order within a partition is kept where partitions are, and
+otherwise among the records of a key. Must not know: what the records mean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pyspark.sql import SparkSession
+
+from polywire.spark.pipelines.queries import (
+    Address,
+    AvailableNow,
+    BatchRecordsMax,
+    Checkpoint,
+    Ran,
+    Topic,
+    into_topic,
+    run_query,
+    topic_stream,
+)
+from polywire.spark.progress import Told
+
+
+def bridge(
+    spark: SparkSession,
+    address: Address,
+    topic: Topic,
+    output: Annotated[str, "topic to write"],
+    checkpoint: Checkpoint,
+    *,
+    target: Annotated[str | None, "host:port of the broker to write to, where it is another"] = None,
+    keep_partitions: Annotated[bool, "write a record into the partition of its number, else by key"] = False,
+    batch_records_max: BatchRecordsMax = None,
+    available_now: AvailableNow = True,
+    told: Told | None = None,
+) -> Ran:
+    """Copy a topic into another from its beginning, or from where the checkpoint says. Raises what the query failed with."""
+    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
+    columns = ["key", "value", "headers", *(["partition"] if keep_partitions else [])]
+    writer = into_topic(records.select(*columns), target or address, output)
+    return run_query(writer, f"bridge-{topic}", checkpoint, available_now=available_now, told=told)

@@ -1,0 +1,48 @@
+"""The last value of each key, into a new topic.
+
+Promises: one record per key, the one stored last; keys whose last record has no value are left out (they were deleted) unless asked for.
+Running it again under the same name writes nothing twice. Must not know: what the records mean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from polywire.spark.pipelines.queries import SOURCE, Address, Ran, Topic, topic_rows
+
+
+def compact(
+    spark: SparkSession,
+    address: Address,
+    topic: Topic,
+    output: Annotated[str, "topic to write"],
+    *,
+    target: Annotated[str | None, "host:port of the broker to write to, where it is another"] = None,
+    deletions: Annotated[bool, "write keys whose last record has no value, too"] = False,
+    name: Annotated[str | None, "name of this run: a second run under it writes nothing"] = None,
+) -> Ran:
+    """Write the last record of every key that a topic holds now. Records without a key are left out: they replace nothing."""
+    last = last_by_key(topic_rows(spark, address, topic, headers=True))
+    kept = last if deletions else last.where("value is not null")
+    records = kept.select("key", "value", "headers").persist()
+    try:
+        count = records.count()
+        writer = (
+            records.write.format(SOURCE).mode("append").option("address", target or address).option("topic", output)
+        )
+        if name is not None:
+            writer = writer.option("txnAppId", f"compact-{name}").option("txnId", 0)
+        writer.save()
+    finally:
+        records.unpersist()
+    return Ran(count, 1)
+
+
+def last_by_key(records: DataFrame) -> DataFrame:
+    """The record of each key that was stored last: by time, then by place, where a key is in several partitions."""
+    order = f.struct("timestamp", "partition", "offset")
+    row = f.max_by(f.struct(*records.columns), order)
+    return records.where("key is not null").groupBy("key").agg(row.alias("_row")).select("_row.*")

@@ -1,0 +1,113 @@
+"""A project of Spark's declarative pipelines (``spark-pipelines``) that works as it is made.
+
+What its files must keep to (measured with Spark 4.3): the source is found by itself where this package is installed, and must not be
+registered in a definition file; the spec's storage is a URI and its configuration holds text only; Spark runs through a Connect server
+that the command starts itself, so ``spark.master`` is not set; a second run goes on only with a catalog that outlives the first.
+
+Promises: nothing that exists is overwritten. Must not know: Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import ErrorCode, Invalid
+
+_SPEC: Final = """# Run with: spark-pipelines run
+name: {name}
+storage: {storage}
+catalog: spark_catalog
+database: default
+libraries:
+  - glob:
+      include: transformations/**
+configuration:
+  spark.sql.shuffle.partitions: "2"
+  polywire.address: "{address}"
+  polywire.topic: "{topic}"
+"""
+
+_RECORDS: Final = '''"""The topic as a streaming table, a view over it, and a topic that gets what the table got."""
+
+from __future__ import annotations
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+spark = SparkSession.active()
+ADDRESS = spark.conf.get("polywire.address")
+TOPIC = spark.conf.get("polywire.topic")
+
+
+@dp.table(comment="every record of the topic, once")
+def records() -> DataFrame:
+    stream = spark.readStream.format("polywire").option("address", ADDRESS).option("subscribe", TOPIC)
+    return stream.option("startingOffsets", "earliest").load()
+
+
+@dp.materialized_view(comment="records and bytes of each partition")
+def partitions() -> DataFrame:
+    counted = spark.read.table("records").groupBy("partition")
+    return counted.agg(f.count("*").alias("records"), f.sum(f.length("value")).alias("bytes"))
+
+
+dp.create_sink("copied", "polywire", {"address": ADDRESS, "topic": f"{TOPIC}-copy"})
+
+
+@dp.append_flow(target="copied")
+def copy() -> DataFrame:
+    return spark.readStream.table("records").select("key", "value")
+'''
+
+_README: Final = """# {name}
+
+A project of Spark's declarative pipelines over the Polywire topic `{topic}`.
+
+```
+pip install "polywire[spark]" "pyspark[pipelines]"
+spark-pipelines dry-run    # checks the definitions
+spark-pipelines run        # reads what is there, then ends; run it again for what came since
+```
+
+`spark-pipeline.yml` says where the broker is and where tables go; `conf/` makes the catalog outlive a run (Derby, in this folder), without
+which a second run would find its own tables in the way. `transformations/` holds the datasets.
+"""
+
+_DEFAULTS: Final = """spark.sql.catalogImplementation              hive
+spark.hadoop.javax.jdo.option.ConnectionURL  jdbc:derby:;databaseName={folder}/metastore;create=true
+spark.sql.warehouse.dir                      {storage}/warehouse
+spark.python.unix.domain.socket.enabled      true
+spark.ui.enabled                             false
+spark.driver.extraJavaOptions                -Dderby.system.home={folder}
+"""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def make(directory: Path, *, topic: str, address: str) -> list[str]:
+    """Write the project; returns the names of its files.
+
+    Raises Invalid(INVALID_REQUEST) for a folder that has something in it, or a name the spec cannot hold.
+    """
+    folder = directory.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"is there already, and not empty path={directory}")
+    if not _NAME.fullmatch(folder.name) or '"' in topic + address:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"cannot name a project name={folder.name!r} topic={topic!r}")
+    facts = {
+        "name": folder.name, "topic": topic, "address": address, "folder": str(folder), "storage": (folder / "storage").as_uri(),
+    }  # fmt: skip
+    files = {
+        "spark-pipeline.yml": _SPEC.format(**facts),
+        "transformations/records.py": _RECORDS,
+        "conf/spark-defaults.conf": _DEFAULTS.format(**facts),
+        "README.md": _README.format(**facts),
+    }
+    for name, text in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return list(files)

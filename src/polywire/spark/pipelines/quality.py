@@ -1,0 +1,228 @@
+"""What a topic or a table holds: counts, gaps and duplicates, for each partition and each producer, as a page with charts.
+
+Promises: every number is counted by Spark over all rows; ``sound`` says that nothing is missing and nothing is there twice. Must not know:
+how a page looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.spark.functions import CORRUPT, VALUE
+from polywire.spark.pipelines.quality_page import page
+from polywire.spark.pipelines.queries import Parser, parsed, topic_rows
+
+TIME_BARS: Final = 60
+SIZE_BARS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition. ``missing`` are offsets between first and last that no row has, ``repeated`` rows beyond the first of an offset."""
+
+    partition: int
+    records: int
+    first_offset: int
+    last_offset: int
+    missing: int
+    repeated: int
+    corrupt: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFacts:
+    """Sequence numbers of one producer. ``missing`` counts from the lowest number (or the one told) to the highest."""
+
+    producer: str
+    records: int
+    first: int
+    last: int
+    missing: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The whole report. ``rate`` is (start of the interval in seconds since 1970, partition, records), ``sizes`` (bytes up to, records)."""
+
+    title: str
+    partitions: tuple[PartitionFacts, ...]
+    producers: tuple[ProducerFacts, ...]
+    rate: tuple[tuple[float, int, int], ...]
+    interval_s: float
+    sizes: tuple[tuple[int, int], ...]
+    expected: int | None
+
+    @property
+    def records(self) -> int:
+        """Rows in all."""
+        return sum(part.records for part in self.partitions)
+
+    @property
+    def batches(self) -> int:
+        """A report is made at once."""
+        return 1
+
+    @property
+    def corrupt(self) -> int:
+        """Rows that could not be read."""
+        return sum(part.corrupt for part in self.partitions)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, in sentences; nothing when each record is there exactly once."""
+        found = []
+        for what, count in (
+            ("offsets are missing", sum(part.missing for part in self.partitions)),
+            ("rows repeat an offset", sum(part.repeated for part in self.partitions)),
+            ("sequence numbers are missing", sum(one.missing for one in self.producers)),
+            ("rows repeat a sequence number", sum(one.repeated for one in self.producers)),
+            ("rows could not be read", self.corrupt),
+        ):
+            if count:
+                found.append(f"{count:,} {what}")
+        if self.expected is not None and self.records != self.expected:
+            found.append(f"{self.expected:,} records were expected, {self.records:,} are there")
+        return tuple(found)
+
+    @property
+    def sound(self) -> bool:
+        """Whether each record is there exactly once."""
+        return not self.problems
+
+
+def quality(
+    spark: SparkSession,
+    *,
+    address: Annotated[str | None, "host:port of the broker's polywire wire, for a topic"] = None,
+    topic: Annotated[str | None, "topic to read"] = None,
+    path: Annotated[str | Path | None, "folder of a table that was landed, instead of a topic"] = None,
+    parse: Parser = None,
+    sequence: Annotated[str | None, "SQL of a record's number among those of its producer, from 0"] = None,
+    producer: Annotated[str, "SQL of a record's producer"] = "''",
+    expected: Annotated[int | None, "how many records there should be"] = None,
+    offsets: Annotated[
+        bool, "look for gaps and repetitions of offsets (a table made of other records has none)"
+    ] = True,
+    report: Annotated[str | Path | None, "file for the page, HTML in one piece"] = None,
+) -> Quality:
+    """Count what is there. Raises Invalid unless a topic (with an address) or a path is given."""
+    if (topic is None) == (path is None) or (topic is not None and address is None):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "quality needs the settings address and topic, or path")
+    if topic is not None and address is not None:
+        rows = parsed(topic_rows(spark, address, topic, headers=True), parse or "text")
+    else:
+        rows = _of_table(spark.read.parquet(str(path)))
+    rows = _measured(rows, sequence, producer).persist()
+    try:
+        rate, interval_s = _rate(rows)
+        found = Quality(
+            title=topic or str(path),
+            partitions=tuple(_partitions(rows, offsets=offsets)),
+            producers=tuple(_producers(rows)) if sequence is not None else (),
+            rate=rate,
+            interval_s=interval_s,
+            sizes=_sizes(rows),
+            expected=expected,
+        )
+    finally:
+        rows.unpersist()
+    if report is not None:
+        Path(report).write_text(page(found), encoding="utf-8")
+    return found
+
+
+def _of_table(table: DataFrame) -> DataFrame:
+    """A landed table under a parser's names, whether it was parsed or not."""
+    names = table.columns
+    renamed = [f.col(name).alias(f"_{name}") for name in ("partition", "offset", "timestamp", "value") if name in names]
+    table = table.select("*", *[column for column in renamed if f"_{column}" not in names])
+    absent = {"_partition": "int", "_offset": "long", "_timestamp": "timestamp", VALUE: "binary", CORRUPT: "string"}
+    return table.withColumns(
+        {name: f.lit(None).cast(kind) for name, kind in absent.items() if name not in table.columns}
+    )
+
+
+def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame:
+    """The few narrow columns that everything is counted from."""
+    own = f.expr(sequence).cast("long") if sequence is not None else f.lit(None).cast("long")
+    return rows.select(
+        f.coalesce("_partition", f.lit(0)).alias("partition"),
+        f.col("_offset").alias("offset"),
+        f.col("_timestamp").alias("time"),
+        f.coalesce(f.length(VALUE), f.lit(0)).cast("long").alias("bytes"),
+        f.col(CORRUPT).isNotNull().alias("corrupt"),
+        f.expr(producer).cast("string").alias("producer"),
+        own.alias("sequence"),
+    )
+
+
+def _partitions(rows: DataFrame, *, offsets: bool) -> list[PartitionFacts]:
+    grouped = rows.groupBy("partition").agg(
+        f.count("*").alias("records"),
+        f.min("offset").alias("first"),
+        f.max("offset").alias("last"),
+        # Exact and in constant memory per row: Spark counts distinct values by a second shuffle.
+        f.countDistinct("offset").alias("distinct"),
+        f.count_if("corrupt").alias("corrupt"),
+        f.sum("bytes").alias("bytes"),
+    )
+    return [_partition(row, offsets=offsets) for row in grouped.orderBy("partition").collect()]
+
+
+def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
+    known = row["first"] is not None
+    first, last = (row["first"], row["last"]) if known else (0, -1)
+    counted = known and offsets
+    return PartitionFacts(
+        row["partition"], row["records"], first, last,
+        missing=last - first + 1 - row["distinct"] if counted else 0,
+        repeated=row["records"] - row["distinct"] if counted else 0,
+        corrupt=row["corrupt"], bytes=row["bytes"],
+    )  # fmt: skip
+
+
+def _producers(rows: DataFrame) -> list[ProducerFacts]:
+    """From 0 on: what is missing at the beginning is missing, too."""
+    numbered = rows.where("sequence is not null").groupBy("producer")
+    counted = numbered.agg(
+        f.count("*").alias("records"),
+        f.min("sequence").alias("first"),
+        f.max("sequence").alias("last"),
+        f.countDistinct("sequence").alias("distinct"),
+    )
+    return [
+        ProducerFacts(
+            row["producer"], row["records"], row["first"], row["last"],
+            missing=row["last"] + 1 - row["distinct"], repeated=row["records"] - row["distinct"],
+        )
+        for row in counted.orderBy("producer").collect()
+    ]  # fmt: skip
+
+
+def _rate(rows: DataFrame) -> tuple[tuple[tuple[float, int, int], ...], float]:
+    """Records by interval of append time and partition, in at most ``TIME_BARS`` intervals."""
+    seconds = f.unix_micros("time") / 1e6
+    ends = rows.agg(f.min(seconds).alias("first"), f.max(seconds).alias("last")).first()
+    if ends is None or ends["first"] is None:
+        return (), 0.0
+    first = float(ends["first"])
+    interval_s = max((float(ends["last"]) - first) / (TIME_BARS - 1), 0.001)
+    number = f.floor((seconds - first) / interval_s).alias("number")
+    counted = rows.where("time is not null").groupBy(number, "partition").count().collect()
+    bars = [(first + row["number"] * interval_s, row["partition"], row["count"]) for row in counted]
+    return tuple(sorted(bars)), interval_s
+
+
+def _sizes(rows: DataFrame) -> tuple[tuple[int, int], ...]:
+    """Records by the size of their values, in powers of two."""
+    power = f.ceil(f.log2(f.greatest("bytes", f.lit(1)))).cast("int").alias("power")
+    counted = rows.groupBy(power).count().collect()
+    return tuple(sorted((1 << min(row["power"], SIZE_BARS), row["count"]) for row in counted))

@@ -1,0 +1,136 @@
+"""What every pipeline does the same way: a topic as a stream, a stream into a topic, and running a query to its end.
+
+Promises: a run that was stopped, ``kill -9`` included, goes on with the same checkpoint where it was; what a query left out is counted.
+Must not know: any one pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from polywire.spark.functions import CORRUPT, Parse, parser
+from polywire.spark.progress import BatchProgress, Told, follow, observed
+
+SOURCE: Final = "polywire"
+QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the thread that runs a micro-batch
+
+STATE_SETTINGS: Final = {
+    # State on disk: in the executors' memory it would end a long run some day. `transformWithState` works with no other.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # It insists on Hadoop's own class for local files, where our sessions have a faster one; both are kept apart by not caching them.
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+# Settings that several pipelines share, with what they mean; ``registry`` shows these words.
+Address = Annotated[str, "host:port of the broker's polywire wire"]
+Topic = Annotated[str, "topic to read"]
+Checkpoint = Annotated[str | Path, "folder that remembers how far the job is; one for each job"]
+BatchRecordsMax = Annotated[int | None, "most records of one micro-batch"]
+AvailableNow = Annotated[bool, "end when everything that was there at the start is done, else run until stopped"]
+Parser = Annotated[
+    Parse | str | None,
+    "json:DDL, events:DDL, avro:FILE, avro-file:FILE, text, or module:function; how values become columns",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run did. ``left_out`` counts rows that could not be taken (behind the watermark, without a time), ``corrupt`` values that
+    could not be read; see ``BatchProgress``."""
+
+    records: int
+    batches: int
+    left_out: int = 0
+    corrupt: int = 0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is not in the result, in sentences."""
+        return (f"{self.left_out:,} rows were left out",) if self.left_out else ()
+
+
+def topic_stream(
+    spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
+) -> DataFrame:
+    """A topic as a stream from its beginning, or from where the query's checkpoint says."""
+    reader = spark.readStream.format(SOURCE).option("address", address)
+    reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
+    reader = reader.option("includeHeaders", str(headers).lower())
+    if batch_records_max is not None:
+        reader = reader.option("maxOffsetsPerTrigger", batch_records_max)
+    return reader.load()
+
+
+def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
+    """Everything a topic holds now."""
+    reader = spark.read.format(SOURCE).option("address", address).option("subscribe", topic)
+    return reader.option("includeHeaders", str(headers).lower()).load()
+
+
+def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> DataStreamWriter:
+    """A stream of records (columns key, value, headers, topic, partition) written exactly once; ``topic`` None: the column says."""
+    writer = frame.writeStream.format(SOURCE).option("address", address)
+    return writer if topic is None else writer.option("topic", topic)
+
+
+def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStreamWriter:
+    """A stream of records that replace earlier ones (output mode update, which Spark's own sinks in Python lack), exactly once."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        writer = batch.write.format(SOURCE).mode("append").option("address", address).option("topic", topic)
+        writer.option("txnAppId", query_id(batch.sparkSession)).option("txnId", number).save()
+
+    return frame.writeStream.outputMode("update").foreachBatch(write)
+
+
+def query_id(spark: SparkSession) -> str:
+    """Who the query is whose micro-batch is being written: the same for every run with its checkpoint."""
+    known = spark.sparkContext.getLocalProperty(QUERY_ID)
+    assert known is not None, "asked inside a micro-batch"
+    return known
+
+
+def stateful(spark: SparkSession) -> SparkSession:
+    """The session with what queries that keep state want; the given one is left as it is."""
+    cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in STATE_SETTINGS.items():
+        cloned.conf.set(name, value)
+    return cloned
+
+
+def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -> DataFrame:
+    """Records as columns by a parser, or by the one its text names; what cannot be read, or has no ``time``, is counted as it passes."""
+    rows = (parser(parse) if isinstance(parse, str) else parse)(records)
+    corrupt = f.col(CORRUPT).isNotNull() if CORRUPT in rows.columns else f.lit(False)
+    left_out = f.col(time).isNull() if time is not None else f.lit(False)
+    return observed(rows, corrupt=corrupt, left_out=left_out)
+
+
+def run_query(
+    writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, told: Told | None
+) -> Ran:
+    """Start the query and follow it until it ends. Raises what the query failed with."""
+    writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    batches = left_out = corrupt = 0
+
+    def count(batch: BatchProgress) -> None:
+        nonlocal batches, left_out, corrupt
+        batches += 1
+        left_out += batch.left_out
+        corrupt += batch.corrupt
+        if told is not None:
+            told(batch)
+
+    records = follow(writer.start(), count)
+    return Ran(records, batches, left_out, corrupt)

@@ -1,0 +1,98 @@
+"""Refine a topic: what can be read and was not there before goes to one topic, what cannot be read to another.
+
+One query writes both, so they are published together: a record is in exactly one of them, once.
+
+Promises: nothing is dropped silently. A record whose id was there before within ``delay`` is dropped, as asked for; one that comes behind
+the watermark is left out, counted and told; what cannot be read becomes a dead letter with its bytes, key and headers, and headers that say
+why and where it was. Must not know: what the fields mean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from polywire.spark.functions import CORRUPT, VALUE
+from polywire.spark.pipelines.queries import (
+    Address,
+    AvailableNow,
+    BatchRecordsMax,
+    Checkpoint,
+    Parser,
+    Ran,
+    Topic,
+    into_topic,
+    parsed,
+    run_query,
+    stateful,
+    topic_stream,
+)
+from polywire.spark.progress import Told
+
+HEADERS: Final = "array<struct<key: string, value: binary>>"
+
+
+def refine(
+    spark: SparkSession,
+    address: Address,
+    topic: Topic,
+    output: Annotated[str, "topic for what could be read"],
+    checkpoint: Checkpoint,
+    parse: Parser,
+    *,
+    id: Annotated[str | None, "SQL that tells records apart; without it nothing is taken for a duplicate"] = None,
+    delay: Annotated[
+        str, "how long ids are remembered, and how far partitions may be apart, in append time"
+    ] = "1 hour",
+    dead: Annotated[str | None, "topic for what could not be read (default: the output's name and .dead)"] = None,
+    as_json: Annotated[bool, "write the fields as JSON instead of the value as it came"] = False,
+    target: Annotated[str | None, "host:port of the broker of the output topics, where it is another"] = None,
+    batch_records_max: BatchRecordsMax = None,
+    available_now: AvailableNow = True,
+    told: Told | None = None,
+) -> Ran:
+    """Parse a topic's records, drop those whose id was seen, write the others on. Raises what the query failed with."""
+    records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
+    rows = parsed(records, parse or "text")
+    unique = rows if id is None else distinct(rows, id, delay=delay)
+    refined = outgoing(unique, output, dead or f"{output}.dead", as_json=as_json)
+    writer = into_topic(refined, target or address)
+    return run_query(writer, f"refine-{topic}", checkpoint, available_now=available_now, told=told)
+
+
+def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
+    """Rows whose id was not there within ``delay``. What has none is told apart by its place, so that it is never taken for a duplicate."""
+    place = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
+    own = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
+    known = f.coalesce(f.concat(f.lit("i"), own), f.concat(f.lit("p"), place))
+    # Append time: every record has one, and within a partition it never goes back.
+    timed = rows.withColumn("_id", known).withWatermark("_timestamp", delay)
+    return timed.dropDuplicatesWithinWatermark(["_id"]).drop("_id")
+
+
+def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataFrame:
+    """Records for the sink: key, value, headers, topic."""
+    bad = f.col(CORRUPT).isNotNull()
+    fields = [name for name in rows.columns if not name.startswith("_")]
+    # A value that held several records cannot stand for one of them.
+    rewritten = as_json or "_part" in rows.columns
+    value = f.when(bad | f.col(VALUE).isNull(), f.col(VALUE)).otherwise(f.to_json(f.struct(*fields)).cast("binary"))
+    headers = f.coalesce(f.col("_headers"), f.array().cast(HEADERS))
+    return rows.select(
+        f.col("_key").alias("key"),
+        (value if rewritten else f.col(VALUE)).alias("value"),
+        f.when(bad, f.concat(headers, _reason())).otherwise(f.col("_headers")).alias("headers"),
+        f.when(bad, dead).otherwise(output).alias("topic"),
+    )
+
+
+def _reason() -> Column:
+    """Headers of a dead letter."""
+    told = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
+    pairs = [
+        f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))
+        for name, column in told.items()
+    ]
+    return f.array(*pairs).cast(HEADERS)

@@ -1,0 +1,186 @@
+"""The pipelines by name, and their settings read from text.
+
+A pipeline is a function whose parameters are its settings: their types say how text is read, their annotations what they mean.
+
+Promises: listing needs no Spark; an unknown setting or one that cannot be read is refused before Spark is started, with the one meant.
+Must not know: what a pipeline does, the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from polywire.errors import ErrorCode, Invalid
+
+GIVEN: Final = ("spark", "told", "clock")  # parameters that whoever runs the pipeline provides
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline by name. ``place`` is ``module:function``."""
+
+    name: str
+    place: str
+    summary: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises Invalid(INVALID_REQUEST) where Spark is not installed."""
+        module, _, name = self.place.partition(":")
+        try:
+            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"pipelines need Spark: pip install polywire[spark] missing={error.name}"
+            ) from error
+        return function
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a pipeline. ``default`` is its text, None where it has to be given or is nothing unless given."""
+
+    name: str
+    kind: Any
+    meaning: str
+    required: bool
+    default: str | None
+
+    @property
+    def kinds(self) -> list[Any]:
+        """Types its text may be read as, in order."""
+        return _alternatives(self.kind)
+
+
+_HERE: Final = "polywire.spark.pipelines"
+PIPELINES: Final = (
+    Pipeline("land", f"{_HERE}.land:land", "a topic as a partitioned table (Parquet, Delta, Iceberg)"),
+    Pipeline("refine", f"{_HERE}.refine:refine", "parse, drop what came twice, dead letters to a topic"),
+    Pipeline("windows", f"{_HERE}.windows:windows", "aggregates over windows of event time"),
+    Pipeline("state", f"{_HERE}.state:state", "fold event-sourced records into the current state of each key"),
+    Pipeline("bridge", f"{_HERE}.bridge:bridge", "a topic into another, between brokers too"),
+    Pipeline("replay", f"{_HERE}.replay:replay", "a table back into a topic, at a chosen speed"),
+    Pipeline("compact", f"{_HERE}.compact:compact", "the last value of each key into a new topic"),
+    Pipeline("quality", f"{_HERE}.quality:quality", "counts, gaps and duplicates of a topic or table, as a report"),
+)
+
+
+def pipeline(name: str) -> Pipeline:
+    """A pipeline by its name. Raises Invalid(INVALID_REQUEST)."""
+    for known in PIPELINES:
+        if known.name == name:
+            return known
+    raise _unknown("pipeline", name, [known.name for known in PIPELINES])
+
+
+def settings_of(function: Callable[..., Any]) -> list[Setting]:
+    """The settings of a pipeline's function, in its order."""
+    hints = get_type_hints(function, include_extras=True)
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in GIVEN:
+            continue
+        kind, meaning = _described(hints[name])
+        required = parameter.default is inspect.Parameter.empty
+        default = None if required else _text(parameter.default)
+        found.append(Setting(name, kind, meaning, required, default))
+    return found
+
+
+def read_settings(function: Callable[..., Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Settings from text, typed as the function wants them. Raises Invalid(INVALID_REQUEST)."""
+    known = {setting.name: setting for setting in settings_of(function)}
+    for name in given:
+        if name not in known:
+            raise _unknown("setting", name, list(known))
+    missing = [name for name, setting in known.items() if setting.required and name not in given]
+    if missing:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"settings are missing: --set {'=… --set '.join(missing)}=…")
+    return {name: _value(known[name], text) for name, text in given.items()}
+
+
+def _described(hint: Any) -> tuple[Any, str]:
+    if get_origin(hint) is Annotated:
+        kind, meaning, *_ = get_args(hint)
+        return kind, str(meaning)
+    return hint, ""
+
+
+def _value(setting: Setting, text: str) -> Any:
+    for kind in setting.kinds:
+        try:
+            return _read(kind, text)
+        except ValueError:
+            continue
+    kinds = " or ".join(kind_name(kind) for kind in setting.kinds)
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"a setting takes {kinds} setting={setting.name} got={text!r}")
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """Types a setting's text may be read as: of a union those that have a text."""
+    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    parts = tuple(inner for part in parts for inner in _unpacked(part))
+    return [part for part in parts if part is not type(None) and get_origin(part) is not Callable and _readable(part)]
+
+
+def _unpacked(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _readable(kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is not None:
+        return origin is Literal or (isinstance(origin, type) and issubclass(origin, Sequence))
+    return isinstance(kind, type) and (kind in (str, int, float, bool) or issubclass(kind, Enum | Path))
+
+
+def _read(kind: Any, text: str) -> Any:
+    origin = get_origin(kind)
+    if origin is Literal:
+        if text not in get_args(kind):
+            raise ValueError(text)
+        return text
+    if origin is not None:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind is bool:
+        return ("false", "true").index(text.lower()) == 1
+    return kind(text)
+
+
+def kind_name(kind: Any) -> str:
+    """A type in words for people."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if origin is not None:
+        return "a,b,…"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(str(member.value) for member in kind)
+    return {str: "text", int: "whole number", float: "number", bool: "true|false", Path: "path"}.get(kind, "text")
+
+
+def _text(default: Any) -> str | None:
+    match default:
+        case None | ():
+            return None
+        case bool():
+            return str(default).lower()
+        case Enum():
+            return str(default.value)
+        case tuple() | list():
+            return ",".join(map(str, default))
+        case _:
+            return str(default)
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> Invalid:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return Invalid(ErrorCode.INVALID_REQUEST, f"no such {what}{meant} {what}={name!r} known={','.join(known)}")

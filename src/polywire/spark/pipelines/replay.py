@@ -1,0 +1,155 @@
+"""A table back into a topic, in the order of its time, at a chosen speed.
+
+The table is cut into slices of its own time; each is written as one transaction under the run's name, so a run that was killed goes on
+behind the last slice and writes none twice.
+
+Promises: every row is in the topic exactly once, slice after slice. Must not know: how the table came to be.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from polywire.clock import Clock, SystemClock
+from polywire.errors import ErrorCode, Invalid
+from polywire.spark.pipelines.queries import SOURCE, Checkpoint, Ran
+from polywire.spark.progress import BatchProgress, Told
+
+SLICES_MAX: Final = 1_000_000
+SECOND_US: Final = 1_000_000
+POSITION: Final = "replayed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time a table covers, microseconds; ``end_us`` is exclusive."""
+
+    start_us: int
+    end_us: int
+    slice_us: int
+
+    def slices(self) -> Iterator[tuple[int, int, int]]:
+        """(number, first, end) of every slice."""
+        for number, first in enumerate(range(self.start_us, self.end_us, self.slice_us)):
+            yield number, first, min(first + self.slice_us, self.end_us)
+
+    def __len__(self) -> int:
+        return -(-(self.end_us - self.start_us) // self.slice_us)
+
+
+def replay(
+    spark: SparkSession,
+    path: Annotated[str | Path, "folder of the table (Parquet)"],
+    address: Annotated[str, "host:port of the broker to write to"],
+    output: Annotated[str, "topic to write"],
+    checkpoint: Checkpoint,
+    *,
+    time_column: Annotated[str, "column of the table's time"] = "_timestamp",
+    value: Annotated[str, "SQL of the record's value; default: every column as JSON"] = "to_json(struct(*))",
+    key: Annotated[str | None, "SQL of the record's key"] = None,
+    speed: Annotated[float, "how many times faster than it happened; 0: as fast as it can be written"] = 0.0,
+    slice_seconds: Annotated[float, "table time that is written together"] = 60.0,
+    told: Told | None = None,
+    clock: Clock | None = None,
+) -> Ran:
+    """Write a table's rows into a topic in the order of its time. Rows without a time come first.
+
+    Raises Invalid for a table without rows of a time, and what a write failed with.
+    """
+    table = spark.read.parquet(str(path))
+    span = _span(table, time_column, slice_seconds)
+    place = Path(checkpoint) / POSITION
+    name, done = _position(place, output, span)
+    ticker = clock or SystemClock()
+    records = batches = 0
+    began = ticker.monotonic()
+    for number, first, end in span.slices():
+        if number < done:
+            continue
+        _wait(ticker, began, (number - done) * span.slice_us, speed)
+        at = ticker.monotonic()
+        rows = _slice(table, time_column, first, end, with_null=number == 0)
+        written = _write(rows, key=key, value=value, address=address, output=output, name=name, number=number)
+        _remember(place, name, number + 1, span)
+        records, batches = records + written, batches + 1
+        if told is not None:
+            rate = written / max(ticker.monotonic() - at, 1e-9)
+            told(BatchProgress(number, written, rate, lag=None, watermark=_iso(end)))
+    return Ran(records, batches)
+
+
+def _span(table: DataFrame, time_column: str, slice_seconds: float) -> Span:
+    instant = f.unix_micros(f.col(time_column).cast("timestamp"))
+    found = table.agg(f.min(instant).alias("first"), f.max(instant).alias("last")).first()
+    if found is None or found["first"] is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the table has no rows with a time column={time_column}")
+    span = Span(found["first"], found["last"] + 1, max(1, round(slice_seconds * SECOND_US)))
+    if len(span) > SLICES_MAX:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"slices are too short for this table slices={len(span)} limit={SLICES_MAX}"
+        )
+    return span
+
+
+def _slice(table: DataFrame, time_column: str, first: int, end: int, *, with_null: bool) -> DataFrame:
+    instant = f.unix_micros(f.col(time_column).cast("timestamp"))
+    inside = (instant >= first) & (instant < end)
+    return table.where(inside | instant.isNull() if with_null else inside).orderBy(instant)
+
+
+def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output: str, name: str, number: int) -> int:
+    columns: Sequence[str] = [f"{value} as value", *([f"{key} as key"] if key is not None else [])]
+    records = rows.selectExpr(*columns).persist()
+    try:
+        count = records.count()
+        if count:
+            writer = records.write.format(SOURCE).mode("append").option("address", address).option("topic", output)
+            writer.option("txnAppId", name).option("txnId", number).save()
+        return count
+    finally:
+        records.unpersist()
+
+
+def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
+    """Name of the run and how many slices are done. Raises Invalid where the checkpoint is another replay's."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    asked = [span.start_us, span.end_us, span.slice_us]
+    if not place.exists():
+        name = f"replay-{output}-{time.time_ns():x}"
+        _remember(place, name, 0, span)
+        return name, 0
+    known = json.loads(place.read_text(encoding="utf-8"))
+    if known["span"] != asked:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the checkpoint is of another table or other slices known={known['span']} asked={asked}",
+        )
+    return str(known["name"]), int(known["done"])
+
+
+def _remember(place: Path, name: str, done: int, span: Span) -> None:
+    new = place.with_suffix(".new")
+    new.write_text(
+        json.dumps({"name": name, "done": done, "span": [span.start_us, span.end_us, span.slice_us]}), encoding="utf-8"
+    )
+    new.replace(place)
+
+
+def _wait(clock: Clock, began: float, table_us: int, speed: float) -> None:
+    """Hold the pace: ``table_us`` of the table's time have passed since the run began."""
+    if speed > 0:
+        left = began + table_us / SECOND_US / speed - clock.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+
+def _iso(time_us: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_us // SECOND_US))

@@ -1,0 +1,185 @@
+"""Fold event-sourced records into the current state of each key.
+
+Events of a key are numbered 1, 2, 3 …; the state of version n is what folding the first n of them gives. States go to a topic keyed like
+the events, with their version as header ``state.version``: its last record per key is a snapshot, and a job that begins with a new
+checkpoint begins from those.
+
+Promises: an event is folded once, in the order of versions; one whose version was folded before is a repetition and changes nothing; one
+that cannot be read, has no key or comes before its predecessor becomes a dead letter. Must not know: what events mean (``fold`` does).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from polywire.client import bulk
+from polywire.errors import Conflict, ErrorCode, Invalid
+from polywire.spark.functions import CORRUPT, header_text, imported
+from polywire.spark.pipelines.compact import last_by_key
+from polywire.spark.pipelines.queries import (
+    Address,
+    AvailableNow,
+    BatchRecordsMax,
+    Checkpoint,
+    Parser,
+    Ran,
+    Topic,
+    into_topic,
+    parsed,
+    run_query,
+    stateful,
+    topic_rows,
+    topic_stream,
+)
+from polywire.spark.progress import Told
+
+Fold = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+VERSION_HEADER: Final = "state.version"
+_OUT: Final = "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string"
+_STATE: Final = "version long, written long, state string"
+
+
+def state(
+    spark: SparkSession,
+    address: Address,
+    topic: Topic,
+    output: Annotated[str, "topic for states"],
+    checkpoint: Checkpoint,
+    parse: Parser,
+    *,
+    fold: Annotated[
+        Fold | str | None,
+        "module:function of (state, event), both dicts; default: fields of events replace those of the state",
+    ] = None,
+    version: Annotated[str, "SQL of an event's number, from 1, among those of its key"] = "_version",
+    every: Annotated[int, "write a key's state when so many of its events were folded since it was last written"] = 1,
+    dead: Annotated[str | None, "topic for what could not be folded (default: the output's name and .dead)"] = None,
+    batch_records_max: BatchRecordsMax = None,
+    available_now: AvailableNow = True,
+    told: Told | None = None,
+) -> Ran:
+    """Fold a topic's events and write the states they lead to. Raises what the query or ``fold`` failed with."""
+    if parse is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "events need a parser, such as events:amount long")
+    with suppress(Conflict):
+        connection = bulk.connect(address)
+        connection.create_topic(output, len(connection.describe(topic).incarnations))
+    spark = stateful(spark)
+    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
+    events = parsed(records, parse)
+    processor = Folding(
+        imported(fold) if isinstance(fold, str) else fold or merge, output, dead or f"{output}.dead", every
+    )
+    folded = (
+        _numbered(events, version)
+        .groupBy("key")
+        .transformWithState(processor, _OUT, "Append", "None", snapshots(spark, address, output).groupBy("key"))
+    )
+    writer = into_topic(folded, address)
+    return run_query(writer, f"state-{topic}", checkpoint, available_now=available_now, told=told)
+
+
+def merge(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+    """The fold that is taken when none is named: an event's fields replace those of the state."""
+    return {**state, **event}
+
+
+def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
+    """The last state of each key: key, version, state (JSON)."""
+    last = last_by_key(topic_rows(spark, address, topic, headers=True))
+    version = header_text("headers", VERSION_HEADER).cast("long")
+    return last.select("key", version.alias("version"), f.col("value").cast("string").alias("state"))
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """State of a key: of which version, of which version it was last written, and the state."""
+
+    version: int = 0
+    written: int = 0
+    state: str = "{}"
+
+
+class Folding(StatefulProcessor):
+    """Spark's side of ``fold_events``: keeps each key's state and hands it over."""
+
+    def __init__(self, fold: Fold, output: str, dead: str, every: int) -> None:
+        self._fold = fold
+        self._output = output
+        self._dead = dead
+        self._every = every
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._kept = handle.getValueState("current", _STATE)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        if initialState.version is not None:
+            self._kept.update((initialState.version, initialState.version, initialState.state))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        before = _current(self._kept)
+        current, refused = fold_events(before, rows, self._fold)
+        for row, reason in refused:
+            yield self._dead_letter(row, reason)
+        if current.version - current.written >= self._every:
+            current = Current(current.version, current.version, current.state)
+            told = [Row(key=VERSION_HEADER, value=bytearray(str(current.version).encode()))]
+            yield Row(key=key[0], value=bytearray(current.state.encode()), headers=told, topic=self._output)
+        if current != before:
+            self._kept.update((current.version, current.written, current.state))
+
+    def close(self) -> None: ...
+
+    def _dead_letter(self, row: Row, reason: str) -> Row:
+        headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]
+        return Row(key=row["key"], value=row["value"], headers=headers, topic=self._dead)
+
+
+def _current(kept: Any) -> Current:
+    return Current(*kept.get()) if kept.exists() else Current()
+
+
+def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
+    """The state after these events of one key, and those that could not be folded, each with the reason.
+
+    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, None where they could).
+    """
+    refused = []
+    version, folded = before.version, json.loads(before.state)
+    for row in sorted(rows, key=lambda row: (row["version"] or 0, row["offset"])):
+        reason = _why_not(row, version)
+        if reason is not None:
+            refused.append((row, reason))
+        elif row["version"] > version:
+            folded, version = fold(folded, json.loads(row["event"])), row["version"]
+    return Current(version, before.written, json.dumps(folded, separators=(",", ":"))), refused
+
+
+def _why_not(row: Any, version: int) -> str | None:
+    if row["reason"] is not None:
+        return str(row["reason"])
+    if row["key"] is None:
+        return "no key"
+    if row["version"] is None or row["version"] < 1:
+        return "no version"
+    if row["version"] > version + 1:
+        return f"versions are missing expected={version + 1} got={row['version']}"
+    return None
+
+
+def _numbered(events: DataFrame, version: str) -> DataFrame:
+    fields = [name for name in events.columns if not name.startswith("_") or name in ("_type", "_schema_version")]
+    return events.select(
+        f.col("_key").alias("key"), f.col("_value").alias("value"), f.col("_headers").alias("headers"),
+        f.col("_offset").alias("offset"), f.expr(version).cast("long").alias("version"),
+        f.to_json(f.struct(*fields)).alias("event"), f.col(CORRUPT).alias("reason"),
+    )  # fmt: skip

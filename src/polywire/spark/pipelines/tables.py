@@ -1,0 +1,108 @@
+"""Tables that streams are appended to: Parquet folders, Delta and Iceberg.
+
+Spark's file sink keeps the list of Parquet files that count in ``_spark_metadata`` beside them: a killed run may leave files that nobody
+lists, so read such a table with Spark (or by that list). Delta is written by Spark where its package is on the class path, else by the
+library ``deltalake`` from the driver; Iceberg where Spark has its package.
+
+Promises: a micro-batch that is run again adds nothing twice, whatever the table's kind. Must not know: topics.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.spark.pipelines.queries import query_id
+
+CLASSES: Final = {
+    "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
+    "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
+}
+COMPACTED_EVERY: Final = 64  # micro-batches after which the small files of a Delta table are joined
+
+
+class TableFormat(Enum):
+    """Kind of table."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where rows go: a folder, its kind, and the columns that make its folders."""
+
+    path: Path
+    format: TableFormat = TableFormat.PARQUET
+    partition_by: tuple[str, ...] = ()
+
+
+def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
+    """A stream appended to a table. Raises Invalid(INVALID_REQUEST) where nothing installed can write its kind."""
+    writer = rows.writeStream
+    if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
+        writer = writer.format(table.format.value).partitionBy(*table.partition_by).option("path", str(table.path))
+        return writer.option("mergeSchema", "true")
+    if table.format is TableFormat.DELTA and importlib.util.find_spec("deltalake") is not None:
+        return writer.foreachBatch(lambda batch, number: append_delta(batch, number, table))
+    raise Invalid(
+        ErrorCode.INVALID_REQUEST,
+        f"nothing here writes such tables: start Spark with its package on spark.jars"
+        f"{', or pip install deltalake' if table.format is TableFormat.DELTA else ''} format={table.format.value}",
+    )
+
+
+def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
+    """Whether Spark itself can write this kind."""
+    try:
+        spark._jvm.java.lang.Class.forName(CLASSES[table_format.value])  # type: ignore[union-attr]
+    except Py4JError:
+        return False
+    return True
+
+
+def append_delta(batch: DataFrame, number: int, table: Table) -> None:
+    """Append a micro-batch to a Delta table, once for each query and number: Delta keeps the last number of every writer.
+
+    The rows pass through the driver, so a micro-batch should fit its memory. Raises Unavailable when the table cannot be written.
+    """
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    writer = query_id(batch.sparkSession)
+    place = str(table.path)
+    known = DeltaTable(place) if DeltaTable.is_deltatable(place) else None
+    last = None if known is None else known.transaction_version(writer)
+    if last is not None and number <= last:
+        return
+    done = CommitProperties(app_transactions=[Transaction(writer, number)])
+    options: dict[str, Any] = {"partition_by": list(table.partition_by)} if table.partition_by and known is None else {}
+    try:
+        write_deltalake(place, batch.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
+        if number % COMPACTED_EVERY == COMPACTED_EVERY - 1:
+            DeltaTable(place).optimize.compact()
+    except DeltaError as error:
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot write the table reason={error} path={place}") from error
+
+
+def listed_files(path: Path) -> list[Path] | None:
+    """Files of a streaming Parquet table that count; None where nobody lists them."""
+    log = path / "_spark_metadata"
+    if not log.is_dir():
+        return None
+    entries = [line for file in sorted(log.iterdir()) if not file.name.startswith(".") for line in _entries(file)]
+    return sorted({Path(str(entry["path"]).removeprefix("file://")) for entry in entries})
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("{")]

@@ -1,0 +1,99 @@
+"""Aggregates over windows of event time.
+
+Into a table go windows that are closed, once each; into a topic goes every window that a micro-batch changed, keyed by window and group,
+so that the last record of a key is what is known now (the pipeline ``compact`` keeps those).
+
+Promises: a record counts once, whatever is killed. What has no time (because it could not be read, for one) or comes behind the watermark
+is left out, counted and told. Must not know: what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.spark.pipelines.queries import (
+    Address,
+    AvailableNow,
+    BatchRecordsMax,
+    Checkpoint,
+    Parser,
+    Ran,
+    Topic,
+    changes_into_topic,
+    parsed,
+    run_query,
+    stateful,
+    topic_stream,
+)
+from polywire.spark.pipelines.tables import Table, into_table
+from polywire.spark.progress import Told
+
+BOUNDS = ("window_start", "window_end")
+
+
+def windows(
+    spark: SparkSession,
+    address: Address,
+    topic: Topic,
+    checkpoint: Checkpoint,
+    parse: Parser,
+    *,
+    length: Annotated[str, "length of a window"] = "1 minute",
+    slide: Annotated[str | None, "time between the starts of windows, where they overlap"] = None,
+    time: Annotated[str, "column of the event time"] = "_timestamp",
+    delay: Annotated[str, "how far behind the newest a record may come"] = "10 minutes",
+    group_by: Annotated[Sequence[str], "columns to group by beside the window"] = (),
+    measures: Annotated[Sequence[str], "aggregates, as SQL"] = (),
+    path: Annotated[str | Path | None, "folder of a table for closed windows"] = None,
+    output: Annotated[str | None, "topic for windows as they change"] = None,
+    target: Annotated[str | None, "host:port of the broker of the output topic, where it is another"] = None,
+    batch_records_max: BatchRecordsMax = None,
+    available_now: AvailableNow = True,
+    told: Told | None = None,
+) -> Ran:
+    """Count (``records``) and measure a topic's records in windows, into a table or a topic.
+
+    Raises Invalid unless exactly one of ``path`` and ``output`` is given, and what the query failed with.
+    """
+    if parse is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "windows need a parser")
+    records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max)
+    rows = parsed(records, parse, time=time)
+    grouped = aggregate(rows, time=time, delay=delay, length=length, slide=slide, group_by=group_by, measures=measures)
+    if path is not None and output is None:
+        writer = into_table(grouped, Table(Path(path)))
+    elif output is not None and path is None:
+        changed = grouped.select(
+            f.to_json(f.struct(BOUNDS[0], *group_by)).alias("key"), f.to_json(f.struct("*")).alias("value")
+        )
+        writer = changes_into_topic(changed, target or address, output)
+    else:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "windows go to one of the settings path and output")
+    return run_query(writer, f"windows-{topic}", checkpoint, available_now=available_now, told=told)
+
+
+def aggregate(
+    rows: DataFrame,
+    *,
+    time: str,
+    delay: str,
+    length: str,
+    slide: str | None = None,
+    group_by: Sequence[str] = (),
+    measures: Sequence[str] = (),
+) -> DataFrame:
+    """Parsed records grouped by window: its bounds, the group, ``records`` and the measures."""
+    # What has no time must not get that of its append: it would move the watermark, and leave out everything that happened before.
+    timed = rows.withColumn("_time", f.col(time).cast("timestamp")).withWatermark("_time", delay)
+    window = f.window("_time", length, slide) if slide else f.window("_time", length)
+    grouped = timed.groupBy(window, *group_by).agg(
+        f.count("*").alias("records"), *(f.expr(measure) for measure in measures)
+    )
+    bounds = [f.col(f"window.{bound.removeprefix('window_')}").alias(bound) for bound in BOUNDS]
+    return grouped.select(*bounds, *grouped.columns[1:])

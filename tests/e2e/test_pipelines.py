@@ -1,0 +1,157 @@
+"""Pipelines that read topics into tables and reports, on real Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from polywire.cli import main
+from polywire.client.arrow import arrow_to_batches
+from polywire.errors import Invalid
+from polywire.spark.pipelines.land import land
+from polywire.spark.pipelines.quality import quality
+from polywire.spark.pipelines.queries import QUERY_ID
+from polywire.spark.pipelines.tables import TableFormat, listed_files
+from polywire.spark.pipelines.windows import windows
+from polywire.spark.progress import BatchProgress
+from tests.e2e.conftest import Served, fill
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def put(served: Served, topic: str, documents: Sequence[object], partition: int = 0) -> None:
+    """Append documents as JSON; bytes as they are."""
+    if topic not in {known.name for known in served.connection.topics()}:
+        served.connection.create_topic(topic, 2)
+    values = [document if isinstance(document, bytes) else json.dumps(document).encode() for document in documents]
+    for batch in arrow_to_batches(pa.record_batch({"value": pa.array(values, pa.binary())})):
+        served.connection.produce(topic, partition, [batch])
+
+
+def test_land_keeps_what_it_cannot_read_and_takes_new_columns(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    put(served, topic, [{"id": 1, "day": "a"}, b"broken", {"id": 2, "day": "b"}, {"id": 3, "day": "a"}])
+    land(spark, served.address, topic, table, checkpoint, ["day"], parse="json:id int, day string", files_max=1)
+    assert len(listed_files(table) or ()) == 3  # a, b and what has no day
+    put(served, topic, [{"id": 4, "day": "a", "note": "new"}], partition=1)
+    land(
+        spark,
+        served.address,
+        topic,
+        table,
+        checkpoint,
+        ["day"],
+        parse="json:id int, day string, note string",
+        files_max=1,
+    )
+    rows = spark.read.option("mergeSchema", "true").parquet(str(table)).orderBy("_partition", "_offset").collect()
+    assert [(row["id"], row["note"]) for row in rows] == [(1, None), (None, None), (2, None), (3, None), (4, "new")]
+    assert [row["_value"] for row in rows] == [None, bytearray(b"broken"), None, None, None]
+    assert rows[1]["_corrupt"] == "not a JSON object"
+
+
+def test_land_into_delta_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="Delta was NOT tried: deltalake is not installed")
+    from polywire.spark.pipelines import tables
+
+    put(served, topic, [{"id": number} for number in range(30)])
+    table = tables.Table(tmp_path / "table", TableFormat.DELTA, ("_partition",))
+    for parse in ("json:id int", "json:id int, note string"):
+        land(
+            spark, served.address, topic, table.path, tmp_path / "checkpoint", ["_partition"], parse=parse,
+            table_format=TableFormat.DELTA, batch_records_max=10,
+        )  # fmt: skip
+        put(served, topic, [{"id": 30, "note": "new"}], partition=1)
+    rows = deltalake.DeltaTable(str(table.path)).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [row["id"] for row in rows] == list(range(31))
+    assert [row["note"] for row in rows] == [None] * 30 + ["new"]
+    # A micro-batch that is run again, as Spark does after a crash.
+    batch = spark.createDataFrame([(99,)], "id int")
+    spark.sparkContext.setLocalProperty(QUERY_ID, "a-query")
+    for number in (0, 1, 1, 0):
+        tables.append_delta(batch, number, tables.Table(tmp_path / "again", TableFormat.DELTA))
+    assert deltalake.DeltaTable(str(tmp_path / "again")).to_pyarrow_table().num_rows == 2
+
+
+def test_a_table_nothing_can_write_is_refused(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    put(served, topic, [{}])
+    with pytest.raises(Invalid, match=r"spark\.jars"):
+        land(spark, served.address, topic, tmp_path / "t", tmp_path / "c", table_format=TableFormat.ICEBERG)
+
+
+def test_windows_count_each_record_once_and_tell_of_late_ones(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    def run() -> tuple[int, list[BatchProgress]]:
+        told: list[BatchProgress] = []
+        ran = windows(
+            spark, served.address, topic, tmp_path / "checkpoint", "json:at timestamp, kind string, n int",
+            length="10 minutes", time="at", delay="30 minutes", group_by=["kind"], measures=["sum(n) as total"],
+            path=tmp_path / "table", told=told.append,
+        )  # fmt: skip
+        return ran.left_out, told
+
+    events = [
+        {"at": f"2026-01-01T10:{minute:02}:00Z", "kind": "a" if minute % 2 else "b", "n": minute}
+        for minute in range(60)
+    ]
+    put(served, topic, events)
+    assert run()[0] == 0
+    put(served, topic, [{"at": "2026-01-01T14:00:00Z", "kind": "a", "n": 1}])
+    run()
+    put(served, topic, [{"at": "2026-01-01T10:00:00Z", "kind": "a", "n": 1}])
+    late, told = run()
+    assert late == 1
+    assert told[-1].watermark is not None
+    rows = spark.read.parquet(str(tmp_path / "table")).orderBy("window_start", "kind").collect()
+    assert [(row["kind"], row["records"]) for row in rows] == [("a", 5), ("b", 5)] * 6
+    assert sum(row["total"] for row in rows) == sum(range(60))
+
+
+def test_quality_finds_gaps_and_repetitions(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    put(served, topic, [{"p": "x", "n": n} for n in range(50)])
+    put(served, topic, [{"p": "y", "n": n} for n in (0, 1, 1, 3)], partition=1)
+    page = tmp_path / "report.html"
+    asked = {"address": served.address, "topic": topic, "parse": "json:p string, n long", "producer": "p"}
+    found = quality(spark, **asked, sequence="n", expected=55, report=page)  # type: ignore[arg-type]
+    assert [(one.producer, one.records, one.missing, one.repeated) for one in found.producers] == [
+        ("x", 50, 0, 0),
+        ("y", 4, 1, 1),
+    ]
+    assert [(part.records, part.missing, part.repeated) for part in found.partitions] == [(50, 0, 0), (4, 0, 0)]
+    assert len(found.problems) == 3
+    assert "not as it should be" in page.read_text(encoding="utf-8")
+    land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint", parse="json:p string, n long")
+    again = quality(spark, path=tmp_path / "table")
+    assert again.sound
+    assert again.records == 54
+    with pytest.raises(Invalid, match="address and topic, or path"):
+        quality(spark, topic=topic)
+
+
+def test_quality_of_a_table_as_it_came(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    fill(served.connection, topic, [10, 5])
+    land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint")
+    found = quality(spark, path=tmp_path / "table", expected=15)
+    assert (found.sound, [part.records for part in found.partitions]) == (True, [10, 5])
+
+
+def test_the_command_runs_a_pipeline(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(served, topic, [{"id": 1}, b"broken"])
+    places = [f"path={tmp_path / 'table'}", f"checkpoint={tmp_path / 'checkpoint'}", "parse=json:id int"]
+    settings = [f"--set={setting}" for setting in (f"address={served.address}", f"topic={topic}", *places)]
+    assert main.run(["pipeline", "run", "land", *settings]) == main.EXIT_DONE
+    assert "ran pipeline=land records=2 batches=1 corrupt=1" in capsys.readouterr().err
+    asked = [f"--set=path={tmp_path / 'table'}", "--set=expected=3"]
+    assert main.run(["pipeline", "run", "quality", *asked]) == main.EXIT_FAILED
+    assert "3 records were expected, 2 are there" in capsys.readouterr().err
+    assert spark.range(1).count() == 1  # the session that was there goes on

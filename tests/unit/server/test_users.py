@@ -1,0 +1,70 @@
+"""The operator's file of users."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.broker.passwords import check_password
+from polywire.broker.permissions import EVERYTHING, Permission
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.server.config import LOGIN_WIRES, ServeConfig
+from polywire.server.users import add_user, read_users, remove_user
+from tests.unit.server.peers import SILENT
+
+
+def test_a_file_is_made_changed_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "alice", "secret", "")
+    add_user(path, "bob", "hidden", "consume@shop, read_servers")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    alice, bob = read_users(path)
+    assert (alice.name, alice.grants) == ("alice", EVERYTHING)
+    assert check_password(alice.password_hash, "secret")
+    assert (bob.grants.everywhere, bob.grants.streams) == (Permission.READ_SERVERS, {"shop": Permission.CONSUME})
+    with pytest.raises(Conflict):
+        add_user(path, "alice", "other", "")
+    add_user(path, "alice", "other", "", replace=True)
+    assert [user.name for user in read_users(path)] == ["bob", "alice"]
+    remove_user(path, "bob")
+    assert [user.name for user in read_users(path)] == ["alice"]
+    assert path.read_text().startswith("#"), "what was said about it stays"
+    with pytest.raises(Missing) as caught:
+        remove_user(path, "bob")
+    assert caught.value.code is ErrorCode.USER_MISSING
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb", "x" * 300])
+def test_names_a_file_cannot_hold(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Invalid):
+        add_user(tmp_path / "users", name, "secret", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alice:secret:\n", "line=1"),
+        ("# first\n\nalice\n", "line=3"),
+        ("a:$argon2id$v=19$m=19456,t=2,p=1$aaaa$bbbb:fly\n", "unknown permission"),
+        ("a:$argon2id$v=19$m=19456,t=2,p=1$aaaa$bbbb\n" * 2, "stands twice"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "users"
+    path.write_text(text)
+    with pytest.raises(Invalid, match=message):
+        read_users(path)
+
+
+def test_listening_wider_with_users() -> None:
+    users = Path("polywire.users")
+    off = replace(SILENT, any_wire="0.0.0.0:1", users=users)
+    assert set(off.listeners()) == {"any"}
+    assert off.any_wires() == LOGIN_WIRES
+    assert ServeConfig(any_wire="127.0.0.1:1", users=users).any_wires() is None
+    assert ServeConfig(any_wire="0.0.0.0:1", insecure=True).any_wires() is None
+    with pytest.raises(Invalid, match="this wire has no login"):
+        ServeConfig(flux="0.0.0.0:9092", users=users).listeners()

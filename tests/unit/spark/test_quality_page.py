@@ -1,0 +1,54 @@
+"""The quality report: what it finds wrong, and its page."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from polywire.spark.pipelines.quality import PartitionFacts, ProducerFacts, Quality
+from polywire.spark.pipelines.quality_page import page
+
+
+def report(*, missing: int = 0, repeated: int = 0, corrupt: int = 0, expected: int | None = None) -> Quality:
+    return Quality(
+        title="a<b>", partitions=(PartitionFacts(0, 100, 0, 99, missing, repeated, corrupt, 4_096), PartitionFacts(1, 0, 0, -1, 0, 0, 0, 0)),
+        producers=(ProducerFacts("p&q", 100, 0, 99, 0, 0),), rate=((10.0, 0, 60), (11.0, 0, 30), (11.0, 1, 10)), interval_s=1.0,
+        sizes=((32, 90), (64, 10)), expected=expected,
+    )  # fmt: skip
+
+
+class Balance(HTMLParser):
+    """Counts tags that are opened and never closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "line", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("line", "rect"):
+            assert self.open.pop() == tag
+
+
+def test_what_is_wrong_is_said() -> None:
+    assert report().sound
+    assert report(expected=100).sound
+    wrong = report(missing=2, repeated=1, corrupt=3, expected=101).problems
+    assert wrong == (
+        "2 offsets are missing", "1 rows repeat an offset", "3 rows could not be read", "101 records were expected, 100 are there",
+    )  # fmt: skip
+
+
+def test_the_page_is_whole_and_escapes_what_comes_from_outside() -> None:
+    for quality in (report(), report(missing=2)):
+        balance = Balance()
+        balance.feed(page(quality))
+        assert balance.open == []
+    text = page(report())
+    assert "a&lt;b&gt;" in text
+    assert "p&amp;q" in text
+    assert "each record is there exactly once" in text
+    assert "<script" not in text
+    assert "2 offsets are missing" in page(report(missing=2))

@@ -1,0 +1,85 @@
+"""Pipelines by name, and settings read from text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from polywire.errors import Invalid
+from polywire.spark.pipelines.registry import PIPELINES, kind_name, pipeline, read_settings, settings_of
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def job(
+    spark: object,
+    topic: Annotated[str, "what to read"],
+    count: int | None = None,
+    speed: float = 1.5,
+    wait: bool = True,
+    place: str | Path | None = None,
+    names: Sequence[str] = (),
+    colour: Colour = Colour.RED,
+    parse: Callable[[Any], Any] | str | None = None,
+    told: object = None,
+) -> None:
+    """A job."""
+
+
+def test_settings_are_read_by_their_types() -> None:
+    given = {
+        "topic": "t",
+        "count": "3",
+        "speed": "2",
+        "wait": "false",
+        "place": "/x",
+        "names": "a, b",
+        "colour": "red",
+        "parse": "text",
+    }
+    read = read_settings(job, given)
+    assert read == {
+        "topic": "t", "count": 3, "speed": 2.0, "wait": False, "place": "/x", "names": ("a", "b"), "colour": Colour.RED, "parse": "text",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "missing: --set topic="),
+        ({"topic": "t", "cuont": "3"}, "did you mean 'count'"),
+        ({"topic": "t", "count": "many"}, "takes whole number setting=count"),
+        ({"topic": "t", "wait": "yes"}, "takes true|false"),
+        ({"topic": "t", "colour": "blue"}, "takes red"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_one_meant(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        read_settings(job, given)
+    assert reason in caught.value.message
+
+
+def test_settings_are_described() -> None:
+    told = {setting.name: setting for setting in settings_of(job)}
+    assert (told["topic"].meaning, told["topic"].required, told["topic"].default) == ("what to read", True, None)
+    assert (told["wait"].default, told["colour"].default, told["count"].default) == ("true", "red", None)
+    assert [kind_name(kind) for kind in told["names"].kinds] == ["a,b,…"]
+    assert set(told) == {"topic", "count", "speed", "wait", "place", "names", "colour", "parse"}
+
+
+@pytest.mark.parametrize("name", [known.name for known in PIPELINES])
+def test_every_pipeline_says_what_its_settings_mean(name: str) -> None:
+    settings = settings_of(pipeline(name).load())
+    assert settings
+    assert not [setting.name for setting in settings if not setting.meaning or not setting.kinds]
+
+
+def test_an_unknown_pipeline_names_the_one_meant() -> None:
+    with pytest.raises(Invalid, match="did you mean 'quality'"):
+        pipeline("qualty")
