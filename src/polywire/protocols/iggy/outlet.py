@@ -439,6 +439,26 @@ def _earliest(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _open_record(
+    out: cython.p_uchar,
+    start: cython.Py_ssize_t,
+    offset: cython.longlong,
+    append_time: cython.longlong,
+    earliest: cython.longlong,
+    first: cython.longlong,
+) -> cython.longlong:
+    """Begin a D3 record; returns its origin time: the earliest of its messages, or the first one's when that is too long ago."""
+    origin: cython.longlong = earliest if first - earliest <= 4294967295 else first
+    clear(out, start, 256)
+    store_i64(out, start + 8, offset)
+    store_i64(out, start + 16, append_time)
+    store_i64(out, start + 24, origin)
+    return origin
+
+
+@cython.cfunc
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
@@ -456,6 +476,7 @@ def _put_framed(
     size: cython.longlong
     offset: cython.longlong
     delta: cython.longlong
+    time: cython.longlong
     while row < count:
         headers = _headers_bytes(source.p, places, row, True) if places[22] >= 0 or places[36] >= 0 else 0
         size = 48 + headers + load_i32(source.p, places[0] + 4 * row + 4) - load_i32(source.p, places[0] + 4 * row)
@@ -471,15 +492,11 @@ def _put_framed(
             start = state[3]
             frames = 0
             first = offset
-            origin = _earliest(source.p, places, row, count, append_time)
-            delta = _origin(source.p, places, row, append_time) - origin
-            if delta > 4294967295:
-                origin += delta
-                delta = 0
-            clear(target.p, start, 256)
-            store_i64(target.p, start + 8, first)
-            store_i64(target.p, start + 16, append_time)
-            store_i64(target.p, start + 24, origin)
+            time = _origin(source.p, places, row, append_time)
+            origin = _open_record(
+                target.p, start, offset, append_time, _earliest(source.p, places, row, count, append_time), time
+            )
+            delta = time - origin
             state[3] += 256
         place = state[3]
         state[3] = _put_message(source.p, places, row, 48, headers, target.p, place)
