@@ -205,9 +205,7 @@ def _long(
             key = 0
     _accumulate(lanes, p, end - 64, 121)
     for i in range(4):
-        digest = _wrap(
-            digest + multiply_fold(lanes[2 * i] ^ _key(11 + 16 * i), lanes[2 * i + 1] ^ _key(19 + 16 * i))
-        )
+        digest = _wrap(digest + multiply_fold(lanes[2 * i] ^ _key(11 + 16 * i), lanes[2 * i + 1] ^ _key(19 + 16 * i)))
     return _settle(digest)
 
 

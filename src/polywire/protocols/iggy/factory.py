@@ -66,7 +66,9 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.SYNC_GROUP: Command(groups.sync_group),
 }
 
-_FIRST_BYTES_MAX: Final = 1024 * 1024  # of a classic first request: a login, a question, or what a small client sends at once
+_FIRST_BYTES_MAX: Final = (
+    1024 * 1024
+)  # of a classic first request: a login, a question, or what a small client sends at once
 
 
 class IggyFactory:

@@ -1,7 +1,7 @@
 """Consumer groups: members are connections (dossier §3.7, §6.2, §8.6).
 
-Promises: a group's partitions are dealt out among its members by the broker's one coordinator, so members on other wires count. Must not
-know: frames, messages.
+Promises: a group's partitions are dealt out among its members by the broker's one coordinator, so members on other wires count.
+Must not know: frames, messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Options of streams and topics in today's Iggy: typed keys and values one after the other (dossier §8.4).
 
-Promises: a block is taken whole or refused with the number the dossier gives; what was given is kept and told again as it came. Must not
-know: what else a request holds.
+Promises: a block is taken whole or refused with the number the dossier gives; what was given is kept and told again as it came.
+Must not know: what else a request holds.
 """
 
 from __future__ import annotations

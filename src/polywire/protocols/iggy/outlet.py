@@ -79,6 +79,7 @@ D3: Final = 3
 
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
 _VALUE_MAX = cython.declare(cython.longlong, 255)
+_DELTA_MAX = cython.declare(cython.longlong, 4_294_967_295)
 _NAMES = cython.declare(cython.uchar[80])  # type: ignore[misc, valid-type]
 _EVENT_NAMES: Final = b"event.type\0\0\0\0\0\0\0\0\0\0event.schema_version\0event.aggregate_version event.metadata"
 
@@ -439,6 +440,26 @@ def _earliest(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _open_record(
+    out: cython.p_uchar,
+    start: cython.Py_ssize_t,
+    offset: cython.longlong,
+    append_time: cython.longlong,
+    earliest: cython.longlong,
+    first: cython.longlong,
+) -> cython.longlong:
+    """Begin a D3 record; returns its origin time: the earliest of its messages, or the first one's when that is too long ago."""
+    origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
+    clear(out, start, 256)
+    store_i64(out, start + 8, offset)
+    store_i64(out, start + 16, append_time)
+    store_i64(out, start + 24, origin)
+    return origin
+
+
+@cython.cfunc
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
@@ -456,11 +477,12 @@ def _put_framed(
     size: cython.longlong
     offset: cython.longlong
     delta: cython.longlong
+    time: cython.longlong
     while row < count:
         headers = _headers_bytes(source.p, places, row, True) if places[22] >= 0 or places[36] >= 0 else 0
         size = 48 + headers + load_i32(source.p, places[0] + 4 * row + 4) - load_i32(source.p, places[0] + 4 * row)
         delta = _origin(source.p, places, row, append_time) - origin
-        if start >= 0 and (delta < 0 or delta > 4294967295):
+        if start >= 0 and (delta < 0 or delta > _DELTA_MAX):
             _close_record(target, start, state[3], frames)
             start = -1
         if state[1] <= 0 or size + (256 if start < 0 else 0) > state[2] - state[3]:
@@ -471,15 +493,11 @@ def _put_framed(
             start = state[3]
             frames = 0
             first = offset
-            origin = _earliest(source.p, places, row, count, append_time)
-            delta = _origin(source.p, places, row, append_time) - origin
-            if delta > 4294967295:
-                origin += delta
-                delta = 0
-            clear(target.p, start, 256)
-            store_i64(target.p, start + 8, first)
-            store_i64(target.p, start + 16, append_time)
-            store_i64(target.p, start + 24, origin)
+            time = _origin(source.p, places, row, append_time)
+            origin = _open_record(
+                target.p, start, offset, append_time, _earliest(source.p, places, row, count, append_time), time
+            )
+            delta = time - origin
             state[3] += 256
         place = state[3]
         state[3] = _put_message(source.p, places, row, 48, headers, target.p, place)

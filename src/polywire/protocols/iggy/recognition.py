@@ -14,7 +14,9 @@ from polywire.protocols.iggy import dialect as dialects
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
 
-METADATA_BYTES_MAX: Final = 775  # dossier §9.2: the first number of a D2 send is at most this, of an older one at least 1025
+METADATA_BYTES_MAX: Final = (
+    775  # dossier §9.2: the first number of a D2 send is at most this, of an older one at least 1025
+)
 FRAME_BYTES_MIN: Final = 4
 
 
@@ -47,7 +49,7 @@ class Recognition:
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
         """The dialect of a request; a classic one may decide what the connection speaks."""
-        if self.framed or len(self._candidates) == 1 and code != Code.LOGIN and code != Code.LOGIN_TOKEN:
+        if self.framed or (len(self._candidates) == 1 and code != Code.LOGIN and code != Code.LOGIN_TOKEN):
             return self.dialect
         if code == Code.LOGIN:
             self._see_login(payload)

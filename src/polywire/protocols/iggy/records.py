@@ -145,9 +145,11 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
         partition = partition_at(topic, _chosen(reader, number))
     owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
     count = min(count, COUNT_MAX)
-    start = _start(session, partition, kind, value, count, (owner, name))
     polling = Polling(session, answer, partition, count, (owner, name) if commit else None)
-    return polling.begin(start)
+    if kind == 2:
+        start = partition.log.offset_at(min(value, 2**62), polling.found)
+        return None if start is None else polling.begin(start)
+    return polling.begin(_start(session, partition, kind, value, count, (owner, name)))
 
 
 def _chosen(reader: Reader, number: int | None) -> int:
@@ -193,13 +195,11 @@ def _members_partition(
 def _start(
     session: IggySession, partition: Partition, kind: int, value: int, count: int, owner: tuple[PositionKind, str]
 ) -> int:
-    """The offset a polling strategy begins at; never below the oldest one kept."""
+    """The offset a polling strategy, but that by time, begins at; never below the oldest one kept."""
     log = partition.log
     match kind:
         case 1:
             start = value
-        case 2:
-            start = log.offset_at(min(value, 2**62))
         case 3:
             start = 0
         case 4:
@@ -232,6 +232,19 @@ class Polling:
         self._commit = commit
         self._state = outlet.new_state()
 
+    def found(self, start: int | BrokerError) -> None:
+        """The offset to begin at had to be looked for."""
+        if isinstance(start, BrokerError):
+            self._answer.refuse(start)
+            return
+        try:
+            reply = self.begin(start)
+        except BrokerError as error:
+            self._answer.refuse(error)
+            return
+        if reply is not None:
+            self._answer.ok(reply)
+
     def begin(self, start: int) -> bytes | None:
         """The reply when there is nothing to read; otherwise it comes at once, or when the bytes are at hand. Raises BrokerError."""
         log = self._partition.log
@@ -244,9 +257,7 @@ class Polling:
         state[outlet.LEFT] = self._count
         state[outlet.LAST] = -1
         state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition)
-        read = self._session.broker.fetch(
-            self._partition, start, bytes_max=most, then=self._read, offset_end=end
-        )
+        read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
         if read is not None:
             self._read(read)
         return None
@@ -327,9 +338,7 @@ def store(
     """Keep the last offset consumed."""
     kind, name = owner
     done = None if answer is None else answer.done
-    session.broker.commit_position(
-        partition.topic.name.full, partition.number, kind, name, offset + 1, done=done
-    )
+    session.broker.commit_position(partition.topic.name.full, partition.number, kind, name, offset + 1, done=done)
 
 
 def _owner(session: IggySession, reader: Reader) -> tuple[Partition, tuple[PositionKind, str]]:

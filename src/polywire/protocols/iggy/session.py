@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.permissions import Permission
@@ -35,14 +35,6 @@ ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next req
 PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 BUSY_WAIT_S: Final = 2.0  # how long messages wait for room in the log before they are refused
 BUSY_PAUSE_S: Final = 0.005  # between two tries
-
-
-@runtime_checkable
-class Located(Protocol):
-    """An output that knows which of our addresses its peer has connected to."""
-
-    @property
-    def local(self) -> tuple[str, int]: ...
 
 
 class Carry(Protocol):
@@ -190,7 +182,7 @@ class IggySession:
     @property
     def local(self) -> tuple[str, int]:
         """Which of our addresses the peer has connected to."""
-        return self._output.local if isinstance(self._output, Located) else ("127.0.0.1", 0)
+        return self._output.local
 
     def wanted(self) -> int:
         """Bytes of the frame that is not whole yet."""
@@ -253,7 +245,7 @@ class IggySession:
         length = int.from_bytes(data[:4], "little")
         if self.recognition.framed is None:
             self.recognition.see_framing(length)
-        if not self.recognition.framed:
+        if self.recognition.framed is not True:
             if not 4 <= length <= FRAME_BYTES_MAX:
                 self._output.write(HEAD.pack(errors.TOO_BIG if length > FRAME_BYTES_MAX else errors.UNKNOWN_COMMAND, 0))
                 raise PeerError(f"no frame of this wire length={length}", fatal=True)
@@ -348,9 +340,7 @@ class IggySession:
     def check(self, permission: Permission, topic: Topic | None = None, *, stream: str | None = None) -> None:
         """Refuse what the peer may not do. Raises Denied."""
         assert self.principal is not None, "who is not logged in carries out nothing that is checked"
-        self.broker.access.check(
-            self.principal, permission, None if topic is None else topic.name, stream=stream
-        )
+        self.broker.access.check(self.principal, permission, None if topic is None else topic.name, stream=stream)
 
     # Messages into the log
 
@@ -388,7 +378,7 @@ class IggySession:
             self._go_on()
 
     def _send(self, answer: Answer) -> None:
-        if self._closed or (self._ending and not self._receiving and self._output is None):
+        if self._closed:
             self._drop(answer)
             return
         if answer.head is None:

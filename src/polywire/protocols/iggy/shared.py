@@ -1,7 +1,7 @@
 """What the sessions of one Iggy listener share: the directory, who is connected, reply buffers, settings.
 
-Promises: client numbers are unique among the connections there are; members of groups are kept alive while their connection is. Must not
-know: bytes, sockets.
+Promises: client numbers are unique among the connections there are; members of groups are kept alive while their connection is.
+Must not know: bytes, sockets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from polywire.protocols.iggy.messages import WIRE
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
-    from polywire.broker.topics import Topic
     from polywire.broker.groups.coordinator import Membership
+    from polywire.broker.topics import Topic
     from polywire.protocols.iggy.session import IggySession
 
 BEAT_S: Final = 3.0  # how often members show that they live: three times within the broker's timeout
@@ -34,7 +34,8 @@ REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
 class IggySettings:
     """Settings of the Iggy wire.
 
-    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``); ``auto`` recognises it.
+    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``); ``auto``
+        recognises it.
     reply_bytes_max: bytes of messages in one poll's reply, unless a single message is longer.
     data_dir: where the broker's files are, for GET_STATS.
     """

@@ -202,7 +202,7 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     fields = reader.topic_fields()
     session.check(Permission.MANAGE_TOPICS, stream=stream.kept.space)
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)
-    kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions)
+    kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, framed=dialect.framed)
     topic = session.shared.directory.create_topic(stream, kept, number, partitions, settings, answer.done)
     if dialect.tells_created:
         answer.payload = topic_details(session, topic, dialect)
@@ -217,18 +217,19 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     name = _name(fields.name, reader.dialect, errors.BAD_TOPIC_NAME)
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
     was = msgspec.structs.replace(directory.kept(topic), name=name)
-    kept, settings = _settings(was, topic.settings, fields, len(topic.partitions))
+    kept, settings = _settings(was, topic.settings, fields, len(topic.partitions), framed=reader.dialect.framed)
     directory.update_topic(topic, kept, settings, answer.done)
 
 
 def _settings(
-    kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int
+    kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, framed: bool
 ) -> tuple[TopicKept, TopicSettings]:
     """What a request's fields make of a topic's settings; a size is divided among its partitions."""
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
-    if fields.options:
+    if framed:  # a patch: what is not given stays
         given = topic_options(fields.options)
-        expiry_us, size_max, compression = given.expiry_us, given.size_max, given.compression
+        expiry_us = kept.expiry_us if given.expiry_us is None else given.expiry_us
+        size_max, compression = given.size_max or kept.size_max, given.compression
     limit = None if size_max in (None, 0, NEVER) else size_max
     kept = msgspec.structs.replace(
         kept,

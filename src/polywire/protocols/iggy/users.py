@@ -14,7 +14,7 @@ from polywire.broker.permissions import Grants, Permission
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.directory import Directory
-from polywire.protocols.iggy.messages import PermissionFlags, Reader, Refused, U64, name_bytes, permission_bytes
+from polywire.protocols.iggy.messages import U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
 from polywire.protocols.iggy.session import Answer, IggySession
 from polywire.types import TopicName
 
