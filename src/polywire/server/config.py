@@ -16,7 +16,7 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = ("flux", "cursus", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
+WIRES: Final = ("flux", "cursus", "iggy", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
@@ -63,7 +63,7 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, iggy, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
@@ -77,11 +77,13 @@ class ServeConfig:
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
+    iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
 
     data_dir: Path = Path("polywire-data")
     flux: str = "127.0.0.1:9092"
     cursus: str = "127.0.0.1:9000"
+    iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
     tls: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class ServeConfig:
     idle_poll_us: int = 100
     flux_admin: bool = True
     flux_strict_leaders: bool = False
+    iggy_dialect: str = "auto"
 
     def log_settings(self) -> LogSettings:
         """Sizes of the journal, where they were given."""
@@ -138,7 +141,11 @@ class ServeConfig:
 
     def _check_reach(self, name: str, address: Address) -> None:
         """Beyond this machine only those who log in, or have a certificate of their own, are served."""
-        if self.insecure or address.is_loopback or (name.endswith(TLS_SUFFIX) and self.tls_client_authority is not None):
+        if (
+            self.insecure
+            or address.is_loopback
+            or (name.endswith(TLS_SUFFIX) and self.tls_client_authority is not None)
+        ):
             return
         name = name.removesuffix(TLS_SUFFIX)
         if self.users is None:

@@ -70,7 +70,7 @@ async def _listen(
 
     def connect() -> Any:
         connection = Connection(hub, spoken)
-        return connection if context is None else TlsConnection(connection, context, plain_too=name == ANY)
+        return connection if context is None else TlsConnection(hub, connection, context, plain_too=name == ANY)
 
     server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
     for listening in server.sockets:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import ServeConfig
-from polywire.server.connection import Connection
+from polywire.server.connection import Connection, Hub
 from polywire.types import Buffer
 
-RECORDS_BYTES: Final = 256 * 1024  # read from the socket, or encrypted, at once; a record has 16 KiB
+RECORD_BYTES: Final = 16 * 1024  # a record holds no more
+RECORDS_BYTES: Final = 256 * 1024  # read from the socket, or encrypted, at once
 HANDSHAKE_SECONDS_MAX: Final = 10.0
 HELLO_BYTES: Final = 6  # a record's header, and the first byte of a ClientHello
 
@@ -77,6 +79,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         "_early",
         "_engine",
         "_finished",
+        "_hub",
         "_incoming",
         "_open",
         "_outgoing",
@@ -87,8 +90,9 @@ class TlsConnection(asyncio.BufferedProtocol):
         "_transport",
     )
 
-    def __init__(self, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
+    def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
         """plain_too: peers may speak their wire without TLS as well."""
+        self._hub = hub
         self._connection = connection
         self._context = context
         self._incoming = ssl.MemoryBIO()
@@ -119,7 +123,9 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._connection.abort("the peer did not finish the TLS handshake")
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _scratch
+        """What is read may have to wait in the engine: all connections together stay within what they may receive."""
+        share = self._hub.limits.receive_total_bytes_max // max(len(self._hub.connections), 1)
+        return _scratch[: max(share, RECORD_BYTES)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._engine is None and not self._decide(bytes(_scratch[:nbytes])):
@@ -207,7 +213,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         while not (self._paused or self._finished) and (self._incoming.pending or engine.pending()):
             room = connection.get_buffer(-1)
             try:
-                count = engine.read(len(room), room)  # type: ignore[arg-type]  # a memoryview is as good as a bytearray
+                count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good
             except ssl.SSLZeroReturnError:
                 count = 0
             if count:
@@ -252,10 +258,8 @@ class TlsConnection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Tell the peer that this is the end, and close once everything was sent."""
         if self._open and self._engine is not None and not self._transport.is_closing():
-            try:
+            with suppress(ssl.SSLError):  # the peer's own farewell is not waited for
                 self._engine.unwrap()
-            except ssl.SSLError:
-                pass  # the peer's own farewell is not waited for
             self._send()
         self._transport.close()
 
