@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
@@ -179,7 +181,17 @@ def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certifi
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with old.wrap_socket(socket.create_connection(address), server_hostname="localhost") as tls:
         assert tls.version() == "TLSv1.2"
+    chance = random.Random(1)
+    for size in (1, 5, 6, 100, 5000):
+        for start in (b"\x16\x03\x01", b"\x16\x03\x03\x00\x10\x01", b""):
+            with socket.create_connection(broker.addresses["any"], timeout=5) as plain:
+                plain.sendall((start + chance.randbytes(size))[:size])
+                plain.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    while plain.recv(65_536):
+                        pass
     assert "unforeseen" not in broker.log_text()
+    assert "Traceback" not in broker.log_text()
 
 
 def test_end_of_a_peer_under_tls(broker: BrokerProcess, certificates: Certificates) -> None:
