@@ -29,7 +29,7 @@ app = App(
     help_epilogue=examples(
         "polywire pipeline list",
         "polywire pipeline describe land",
-        "polywire pipeline run land --set topic=orders --set path=tables/orders --set checkpoint=tables/orders.checkpoint",
+        "polywire pipeline run land -s topic=orders -s path=orders -s checkpoint=state",
     ),
 )
 
@@ -60,9 +60,9 @@ def describe(name: str, *, output: Output = ListFormat.TABLE) -> None:
 
 @app.command(
     help_epilogue=examples(
-        "polywire pipeline run land --set topic=orders --set path=tables/orders --set checkpoint=tables/orders.checkpoint",
-        "polywire pipeline run quality --set topic=orders --set report=orders.html",
-        "polywire pipeline run bridge --master spark://head:7077 --set topic=a --set output=b --set checkpoint=/shared/a-b",
+        "polywire pipeline run land -s topic=orders -s path=orders -s checkpoint=state",
+        "polywire pipeline run quality -s topic=orders -s report=orders.html",
+        "polywire pipeline run quality --master spark://head:7077 -s topic=orders",
     )
 )
 def run(
@@ -86,9 +86,12 @@ def run(
     function = pipeline(name).load()
     settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
     chosen = _pairs("--conf", conf)
+    from pyspark.sql import SparkSession
+
     from polywire.spark.progress import progress_bar
     from polywire.spark.sessions import session
 
+    borrowed = SparkSession.getActiveSession() is not None
     with notes.status("starting Spark"):
         spark = session(f"polywire-{name}", master=master, **chosen)
     try:
@@ -99,10 +102,13 @@ def run(
             ran = function(spark, **settings, told=told)
         return _tell(name, ran)
     finally:
-        spark.stop()
+        if not borrowed:
+            spark.stop()
 
 
-@app.command(help_epilogue=examples("polywire pipeline init orders", "cd orders && spark-pipelines run"))
+@app.command(
+    help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders")
+)
 def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAULT) -> None:
     """Begin a project of Spark's declarative pipelines that reads a topic, counts it and writes to another.
 
@@ -139,10 +145,8 @@ def _address(function: Any) -> dict[str, str]:
 
 def _tell(name: str, ran: Any) -> int:
     """Say what was done and answer the exit code."""
-    problems = [*getattr(ran, "problems", ())]
-    if getattr(ran, "late", 0):
-        problems.append(f"{ran.late:,} rows came behind the watermark and were left out")
-    note(f"ran pipeline={name} records={ran.records} batches={ran.batches}")
-    for problem in problems:
+    corrupt = getattr(ran, "corrupt", 0)
+    note(f"ran pipeline={name} records={ran.records} batches={ran.batches}{f' corrupt={corrupt}' if corrupt else ''}")
+    for problem in ran.problems:
         note(f"warning: {problem}", style="yellow")
-    return EXIT_INCOMPLETE if problems else 0
+    return EXIT_INCOMPLETE if ran.problems else 0

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,21 +21,23 @@ from polywire.errors import Invalid
 from polywire.spark.offsets import decode_offset, total_next
 
 POLL_INTERVAL_S: Final = 0.2
+OBSERVED: Final = "polywire"  # name of the metrics that ``observed`` has counted
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
     """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None if not told.
 
-    ``late`` is how many rows stateful operators left out because they came behind the watermark, ``watermark`` the event time (ISO 8601)
-    that the query will not go back before, None where it has none.
+    ``left_out`` is how many rows the query could not take: they came behind the watermark, or have no time to be counted at. ``corrupt`` is
+    how many values could not be read. ``watermark`` is the event time (ISO 8601) the query will not go back before, None where it has none.
     """
 
     batch_id: int
     records: int
     rate: float
     lag: int | None
-    late: int = 0
+    left_out: int = 0
+    corrupt: int = 0
     watermark: str | None = None
 
 
@@ -42,14 +46,23 @@ Told = Callable[[BatchProgress], None]
 
 def batch_progress(told: Mapping[str, Any]) -> BatchProgress:
     """Read Spark's progress report."""
+    metrics = (told.get("observedMetrics") or {}).get(OBSERVED) or {}
+    counted: Mapping[str, Any] = metrics.asDict() if isinstance(metrics, Row) else metrics
+    late = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in told.get("stateOperators", ()))
     return BatchProgress(
         batch_id=int(told["batchId"]),
         records=int(told["numInputRows"]),
         rate=float(told.get("processedRowsPerSecond") or 0.0),
         lag=_lag(told.get("sources", ())),
-        late=sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in told.get("stateOperators", ())),
+        left_out=late + int(counted.get("left_out") or 0),
+        corrupt=int(counted.get("corrupt") or 0),
         watermark=(told.get("eventTime") or {}).get("watermark"),
     )
+
+
+def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
+    """The rows, counted as they pass: those for which these conditions hold are told by ``BatchProgress``."""
+    return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
 def follow(query: StreamingQuery, told: Told) -> int:
@@ -94,12 +107,16 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         def told(batch: BatchProgress) -> None:
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
-            late = f"  late {batch.late:,}" if batch.late else ""
+            odd = "".join(f"  {name} {count:,}" for name, count in _oddities(batch) if count)
             watermark = "" if batch.watermark is None else f"  watermark {batch.watermark.removesuffix('.000Z')}"
-            facts = f"{batch.rate:,.0f} records/s{lag}{late}{watermark}"
+            facts = f"{batch.rate:,.0f} records/s{lag}{odd}{watermark}"
             progress.update(task, advance=batch.records, facts=facts)
 
         yield told
+
+
+def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
+    return ("left out", batch.left_out), ("corrupt", batch.corrupt)
 
 
 def _lag(sources: Any) -> int | None:

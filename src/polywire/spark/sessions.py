@@ -24,10 +24,6 @@ PYSPARK_VERSION_MIN: Final = (4, 2)  # latestOffset(start, limit) and availableN
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",  # a Python task costs 12 ms instead of 52
     "spark.sql.session.timeZone": "UTC",
-    # State on disk: in the executor's memory it would end the run some day. The state pipeline works with no other.
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

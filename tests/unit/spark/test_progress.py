@@ -31,6 +31,15 @@ def test_other_sources_have_no_lag() -> None:
     assert batch_progress({"batchId": 0, "numInputRows": 0}) == BatchProgress(0, 0, 0.0, None)
 
 
+def test_what_was_left_out_is_counted() -> None:
+    told = {
+        **report(), "stateOperators": [{"numRowsDroppedByWatermark": 2}], "eventTime": {"watermark": "2026-01-01T10:00:00.000Z"},
+        "observedMetrics": {"polywire": {"corrupt": 5, "left_out": 1}},
+    }  # fmt: skip
+    batch = batch_progress(told)
+    assert (batch.left_out, batch.corrupt, batch.watermark) == (3, 5, "2026-01-01T10:00:00.000Z")
+
+
 def test_the_bar_shows_records_rate_and_lag() -> None:
     written = io.StringIO()
     with progress_bar("landing", total=100, console=Console(file=written, width=120, force_terminal=True)) as told:

@@ -21,7 +21,7 @@ from polywire.spark.pipelines.queries import (
     Parser,
     Ran,
     Topic,
-    as_parser,
+    parsed,
     run_query,
     topic_stream,
 )
@@ -51,7 +51,7 @@ def land(
     ``told`` hears of every micro-batch. Raises what the query failed with.
     """
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
-    rows = records if parse is None else table_columns(as_parser(parse)(records))
+    rows = records if parse is None else table_columns(parsed(records, parse))
     table = Table(Path(path), table_format, tuple(partition_by))
     writer = into_table(_gathered(rows, files_max, partition_by), table)
     return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, told=told)

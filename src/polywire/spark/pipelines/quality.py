@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.functions import CORRUPT, VALUE
 from polywire.spark.pipelines.quality_page import page
-from polywire.spark.pipelines.queries import Parser, as_parser, topic_rows
+from polywire.spark.pipelines.queries import Parser, parsed, topic_rows
 
 TIME_BARS: Final = 60
 SIZE_BARS: Final = 24
@@ -117,7 +117,7 @@ def quality(
     if (topic is None) == (path is None) or (topic is not None and address is None):
         raise Invalid(ErrorCode.INVALID_REQUEST, "quality needs the settings address and topic, or path")
     if topic is not None and address is not None:
-        rows = as_parser(parse or "text")(topic_rows(spark, address, topic, headers=True))
+        rows = parsed(topic_rows(spark, address, topic, headers=True), parse or "text")
     else:
         rows = _of_table(spark.read.parquet(str(path)))
     rows = _measured(rows, sequence, producer).persist()

@@ -11,12 +11,24 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from polywire.spark.functions import Parse, parser
-from polywire.spark.progress import BatchProgress, Told, follow
+from polywire.spark.functions import CORRUPT, Parse, parser
+from polywire.spark.progress import BatchProgress, Told, follow, observed
 
 SOURCE: Final = "polywire"
+QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the thread that runs a micro-batch
+
+STATE_SETTINGS: Final = {
+    # State on disk: in the executors' memory it would end a long run some day. `transformWithState` works with no other.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # It insists on Hadoop's own class for local files, where our sessions have a faster one; both are kept apart by not caching them.
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
 
 # Settings that several pipelines share, with what they mean; ``registry`` shows these words.
 Address = Annotated[str, "host:port of the broker's polywire wire"]
@@ -32,11 +44,18 @@ Parser = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run did. ``late`` counts rows that stateful operators left out because they came behind the watermark."""
+    """What one run did. ``left_out`` counts rows that could not be taken (behind the watermark, without a time), ``corrupt`` values that
+    could not be read; see ``BatchProgress``."""
 
     records: int
     batches: int
-    late: int = 0
+    left_out: int = 0
+    corrupt: int = 0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is not in the result, in sentences."""
+        return (f"{self.left_out:,} rows were left out",) if self.left_out else ()
 
 
 def topic_stream(
@@ -63,9 +82,37 @@ def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> Data
     return writer if topic is None else writer.option("topic", topic)
 
 
-def as_parser(parse: Parse | str) -> Parse:
-    """A parser, or the one its text names."""
-    return parser(parse) if isinstance(parse, str) else parse
+def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStreamWriter:
+    """A stream of records that replace earlier ones (output mode update, which Spark's own sinks in Python lack), exactly once."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        writer = batch.write.format(SOURCE).mode("append").option("address", address).option("topic", topic)
+        writer.option("txnAppId", query_id(batch.sparkSession)).option("txnId", number).save()
+
+    return frame.writeStream.outputMode("update").foreachBatch(write)
+
+
+def query_id(spark: SparkSession) -> str:
+    """Who the query is whose micro-batch is being written: the same for every run with its checkpoint."""
+    known = spark.sparkContext.getLocalProperty(QUERY_ID)
+    assert known is not None, "asked inside a micro-batch"
+    return known
+
+
+def stateful(spark: SparkSession) -> SparkSession:
+    """The session with what queries that keep state want; the given one is left as it is."""
+    cloned = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for name, value in STATE_SETTINGS.items():
+        cloned.conf.set(name, value)
+    return cloned
+
+
+def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -> DataFrame:
+    """Records as columns by a parser, or by the one its text names; what cannot be read, or has no ``time``, is counted as it passes."""
+    rows = (parser(parse) if isinstance(parse, str) else parse)(records)
+    corrupt = f.col(CORRUPT).isNotNull() if CORRUPT in rows.columns else f.lit(False)
+    left_out = f.col(time).isNull() if time is not None else f.lit(False)
+    return observed(rows, corrupt=corrupt, left_out=left_out)
 
 
 def run_query(
@@ -75,14 +122,15 @@ def run_query(
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
-    batches = late = 0
+    batches = left_out = corrupt = 0
 
     def count(batch: BatchProgress) -> None:
-        nonlocal batches, late
+        nonlocal batches, left_out, corrupt
         batches += 1
-        late += batch.late
+        left_out += batch.left_out
+        corrupt += batch.corrupt
         if told is not None:
             told(batch)
 
     records = follow(writer.start(), count)
-    return Ran(records, batches, late)
+    return Ran(records, batches, left_out, corrupt)

@@ -3,7 +3,7 @@
 One query writes both, so they are published together: a record is in exactly one of them, once.
 
 Promises: nothing is dropped silently. A record whose id was there before within ``delay`` is dropped, as asked for; one that comes behind
-the watermark is left out and told as late; what cannot be read becomes a dead letter with its bytes, key and headers, and headers that say
+the watermark is left out, counted and told; what cannot be read becomes a dead letter with its bytes, key and headers, and headers that say
 why and where it was. Must not know: what the fields mean.
 """
 
@@ -23,9 +23,10 @@ from polywire.spark.pipelines.queries import (
     Parser,
     Ran,
     Topic,
-    as_parser,
     into_topic,
+    parsed,
     run_query,
+    stateful,
     topic_stream,
 )
 from polywire.spark.progress import Told
@@ -42,8 +43,9 @@ def refine(
     parse: Parser,
     *,
     id: Annotated[str | None, "SQL that tells records apart; without it nothing is taken for a duplicate"] = None,
-    time: Annotated[str, "column of the event time"] = "_timestamp",
-    delay: Annotated[str, "how long ids are remembered, and how far behind the newest a record may come"] = "1 hour",
+    delay: Annotated[
+        str, "how long ids are remembered, and how far partitions may be apart, in append time"
+    ] = "1 hour",
     dead: Annotated[str | None, "topic for what could not be read (default: the output's name and .dead)"] = None,
     as_json: Annotated[bool, "write the fields as JSON instead of the value as it came"] = False,
     target: Annotated[str | None, "host:port of the broker of the output topics, where it is another"] = None,
@@ -52,21 +54,22 @@ def refine(
     told: Told | None = None,
 ) -> Ran:
     """Parse a topic's records, drop those whose id was seen, write the others on. Raises what the query failed with."""
-    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
-    rows = as_parser(parse or "text")(records)
-    unique = rows if id is None else distinct(rows, id, time=time, delay=delay)
+    records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
+    rows = parsed(records, parse or "text")
+    unique = rows if id is None else distinct(rows, id, delay=delay)
     refined = outgoing(unique, output, dead or f"{output}.dead", as_json=as_json)
     writer = into_topic(refined, target or address)
     return run_query(writer, f"refine-{topic}", checkpoint, available_now=available_now, told=told)
 
 
-def distinct(rows: DataFrame, id: str, *, time: str, delay: str) -> DataFrame:
+def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
     """Rows whose id was not there within ``delay``. What has none is told apart by its place, so that it is never taken for a duplicate."""
     place = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
     own = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
     known = f.coalesce(f.concat(f.lit("i"), own), f.concat(f.lit("p"), place))
-    timed = rows.withColumns({"_id": known, "_time": f.coalesce(f.col(time).cast("timestamp"), f.col("_timestamp"))})
-    return timed.withWatermark("_time", delay).dropDuplicatesWithinWatermark(["_id"]).drop("_id", "_time")
+    # Append time: every record has one, and within a partition it never goes back.
+    timed = rows.withColumn("_id", known).withWatermark("_timestamp", delay)
+    return timed.dropDuplicatesWithinWatermark(["_id"]).drop("_id")
 
 
 def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataFrame:

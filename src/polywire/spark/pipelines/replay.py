@@ -102,7 +102,7 @@ def _span(table: DataFrame, time_column: str, slice_seconds: float) -> Span:
 def _slice(table: DataFrame, time_column: str, first: int, end: int, *, with_null: bool) -> DataFrame:
     instant = f.unix_micros(f.col(time_column).cast("timestamp"))
     inside = (instant >= first) & (instant < end)
-    return table.where(inside | instant.isNull() if with_null else inside).sortWithinPartitions(instant)
+    return table.where(inside | instant.isNull() if with_null else inside).orderBy(instant)
 
 
 def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output: str, name: str, number: int) -> int:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from polywire.client import bulk
-from polywire.errors import Conflict
+from polywire.errors import Conflict, ErrorCode, Invalid
 from polywire.spark.functions import CORRUPT, header_text, imported
 from polywire.spark.pipelines.compact import last_by_key
 from polywire.spark.pipelines.queries import (
@@ -32,9 +32,10 @@ from polywire.spark.pipelines.queries import (
     Parser,
     Ran,
     Topic,
-    as_parser,
     into_topic,
+    parsed,
     run_query,
+    stateful,
     topic_rows,
     topic_stream,
 )
@@ -67,21 +68,23 @@ def state(
     told: Told | None = None,
 ) -> Ran:
     """Fold a topic's events and write the states they lead to. Raises what the query or ``fold`` failed with."""
+    if parse is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "events need a parser, such as events:amount long")
     with suppress(Conflict):
         connection = bulk.connect(address)
         connection.create_topic(output, len(connection.describe(topic).incarnations))
-    events = as_parser(parse or "events:")(
-        topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
-    )
+    spark = stateful(spark)
+    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
+    events = parsed(records, parse)
     processor = Folding(
         imported(fold) if isinstance(fold, str) else fold or merge, output, dead or f"{output}.dead", every
     )
     folded = (
         _numbered(events, version)
         .groupBy("key")
-        .transformWithState(processor, _OUT, "Update", "None", snapshots(spark, address, output).groupBy("key"))
+        .transformWithState(processor, _OUT, "Append", "None", snapshots(spark, address, output).groupBy("key"))
     )
-    writer = into_topic(folded, address).outputMode("update")
+    writer = into_topic(folded, address)
     return run_query(writer, f"state-{topic}", checkpoint, available_now=available_now, told=told)
 
 

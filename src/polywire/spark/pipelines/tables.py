@@ -21,12 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.spark.pipelines.queries import query_id
 
 CLASSES: Final = {
     "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
 }
-QUERY_ID: Final = "sql.streaming.queryId"  # of the task's and the driver's local properties (spark.md §2)
 COMPACTED_EVERY: Final = 64  # micro-batches after which the small files of a Delta table are joined
 
 
@@ -79,7 +79,7 @@ def append_delta(batch: DataFrame, number: int, table: Table) -> None:
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
 
-    writer = str(batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
+    writer = query_id(batch.sparkSession)
     place = str(table.path)
     known = DeltaTable(place) if DeltaTable.is_deltatable(place) else None
     last = None if known is None else known.transaction_version(writer)

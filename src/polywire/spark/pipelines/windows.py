@@ -3,8 +3,8 @@
 Into a table go windows that are closed, once each; into a topic goes every window that a micro-batch changed, keyed by window and group,
 so that the last record of a key is what is known now (the pipeline ``compact`` keeps those).
 
-Promises: a record counts once, whatever is killed. Records without a time of their own count in the window of their append time, and what
-could not be read is counted in ``corrupt``; records behind the watermark are left out and told as late. Must not know: what is measured.
+Promises: a record counts once, whatever is killed. What has no time (because it could not be read, for one) or comes behind the watermark
+is left out, counted and told. Must not know: what is measured.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.spark.functions import CORRUPT
 from polywire.spark.pipelines.queries import (
     Address,
     AvailableNow,
@@ -26,9 +25,10 @@ from polywire.spark.pipelines.queries import (
     Parser,
     Ran,
     Topic,
-    as_parser,
-    into_topic,
+    changes_into_topic,
+    parsed,
     run_query,
+    stateful,
     topic_stream,
 )
 from polywire.spark.pipelines.tables import Table, into_table
@@ -57,22 +57,24 @@ def windows(
     available_now: AvailableNow = True,
     told: Told | None = None,
 ) -> Ran:
-    """Count (``records``, ``corrupt``) and measure a topic's records in windows, into a table or a topic.
+    """Count (``records``) and measure a topic's records in windows, into a table or a topic.
 
     Raises Invalid unless exactly one of ``path`` and ``output`` is given, and what the query failed with.
     """
-    if (path is None) == (output is None) or parse is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "windows need a parser and one of the settings path and output")
-    records = topic_stream(spark, address, topic, batch_records_max=batch_records_max)
-    rows = as_parser(parse)(records)
+    if parse is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "windows need a parser")
+    records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max)
+    rows = parsed(records, parse, time=time)
     grouped = aggregate(rows, time=time, delay=delay, length=length, slide=slide, group_by=group_by, measures=measures)
-    if path is not None:
-        writer = into_table(grouped, Table(Path(path))).outputMode("append")
-    else:
+    if path is not None and output is None:
+        writer = into_table(grouped, Table(Path(path)))
+    elif output is not None and path is None:
         changed = grouped.select(
             f.to_json(f.struct(BOUNDS[0], *group_by)).alias("key"), f.to_json(f.struct("*")).alias("value")
         )
-        writer = into_topic(changed, target or address, output).outputMode("update")
+        writer = changes_into_topic(changed, target or address, output)
+    else:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "windows go to one of the settings path and output")
     return run_query(writer, f"windows-{topic}", checkpoint, available_now=available_now, told=told)
 
 
@@ -86,14 +88,12 @@ def aggregate(
     group_by: Sequence[str] = (),
     measures: Sequence[str] = (),
 ) -> DataFrame:
-    """Parsed records grouped by window: its bounds, the group, ``records``, ``corrupt`` and the measures."""
-    instant = f.coalesce(f.col(time).cast("timestamp"), f.col("_timestamp"))
-    timed = rows.withColumn("_time", instant).withWatermark("_time", delay)
+    """Parsed records grouped by window: its bounds, the group, ``records`` and the measures."""
+    # What has no time must not get that of its append: it would move the watermark, and leave out everything that happened before.
+    timed = rows.withColumn("_time", f.col(time).cast("timestamp")).withWatermark("_time", delay)
     window = f.window("_time", length, slide) if slide else f.window("_time", length)
-    grouped = timed.groupBy(window, *group_by).agg(*_counts(), *(f.expr(measure) for measure in measures))
+    grouped = timed.groupBy(window, *group_by).agg(
+        f.count("*").alias("records"), *(f.expr(measure) for measure in measures)
+    )
     bounds = [f.col(f"window.{bound.removeprefix('window_')}").alias(bound) for bound in BOUNDS]
     return grouped.select(*bounds, *grouped.columns[1:])
-
-
-def _counts() -> list[Column]:
-    return [f.count("*").alias("records"), f.count(CORRUPT).alias("corrupt")]
