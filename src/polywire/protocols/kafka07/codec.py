@@ -47,7 +47,9 @@ else:
         store_u32,
     )
 
-RUN_RECORDS_MAX: Final = 32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
+RUN_RECORDS_MAX: Final = (
+    32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
+)
 RUN_GROUPS_MAX: Final = 64  # topics with partition of one run; they are looked for linearly
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # so that a frame with its length fits a receive buffer of 16 MiB
 PAYLOAD_BYTES_MAX: Final = 1_000_000  # dossier §4: a set with a larger top-level payload is dropped
@@ -208,7 +210,7 @@ def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_s
 def _group_of(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
-    """Number of the group of the entry at ``at``, entering it when new; -1 when there is no place for one more. ``last``: look there first."""
+    """Number of the group of the entry at ``at``, entering it when new; -1 when there is no place left. ``last``: look there first."""
     groups: cython.p_uchar = room.groups.p
     size: cython.Py_ssize_t = _i16(p, at)
     partition: cython.longlong = _i32(p, at + 2 + size)
@@ -268,7 +270,6 @@ def _take_frame(
 ) -> cython.Py_ssize_t:
     """Enter the records of the frame whose type is at ``at``; the number of its last group, -1 or -2 as ``_take_entry``."""
     count: cython.longlong = 1
-    k: cython.Py_ssize_t
     end: cython.Py_ssize_t
     if p[at] != 0 or (p[at + 1] != 0 and p[at + 1] != 3):
         return -1
@@ -281,11 +282,11 @@ def _take_frame(
             return -1
         at += 2
     end = at
-    for k in range(count):
+    for _ in range(count):
         end = _entry_end(p, end, stop)
         if end < 0:
             return -1
-    for k in range(count):
+    for _ in range(count):
         end = _entry_end(p, at, stop)
         last = _take_entry(p, at, end, room, last)
         if last < 0:

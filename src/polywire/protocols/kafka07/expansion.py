@@ -107,7 +107,7 @@ class Expander:
 
     def _unsnap(self, packed: memoryview) -> Buffer:
         """Blocks as snappy-java writes them, or one raw block."""
-        if packed[:8] != _XERIAL_MAGIC:
+        if bytes(packed[:8]) != _XERIAL_MAGIC:
             return self._unsnap_block(packed, self._left)
         plain = bytearray()
         at = len(_XERIAL_HEAD)

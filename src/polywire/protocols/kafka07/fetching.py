@@ -105,7 +105,12 @@ class Answering:
     )
 
     def __init__(
-        self, broker: Broker, pool: Blocks, trails: dict[int, Trail], fetch: Fetch, done: Callable[[Parts, Release], None]
+        self,
+        broker: Broker,
+        pool: Blocks,
+        trails: dict[int, Trail],
+        fetch: Fetch,
+        done: Callable[[Parts, Release], None],
     ) -> None:
         """done: gets the answer's parts and what to call once they were sent."""
         self._broker = broker

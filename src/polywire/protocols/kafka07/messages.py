@@ -270,7 +270,9 @@ def parse_offsets_answer(data: Buffer) -> list[int]:
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)
-    return [int.from_bytes(memoryview(data)[place : place + 8], "big", signed=True) for place in range(at, reader.at, 8)]
+    return [
+        int.from_bytes(memoryview(data)[place : place + 8], "big", signed=True) for place in range(at, reader.at, 8)
+    ]
 
 
 def split_multifetch_answer(data: Buffer) -> list[tuple[int, memoryview]]:

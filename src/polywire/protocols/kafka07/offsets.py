@@ -15,7 +15,9 @@ from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
 from polywire.protocols.kafka07.producing import topic_name
 
-TIME_MS_MAX: Final = 2**62 // 1000  # nobody means a later one; npm's ``kafka`` sends nonsense of this size and expects the end
+TIME_MS_MAX: Final = (
+    2**62 // 1000
+)  # nobody means a later one; npm's ``kafka`` sends nonsense of this size and expects the end
 
 
 class Listing:
@@ -44,7 +46,9 @@ class Listing:
         try:
             name = topic_name(request.topic)
             if not 0 <= request.partition < self._broker.partition_count(name):
-                raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}")
+                raise Missing(
+                    ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}"
+                )
         except BrokerError as error:
             raise PeerError(f"no offsets to tell: {error.message}", fatal=True) from None
         if request.count_max < 0:

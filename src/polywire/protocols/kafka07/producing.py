@@ -19,6 +19,7 @@ from polywire.protocols.kafka07.expansion import Expander, PlainSet
 from polywire.protocols.kafka07.messages import ANY_PARTITION, ProduceEntry
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
+from polywire.records.memory import Lendable
 from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer, TopicName, check_topic_name
 
@@ -100,7 +101,7 @@ class Producer:
                 if own:
                     append(partitions[number], self._batch(data, spans, own, flags))
         elif rows is None:
-            columns = {Column.VALUE_CRC32: run.crcs[:count]}
+            columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             append(partitions[max(partition, 0)], from_spans(data, spans, None, flags, columns=columns))
         else:
             append(partitions[max(partition, 0)], self._batch(data, spans, rows, flags))
@@ -125,7 +126,7 @@ class Producer:
         while left > 0:
             at, count = codec.take(part.data, at, part.stop, run, BATCH_VALUES_BYTES_MAX)
             assert count > 0, "a surveyed set has the records it was said to have"
-            columns = {Column.VALUE_CRC32: run.crcs[:count]}
+            columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             flags = memoryview(run.flags)[:count]
             append(partition, from_spans(part.data, run.spans[: 4 * count], None, flags, columns=columns))
             left -= count

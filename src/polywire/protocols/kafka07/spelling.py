@@ -46,8 +46,17 @@ class _Place:
         at: cython.Py_ssize_t
         limit: cython.longlong
         address: cython.longlong
+        position: cython.Py_ssize_t
     else:
-        __slots__ = ("address", "at", "limit", "out", "start")
+        __slots__ = ("address", "at", "limit", "out", "position", "start")
+
+    def __init__(self, out: Buffer, at: int, limit: int, address: int, written: int) -> None:
+        self.out = lend_writable(out)
+        self.at = at
+        self.start = at - written
+        self.limit = limit
+        self.address = address
+        self.position = 0
 
 
 @cython.cfunc
@@ -169,6 +178,22 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
     return 0
 
 
+@cython.cfunc
+def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) -> cython.int:
+    """Write the batches of one chunk from the address on; ``place.position`` is left at the one it stopped at."""
+    reason: cython.int
+    place.position = 0
+    while size - place.position >= _HEADER_BYTES:
+        if load_u64(p, place.position + 40) + load_u32(p, place.position + 80) > place.address:
+            reason = _put_batch(p, place.position, size, place)
+            if reason != 0:
+                return reason
+        if load_u32(p, place.position + 4) < _HEADER_BYTES:
+            return 3
+        place.position += load_u32(p, place.position + 4)
+    return 0
+
+
 def put_entries(
     chunks: Sequence[Lendable], address: int, limit: int, out: Buffer, at: int, *, written: int = 0
 ) -> tuple[int, int, int, int]:
@@ -178,30 +203,16 @@ def put_entries(
     is cut. Returns (reason, bytes written now, number and position of the chunk and batch it stopped at). For HOLE, PACKED and FULL
     everything before was written. Raises ValueError when ``out`` is too small.
     """
-    place: _Place = _Place()
+    place: _Place = _Place(out, at, limit, address, written)
     lent: Lent
-    place.out = lend_writable(out)
-    place.at = at
-    place.start = at - written
-    place.limit = limit
-    place.address = address
     begun: cython.Py_ssize_t = at
     number: cython.Py_ssize_t = 0
-    position: cython.Py_ssize_t = 0
-    length: cython.Py_ssize_t
     reason: cython.int = 0
     if at < 0 or place.limit < 0 or place.limit > place.out.size - begun:
         raise ValueError(f"answer outside its buffer position={at} limit={limit} size={place.out.size}")
     for number in range(len(chunks)):
         lent = lend(chunks[number])
-        position = 0
-        while lent.size - position >= _HEADER_BYTES:
-            length = load_u32(lent.p, position + 4)
-            if load_u64(lent.p, position + 40) + load_u32(lent.p, position + 80) > place.address:
-                reason = _put_batch(lent.p, position, lent.size, place)
-                if reason != 0:
-                    return reason, place.at - begun, number, position
-            if length < _HEADER_BYTES:
-                break
-            position += length
-    return 0, place.at - begun, number, position
+        reason = _put_chunk(lent.p, lent.size, place)
+        if reason != 0:
+            break
+    return reason, place.at - begun, number, place.position
