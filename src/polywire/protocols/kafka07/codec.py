@@ -332,10 +332,10 @@ def scan(data: Buffer, start: int, stop: int, run: Run) -> tuple[int, int, int]:
     return reason, at, at + 4 + size if reason == 1 else at
 
 
-def survey(data: Buffer, start: int, stop: int) -> tuple[int, int, int, int]:
+def survey(data: Buffer, start: int, stop: int, payload_bytes_max: int) -> tuple[int, int, int, int]:
     """Look through one set, CRCs included: (verdict, records, wrappers, longest value of a record).
 
-    LARGE: a payload above ``PAYLOAD_BYTES_MAX``, which is noticed before CRCs are. Raises ValueError for a range outside of the buffer.
+    LARGE: a payload above ``payload_bytes_max``, which is noticed before CRCs are. Raises ValueError for a range outside of the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -346,6 +346,7 @@ def survey(data: Buffer, start: int, stop: int) -> tuple[int, int, int, int]:
     records: cython.Py_ssize_t = 0
     wrappers: cython.Py_ssize_t = 0
     longest: cython.longlong = 0
+    payload_max: cython.longlong = payload_bytes_max
     broken: cython.bint = False
     large: cython.bint = False
     if at < 0 or at > limit or limit > lent.size:
@@ -360,7 +361,7 @@ def survey(data: Buffer, start: int, stop: int) -> tuple[int, int, int, int]:
         if head > 6 or size < head or (head == 6 and lent.p[at + 5] & 3 == 3):
             return 1, 0, 0, 0
         at += 4 + head
-        large = large or size - head > _PAYLOAD_MAX
+        large = large or size - head > payload_max
         if not large and not broken:
             broken = crc32_raw(lent.p, at, size - head) != _u32(lent.p, at - 4)
         if head == 6 and lent.p[at - 5] & 3:

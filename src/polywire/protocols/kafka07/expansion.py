@@ -15,13 +15,15 @@ from typing import Final
 import cramjam
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka07.codec import BROKEN, FRAME_BYTES_MAX, LARGE, next_wrapper, survey
+from polywire.protocols.kafka07.codec import BROKEN, FRAME_BYTES_MAX, LARGE, PAYLOAD_BYTES_MAX, next_wrapper, survey
 from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, encode_message
 from polywire.types import Buffer
 
 EXPANDED_BYTES_MAX: Final = FRAME_BYTES_MAX  # of one request: what it could have carried uncompressed
 NESTING_MAX: Final = 8  # wrappers within wrappers; no client writes more than two
 SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes three: no sound block expands further
+
+NO_LIMIT: Final = 2**31  # no payload is as long
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 _XERIAL_HEAD: Final = _XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"
@@ -45,18 +47,21 @@ class PlainSet:
 class Expander:
     """Opens the wrappers of one request. Guards: ``_left`` is what may still be expanded."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_payload_bytes_max")
 
-    def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+        """payload_bytes_max: what a message at the top of a set may have."""
         self._left = bytes_max
+        self._payload_bytes_max = payload_bytes_max
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet] | None:
-        """The set as plain sets in order; None when it has a payload above the wire's limit (looked for at the top only).
+        """The set as plain sets in order; None when a payload at its top is above the limit.
 
         Raises PeerError for a set that is to be refused, and when it expands too far.
         """
-        verdict, records, wrappers, longest = survey(data, start, stop)
-        if verdict == LARGE and depth == 0:
+        payload_bytes_max = self._payload_bytes_max if depth == 0 else NO_LIMIT
+        verdict, records, wrappers, longest = survey(data, start, stop, payload_bytes_max)
+        if verdict == LARGE:
             return None
         if verdict == BROKEN:
             raise PeerError("a message set is broken", fatal=True)
@@ -69,7 +74,7 @@ class Expander:
         while at < stop:
             place, end, codec = next_wrapper(data, at, stop)
             if place > at:
-                _, records, _, longest = survey(data, at, place)
+                _, records, _, longest = survey(data, at, place, NO_LIMIT)
                 found.append(PlainSet(data, at, place, records, longest))
             if codec:
                 inner = self._expand(memoryview(data)[place + _HEAD_BYTES : end], codec)
