@@ -340,9 +340,18 @@ class Broker:
         """All positions of one consumer or group, by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
-            topic = self._catalog.find_id(key) if isinstance(key, bytes) else None
-            found[key if isinstance(key, str) else _full_name(topic), partition] = position.offset
+            found[self._topic_name(key), partition] = position.offset
         return found
+
+    def position_owners(self, kind: PositionKind) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """Positions by partition number of all consumers or groups, by (topic's full name, consumer or group)."""
+        return {
+            (self._topic_name(key), name): {partition: position.offset for partition, position in positions.items()}
+            for key, name, positions in self._state.positions.owners(kind)
+        }
+
+    def _topic_name(self, key: changes.TopicKey) -> str:
+        return key if isinstance(key, str) else _full_name(self._catalog.find_id(key))
 
     def commit_position(
         self,

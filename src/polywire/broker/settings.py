@@ -74,6 +74,7 @@ class BrokerSettings:
     record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy).
     durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
     retention_age_us, retention_bytes: defaults of topics that set none; 0 keeps for ever, so nothing is lost unasked.
+    tombstone_age_us: how long compaction keeps a key's last record when it is null, so that readers learn that the key is gone.
     retention_interval_s: how often limits are looked at.
     retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
     member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
@@ -106,6 +107,7 @@ class BrokerSettings:
     durability: Level = Level.WRITTEN
     retention_age_us: int = KEEP
     retention_bytes: int = KEEP
+    tombstone_age_us: int = DAY_US
     retention_interval_s: float = 10.0
     retention_partitions_max: int = 1_000
     member_timeout_s: float = 10.0

@@ -176,6 +176,11 @@ class Log(Protocol):
     def trim(self, incarnation: int, first_offset: int) -> None:
         """Make offsets below ``first_offset`` unreadable and their space free in time."""
 
+    def compact(self, incarnation: int, *, null_age_us: int) -> None:
+        """Keep of each key the newest record only, some time soon and of what is sealed, if that is worth it by now; and no null that
+        is the newest of its key for longer than this. Offsets and addresses of what stays do not change. Raises
+        Missing(PARTITION_MISSING)."""
+
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones
         of one partition are merged. ``done`` gets the offset of this batch's first record once ``level`` is reached.

@@ -38,6 +38,7 @@ class FilePartition:
 
     __slots__ = (
         "_reader",
+        "clean_offset",
         "ended",
         "epoch_numbers",
         "epoch_offsets",
@@ -73,6 +74,8 @@ class FilePartition:
         self.runs: Final = TailIndex()
         """Entries (first offset, 0, bytes, segment's place, first address, first append time)."""
         self.sealed_bytes = 0
+        self.clean_offset = 0
+        """Below this there is one record of a key, as far as this start knows."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")

@@ -93,10 +93,10 @@ class RunSource:
         They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
         told, and writing raises Corrupt.
         """
-        return cls(runs[0][1].partition, _StoredParts(runs, damaged), runs[0][1].token)
+        return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token)
 
 
-class _StoredParts(Iterable[Part]):
+class StoredParts(Iterable[Part]):
     """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
 
     def __init__(self, runs: Sequence[tuple[Segment, Run]], damaged: Callable[[Segment], None] | None) -> None:
