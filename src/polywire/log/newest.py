@@ -102,7 +102,11 @@ def _find(
 @cython.nogil
 @cython.exceptval(check=False)
 def _note(
-    table: cython.p_uchar, mask: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong
+    table: cython.p_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    places: cython.p_longlong,
 ) -> cython.longlong:
     """Enter the keys of one batch whose columns are at ``places``; returns how many were new."""
     found: cython.longlong = 0

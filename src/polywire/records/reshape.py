@@ -32,7 +32,9 @@ else:
     from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
 
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
-_LEAD_MAX = cython.declare(cython.longlong, 0x8000_0000)  # spans have 32 bits; half of them for the hole a batch begins with
+_LEAD_MAX = cython.declare(
+    cython.longlong, 0x8000_0000
+)  # spans have 32 bits; half of them for the hole a batch begins with
 
 
 @cython.cfunc
