@@ -369,20 +369,45 @@ class Broker:
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY) when there are too many positions.
         """
+        self.commit_positions(
+            full_name, {partition_number: offset}, kind, name, generation=generation, level=level, done=done
+        )
+
+    def commit_positions(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        made = self.positions_stored(full_name, offsets, kind, name, generation=generation)
+        self.change_all(made, level=level, done=done)
+
+    def positions_stored(
+        self, full_name: str, offsets: Mapping[int, int], kind: PositionKind, name: str, *, generation: int = -1
+    ) -> list[changes.PositionStored]:
+        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
         check_name(name, self.settings.name_bytes_max)
-        if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= partition_number < self.settings.partition_count_max:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"position is out of range partition={partition_number} offset={offset}"
-            )
+        for number, offset in offsets.items():
+            if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < self.settings.partition_count_max:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
         key = self._state.topic_key(full_name)
         positions = self._state.positions
-        if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
+        added = sum(positions.find(key, number, kind, name) is None for number in offsets)
+        if added and positions.count + added > self.settings.positions_max:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
         if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
             raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
-        change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
-        self._log.change(changes.encode(change), level=level, done=done)
-        positions.store(change)
+        identity = changes.split_key(key)
+        return [
+            changes.PositionStored(*identity, number, kind, name, offset, generation)
+            for number, offset in offsets.items()
+        ]
 
     def delete_positions(
         self,

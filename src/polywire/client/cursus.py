@@ -48,6 +48,8 @@ ABILITIES: Final = frozenset(
         Ability.BOUNDS,
         Ability.LONG_POLL,
         Ability.LEVELS,
+        Ability.GROUPS,
+        Ability.POSITIONS,
     }
 )
 
