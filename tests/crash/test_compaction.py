@@ -108,6 +108,12 @@ class Model:
             read.pin.release()
             assert address == self.addresses[following]
 
+    def tidy(self) -> None:
+        """One rewrite, if any blob is worth it."""
+        tidy(self.rig)
+        sealer = self.rig.log._sealer
+        self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
+
     def compact(self, null_time_us: int = 0) -> None:
         """A whole pass."""
         self.rig.log._sealer.compact(self.partition, null_time_us)
@@ -225,8 +231,7 @@ def test_stops_while_compacting(tmp_path: Path) -> None:
     assert steps >= 2
     first = model.partition.first_offset
     model.fill_slots(2)
-    tidy(rig)  # blobs that compaction left half empty
-    rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
+    model.tidy()  # blobs that compaction left half empty
     model.check(rig, first=first)
     check_stops()
     rig.kill()
@@ -259,9 +264,7 @@ def test_all_of_it_beside_rewriting(tmp_path: Path) -> None:
         model.fill_slots(2)
         model.compact()
         for _ in range(4):
-            tidy(model.rig)
-            sealer = model.rig.log._sealer
-            model.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
+            model.tidy()
         model.check(model.rig, tombstones=False)
         before = model.check(model.rig)
         model.rig.kill()

@@ -1,7 +1,7 @@
 """Retention by age and size, and compaction by key: every few seconds, a bounded number of partitions.
 
-Promises: trims whole batches only, never the one being written; asks for compaction where a topic wants it; a pass looks at no more partitions than its limit and
-goes on where the last one ended. Must not know: how trimmed bytes are freed.
+Promises: trims whole batches only, never the one being written; asks for compaction where a topic wants
+it; a pass looks at no more partitions than its limit and goes on where the last one ended. Must not know: how trimmed bytes are freed.
 """
 
 from __future__ import annotations

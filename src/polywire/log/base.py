@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
+from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
 Done = Callable[[int, BrokerError | None], None]
@@ -62,6 +63,9 @@ class PartitionLog(Protocol):
     @property
     def incarnation(self) -> int:
         """Number of this partition's life; never used again."""
+
+    compression: Compression | None
+    """How bodies of this partition are compressed when they are sealed from now on; the log does not remember it."""
 
     @property
     def first_offset(self) -> int:

@@ -57,7 +57,8 @@ class Compaction:
 
     def sources(self, reader: Reader) -> list[Source]:
         """The runs of the next step; none when the pass, or its first half, is over."""
-        partition, found, size = self.partition, [], 0
+        partition, size = self.partition, 0
+        found: list[Source] = []
         if self.noting:
             number = max(partition.runs.find_offset(self.noted), 0)
             end = NEVER
@@ -100,12 +101,13 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, rewrite: Rewrite) -> SegmentInfo | None:
-        """Write one group without what is not needed, in the sealer's thread; None when all of it is. Raises what the store raises, Corrupt."""
+        """Write one group without what is not needed, in the sealer's thread; None when all of it is. Raises what the
+        store raises, Corrupt."""
         ((incarnation, sources),) = rewrite.runs.items()
         parts = _KeptParts(self._table, sources, rewrite, noted_end=self.noted, null_time_us=self.null_time_us)
         if not parts.loses():
             return None
-        return write_segment(store, name, [RunSource(incarnation, parts)])
+        return write_segment(store, name, [RunSource(incarnation, parts, compression=self.partition.compression)])
 
 
 class _KeptParts(Iterable[Part]):

@@ -155,6 +155,34 @@ def _stays(
     return offset >= limits[0] or load_i64(p, at + 48) >= limits[1] or _present(p, places, 4, index)
 
 
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _keep_rows(
+    table: cython.p_const_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    places: cython.p_const_longlong,
+    limits: cython.p_const_longlong,
+    rows: cython.p_uchar,
+    rows_at: cython.Py_ssize_t,
+) -> cython.longlong:
+    """How many records of one batch are needed; their indexes (u32) go to ``rows`` unless ``rows_at`` is negative."""
+    found: cython.longlong = 0
+    index: cython.longlong
+    if cython.compiled:
+        identity = cython.declare(cython.ulonglong[2])
+    else:
+        identity = [0, 0]
+    for index in range(load_u32(p, at + 28)):
+        if _stays(table, mask, p, at, places, index, limits, identity):
+            if rows_at >= 0:
+                store_u32(rows, rows_at + 4 * found, index)
+            found += 1
+    return found
+
+
 @cython.final
 @cython.cclass
 class NewestOffsets:
@@ -206,14 +234,12 @@ class NewestOffsets:
         number: cython.Py_ssize_t
         batch_count: cython.Py_ssize_t = starts.size // 8
         at: cython.Py_ssize_t
-        index: cython.longlong
         kept: cython.longlong
         if cython.compiled:
             places = cython.declare(cython.longlong[54])
             limits = cython.declare(cython.longlong[2])
-            identity = cython.declare(cython.ulonglong[2])
         else:
-            places, limits, identity = [0] * 54, [0, 0], [0, 0]
+            places, limits = [0] * 54, [0, 0]
         limits[0] = noted_end
         limits[1] = null_time_us
         with cython.nogil:
@@ -221,9 +247,7 @@ class NewestOffsets:
                 at = load_i64(starts.p, number * 8)
                 kept = -1
                 if fill_layout(lent.p, at, lent.size, places) >= 0:
-                    kept = 0
-                    for index in range(load_u32(lent.p, at + 28)):
-                        kept += _stays(table.p, self._mask, lent.p, at, places, index, limits, identity)
+                    kept = _keep_rows(table.p, self._mask, lent.p, at, places, limits, target.p, -1)
                 store_i64(target.p, number * 8, kept)
         return counts
 
@@ -231,14 +255,12 @@ class NewestOffsets:
         """Indexes (i32) of the records of one plain batch that are needed."""
         lent: Lent = lend(batch)
         table: Lent = self._table
-        index: cython.longlong
-        found: cython.Py_ssize_t = 0
+        found: cython.Py_ssize_t
         if cython.compiled:
             places = cython.declare(cython.longlong[54])
             limits = cython.declare(cython.longlong[2])
-            identity = cython.declare(cython.ulonglong[2])
         else:
-            places, limits, identity = [0] * 54, [0, 0], [0, 0]
+            places, limits = [0] * 54, [0, 0]
         if fill_layout(lent.p, 0, lent.size, places) < 0:
             raise ValueError("no whole plain batch")
         limits[0] = noted_end
@@ -247,8 +269,5 @@ class NewestOffsets:
         rows: bytearray = bytearray(4 * count)
         target: Lent = lend_writable(rows)
         with cython.nogil:
-            for index in range(count):
-                if _stays(table.p, self._mask, lent.p, 0, places, index, limits, identity):
-                    store_u32(target.p, 4 * found, index)
-                    found += 1
+            found = _keep_rows(table.p, self._mask, lent.p, 0, places, limits, target.p, 0)
         return array("i", bytes(rows[: 4 * found]))

@@ -17,6 +17,7 @@ from polywire.log.partition import FilePartition
 from polywire.log.segment import Run, Segment, SegmentInfo
 from polywire.log.segment_write import RunSource, write_segment
 from polywire.log.segments import Sealed
+from polywire.records.compression import Compression
 from polywire.store.base import Store
 
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
@@ -38,6 +39,7 @@ class Rewrite:
 
     old: Sequence[Sealed]
     runs: Mapping[int, Sequence[Source]]
+    compression: Mapping[int, Compression | None] = field(default_factory=dict)
     damaged: list[Segment] = field(default_factory=list)
     over: Callable[[BrokerError | None], None] | None = None
 
@@ -96,7 +98,8 @@ def _plan(history: History, old: Sequence[Sealed]) -> Rewrite | None:
         found.sort(key=lambda source: source[1].first_offset)
         if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
             return None
-    return Rewrite(old, runs) if runs else None
+    packing = {incarnation: history.partitions[incarnation].compression for incarnation in runs}
+    return Rewrite(old, runs, packing) if runs else None
 
 
 def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
@@ -107,7 +110,10 @@ def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
 
 def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
     """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``rewrite.damaged`` was told."""
-    sources = [RunSource.of_segments(runs, damaged=rewrite.damaged.append) for runs in rewrite.runs.values()]
+    sources = [
+        RunSource.of_segments(runs, damaged=rewrite.damaged.append, compression=rewrite.compression[incarnation])
+        for incarnation, runs in rewrite.runs.items()
+    ]
     return write_segment(store, name, sources)
 
 

@@ -10,8 +10,17 @@ from hypothesis import given, settings
 
 from polywire.errors import Invalid
 from polywire.log.newest import COMPRESSED, NOTED_ALL, NewestOffsets
-from polywire.records.batch import address_of, keep, offset_of, read_header, record_at_address, record_at_offset, stamp
-from polywire.records.batch import slice_records, validate
+from polywire.records.batch import (
+    address_of,
+    keep,
+    offset_of,
+    read_header,
+    record_at_address,
+    record_at_offset,
+    slice_records,
+    stamp,
+    validate,
+)
 from polywire.records.columns import BatchFlags, Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records, to_records
