@@ -81,7 +81,7 @@ class Broker:
         self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
-            partition.log = log.partition(partition.incarnation)
+            partition.attach(log.partition(partition.incarnation))
         self._retention.start()
 
     @classmethod
@@ -141,6 +141,11 @@ class Broker:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
         return topic
 
+    @property
+    def topics_version(self) -> int:
+        """Goes up by one with every topic that begins or ends: whoever keeps a list knows when to look again."""
+        return self._catalog.version
+
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """All topics by full name; the broker's own, which begin with ``__``, only when asked for."""
         return self._catalog.topics(internal=internal)
@@ -152,17 +157,18 @@ class Broker:
         settings: TopicSettings | None = None,
         *,
         internal: bool = False,
+        partition_count_min: int = 1,
         level: Level = Level.SYNCED,
         done: Done | None = None,
     ) -> Topic:
-        """Make a topic; it can be used at once, in this same turn.
+        """Make a topic; it can be used at once, in this same turn. Whoever allows none has topics that nobody can write to.
 
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
         given.check()
-        self._catalog.check_new(name, count, internal=internal)
+        self._catalog.check_new(name, count, internal=internal, count_min=partition_count_min)
         change = changes.TopicCreated(
             id=secrets.token_bytes(16),
             stream=name.stream,
@@ -201,6 +207,20 @@ class Broker:
         first = self._catalog.next_incarnation
         self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
 
+    def shrink_topic(
+        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
+    ) -> None:
+        """End the last partitions, with their records and positions, until so many are left; none may be.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
+        """
+        ended = self._catalog.check_shrinking(topic, partition_count)
+        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), data=False)
+        for partition in ended:
+            self._log.drop_partition(partition.incarnation)
+        made = [changes.PartitionsRemoved(topic.id, partition_count)] if ended else []
+        self.change_all(made, level=level, done=done)
+
     def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
         data = changes.encode(change)
         self._log.reserve(len(data) + _ENTRY_BYTES * (count + 1))
@@ -210,7 +230,7 @@ class Broker:
         for log in opened:
             partition = self._catalog.find_partition(log.incarnation)
             assert partition is not None
-            partition.log = log
+            partition.attach(log)
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
@@ -235,6 +255,8 @@ class Broker:
         settings.check()
         self._catalog.check_alive(topic)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
+        for partition in topic.partitions:
+            partition.configure()
 
     def partition_count(self, full_name: str) -> int:
         """Partitions of a topic; the default while it does not exist."""
@@ -242,7 +264,12 @@ class Broker:
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
-        """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
+        """Where a key belongs: by the topic's own function if it has one, else by the wire's.
+
+        Raises Missing(PARTITION_MISSING) when the topic has none.
+        """
+        if not topic.partitions:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic.name.full!r}")
         spans = memoryview(array("q", (0, len(key), 0, 0)))
         return topic.partitions[
             partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]
@@ -369,20 +396,45 @@ class Broker:
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY) when there are too many positions.
         """
+        self.commit_positions(
+            full_name, {partition_number: offset}, kind, name, generation=generation, level=level, done=done
+        )
+
+    def commit_positions(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        made = self.positions_stored(full_name, offsets, kind, name, generation=generation)
+        self.change_all(made, level=level, done=done)
+
+    def positions_stored(
+        self, full_name: str, offsets: Mapping[int, int], kind: PositionKind, name: str, *, generation: int = -1
+    ) -> list[changes.PositionStored]:
+        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
         check_name(name, self.settings.name_bytes_max)
-        if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= partition_number < self.settings.partition_count_max:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"position is out of range partition={partition_number} offset={offset}"
-            )
+        for number, offset in offsets.items():
+            if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < self.settings.partition_count_max:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
         key = self._state.topic_key(full_name)
         positions = self._state.positions
-        if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
+        added = sum(positions.find(key, number, kind, name) is None for number in offsets)
+        if added and positions.count + added > self.settings.positions_max:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
         if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
             raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
-        change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
-        self._log.change(changes.encode(change), level=level, done=done)
-        positions.store(change)
+        identity = changes.split_key(key)
+        return [
+            changes.PositionStored(*identity, number, kind, name, offset, generation)
+            for number, offset in offsets.items()
+        ]
 
     def delete_positions(
         self,

@@ -28,7 +28,7 @@ from polywire.records.lookup import (
     record_at_offset,
     spans_of,
 )
-from polywire.records.reshape import merge, slice_records, take
+from polywire.records.reshape import keep, merge, slice_records, take
 
 __all__ = [
     "address_of",
@@ -38,6 +38,7 @@ __all__ = [
     "from_columns",
     "from_spans",
     "headers_of",
+    "keep",
     "layout",
     "longest_payload",
     "merge",
