@@ -16,7 +16,13 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
+WIRES: Final = (
+    "flux",
+    "cursus",
+    "iggy",
+    "kafka07",
+    "polywire",
+)  # each a field of ``ServeConfig``, by the name of its listener
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
