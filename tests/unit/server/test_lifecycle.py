@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monke
     opened = Opened()
     monkeypatch.setattr(Broker, "open", opened.open)
     ready = tmp_path / "ready"
-    config = ServeConfig(flux="127.0.0.1:0", cursus="off", polywire="off", any_wire="127.0.0.1:0", ready_file=ready)
+    config = replace(SILENT, flux="127.0.0.1:0", any_wire="127.0.0.1:0", ready_file=ready)
 
     async def life() -> int:
         serving = asyncio.create_task(lifecycle.serve(config))
-        while not ready.exists():  # noqa: ASYNC110 - a file tells nobody
+        while not (ready.exists() or serving.done()):  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.001)
         place = json.loads(ready.read_text())["flux"]
         reader, writer = await asyncio.open_connection(place["host"], place["port"])
