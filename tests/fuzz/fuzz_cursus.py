@@ -147,7 +147,7 @@ def understand(answer: bytes) -> None:
     """The client's readers take anything or raise a kind of ``polywire.errors``."""
     for read in (decode_batch, fields, last_offset):
         try:
-            read(answer)  # type: ignore[operator]
+            read(answer)
         except BrokerError:
             continue
 

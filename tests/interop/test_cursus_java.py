@@ -5,7 +5,9 @@ It is no part of this project and no registry has it: ``POLYWIRE_CURSUS_JAVA`` i
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from polywire.errors import Unavailable
+from polywire.protocols.cursus.messages import frame
 from polywire.spark.java import find_java
 from tests.broker_process import BrokerProcess
 from tests.interop.test_cursus_client import stored
@@ -145,22 +148,29 @@ def test_consumers_get_everything_once(java: Any, broker: BrokerProcess, mode: s
     assert sorted(value for _, value in consuming.taking.got) == sorted(f"value-{n}" for n in range(400))
 
 
-def test_two_consumers_share_a_group(java: Any, broker: BrokerProcess) -> None:
+def test_two_consumers_settle_and_share_a_group(java: Any, broker: BrokerProcess) -> None:
     topic, group = "java-group", f"group-{next(_groups)}"
     produce(java, broker, topic, range(10))
     with (
         Consuming(java, broker, topic, "POLLING", group) as one,
         Consuming(java, broker, topic, "POLLING", group) as two,
     ):
-        time.sleep(4)  # both have joined and settled
-        before = len(one.taking.got), len(two.taking.got)
+        time.sleep(3)  # both have joined, and heard of each other
         produce(java, broker, topic, range(1_000, 1_200))
 
-        def fresh() -> list[str]:
-            return [value for side in (one, two) for _, value in side.taking.got if int(value[6:]) >= 1_000]
+        def fresh(side: Consuming) -> set[str]:
+            return {value for _, value in side.taking.got if int(value[6:]) >= 1_000}
 
-        until(lambda: len(fresh()) >= 200, f"200 records got={len(fresh())}")
-        time.sleep(0.7)
-        assert sorted(fresh()) == sorted(f"value-{n}" for n in range(1_000, 1_200))
-        assert len(one.taking.got) > before[0]
-        assert len(two.taking.got) > before[1]
+        until(lambda: len(fresh(one) | fresh(two)) >= 200, f"200 records got={len(fresh(one))},{len(fresh(two))}")
+        assert not fresh(one) & fresh(two)
+        assert min(len(fresh(one)), len(fresh(two))) == 80  # two of five keys hash to the one, three to the other
+        shown = status(broker, group)
+        assert (shown["generation"], shown["member_count"]) == (2, 2)
+    assert status(broker, group)["member_count"] == 0
+
+
+def status(broker: BrokerProcess, group: str) -> dict[str, Any]:
+    with socket.create_connection(broker.addresses["cursus"], timeout=10) as peer:
+        peer.sendall(frame(f"GROUP_STATUS group={group}".encode()))
+        told: dict[str, Any] = json.loads(peer.recv(65_536)[4:])
+    return told
