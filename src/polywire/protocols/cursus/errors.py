@@ -30,6 +30,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.TOPIC_EXISTS: "create_topic_failed",
     ErrorCode.TOPIC_REPLACED: "topic_not_found",
     ErrorCode.GENERATION_STALE: "GEN_MISMATCH",
+    ErrorCode.VERSION_CONFLICT: "version_conflict",
     ErrorCode.PARTITION_NOT_ASSIGNED: "NOT_OWNER",
     ErrorCode.PRODUCER_FENCED: "stale_producer_epoch",
     ErrorCode.NOT_OWNER: "NOT_PARTITION_LEADER",

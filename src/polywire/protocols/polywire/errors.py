@@ -49,6 +49,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.PRODUCER_FENCED: 52,
     ErrorCode.USER_EXISTS: 53,
     ErrorCode.TOKEN_EXISTS: 54,
+    ErrorCode.VERSION_CONFLICT: 56,
     ErrorCode.NOT_OWNER: 64,
     ErrorCode.BUSY: 80,
     ErrorCode.STAGE_FULL: 81,
