@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks import cursus_load, flux_load, polywire_load, spark_load
+from benchmarks import cursus_load, flux_load, polywire_load, spark_load, spark_stream
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
 from polywire.client import bulk
 
@@ -197,7 +197,12 @@ def cursus_figures(rounds: int) -> list[Figure]:
 @app.default
 def run(
     *,
-    only: Annotated[str, Parameter(help="One of the parts, such as produce or spark; all when empty.")] = "",
+    only: Annotated[
+        str,
+        Parameter(
+            help="Parts whose names begin so, such as flux or spark (spark-read, spark-write, spark-stream); all when empty."
+        ),
+    ] = "",
     rounds: int = ROUNDS,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
@@ -211,13 +216,15 @@ def run(
         "fetch": fetch_figures,
         "flux": flux_figures,
         "cursus": cursus_figures,
-        "spark": spark_load.spark_figures,
+        "spark-read": spark_load.read_figures,
+        "spark-write": spark_load.write_figures,
+        "spark-stream": spark_stream.stream_figures,
     }
     if only not in ("", *parts):
         raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
     figures: list[Figure] = []
     for name, part in parts.items():
-        if only in ("", name):
+        if name.startswith(only):
             console.rule(name)
             figures += part(rounds)
     report(figures, command="make bench", keep=keep)

@@ -89,7 +89,7 @@ class Broker:
         self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
-            partition.log = log.partition(partition.incarnation)
+            partition.attach(log.partition(partition.incarnation))
         self._retention.start()
 
     @classmethod
@@ -149,6 +149,11 @@ class Broker:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
         return topic
 
+    @property
+    def topics_version(self) -> int:
+        """Goes up by one with every topic that begins or ends: whoever keeps a list knows when to look again."""
+        return self._catalog.version
+
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """All topics by full name; the broker's own, which begin with ``__``, only when asked for."""
         return self._catalog.topics(internal=internal)
@@ -160,17 +165,18 @@ class Broker:
         settings: TopicSettings | None = None,
         *,
         internal: bool = False,
+        partition_count_min: int = 1,
         level: Level = Level.SYNCED,
         done: Done | None = None,
     ) -> Topic:
-        """Make a topic; it can be used at once, in this same turn.
+        """Make a topic; it can be used at once, in this same turn. Whoever allows none has topics that nobody can write to.
 
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
         given.check()
-        self._catalog.check_new(name, count, internal=internal)
+        self._catalog.check_new(name, count, internal=internal, count_min=partition_count_min)
         change = changes.TopicCreated(
             id=secrets.token_bytes(16),
             stream=name.stream,
@@ -209,6 +215,20 @@ class Broker:
         first = self._catalog.next_incarnation
         self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
 
+    def shrink_topic(
+        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
+    ) -> None:
+        """End the last partitions, with their records and positions, until so many are left; none may be.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
+        """
+        ended = self._catalog.check_shrinking(topic, partition_count)
+        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), data=False)
+        for partition in ended:
+            self._log.drop_partition(partition.incarnation)
+        made = [changes.PartitionsRemoved(topic.id, partition_count)] if ended else []
+        self.change_all(made, level=level, done=done)
+
     def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
         data = changes.encode(change)
         self._log.reserve(len(data) + _ENTRY_BYTES * (count + 1))
@@ -218,7 +238,7 @@ class Broker:
         for log in opened:
             partition = self._catalog.find_partition(log.incarnation)
             assert partition is not None
-            partition.log = log
+            partition.attach(log)
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
@@ -243,6 +263,8 @@ class Broker:
         settings.check()
         self._catalog.check_alive(topic)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
+        for partition in topic.partitions:
+            partition.configure()
 
     def partition_count(self, full_name: str) -> int:
         """Partitions of a topic; the default while it does not exist."""
@@ -250,7 +272,12 @@ class Broker:
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
-        """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
+        """Where a key belongs: by the topic's own function if it has one, else by the wire's.
+
+        Raises Missing(PARTITION_MISSING) when the topic has none.
+        """
+        if not topic.partitions:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic.name.full!r}")
         spans = memoryview(array("q", (0, len(key), 0, 0)))
         return topic.partitions[
             partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]
@@ -357,9 +384,18 @@ class Broker:
         """All positions of one consumer or group, by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
-            topic = self._catalog.find_id(key) if isinstance(key, bytes) else None
-            found[key if isinstance(key, str) else _full_name(topic), partition] = position.offset
+            found[self._topic_name(key), partition] = position.offset
         return found
+
+    def position_owners(self, kind: PositionKind) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """Positions by partition number of all consumers or groups, by (topic's full name, consumer or group)."""
+        return {
+            (self._topic_name(key), name): {partition: position.offset for partition, position in positions.items()}
+            for key, name, positions in self._state.positions.owners(kind)
+        }
+
+    def _topic_name(self, key: changes.TopicKey) -> str:
+        return key if isinstance(key, str) else _full_name(self._catalog.find_id(key))
 
     def commit_position(
         self,

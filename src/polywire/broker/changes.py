@@ -151,6 +151,13 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
     value: bytes | None
 
 
+class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A topic has only so many partitions left; the others ended, and their positions with them."""
+
+    id: bytes
+    partition_count: int
+
+
 class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """An aggregate has this version now; the event lies at this offset of the partition."""
 
@@ -230,6 +237,7 @@ Change = (
     | GroupBound
     | Published
     | WireStateSet
+    | PartitionsRemoved
     | EventAppended
     | SnapshotSaved
     | TransactorStored

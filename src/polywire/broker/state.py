@@ -85,6 +85,11 @@ class State:
                 self.positions.bind(self.catalog.apply_created(change).name.full, change.id)
             case changes.PartitionsAdded():
                 self.catalog.apply_added(change)
+            case changes.PartitionsRemoved():
+                removed = set(self.catalog.apply_removed(change))
+                self.producers.drop_partitions(removed)
+                self.aggregates.drop_partitions(removed)
+                self.positions.drop_partitions(change.id, change.partition_count)
             case changes.TopicDeleted():
                 self._delete_topic(change)
             case changes.TopicConfigured():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -45,6 +45,7 @@ class Listeners:
         "127.0.0.1:9092"
     )
     cursus: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire, or off.")] = "127.0.0.1:9000"
+    iggy: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire, or off.")] = "127.0.0.1:8090"
     polywire: Annotated[str, Parameter(help="HOST:PORT of the polywire wire, or off.")] = "127.0.0.1:9555"
     any: Annotated[
         str, Parameter(help="HOST:PORT of a port that recognises the wire from its first bytes, or off.")
@@ -107,6 +108,10 @@ class Wires:
     """What single wires offer."""
 
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    iggy_dialect: Annotated[
+        Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr"],
+        Parameter(help="Dialect of the Iggy wire by the version that brought it; auto recognises it per connection."),
+    ] = "auto"
 
 
 @app.default
@@ -123,6 +128,7 @@ def serve(
             data_dir=storage.data_dir,
             flux=listeners.flux,
             cursus=listeners.cursus,
+            iggy=listeners.iggy,
             polywire=listeners.polywire,
             any_wire=listeners.any,
             ready_file=listeners.ready_file,
@@ -134,5 +140,6 @@ def serve(
             slot_bytes=storage.slot_mib * 1024 * 1024,
             idle_poll_us=process.idle_poll_us,
             flux_admin=wires.flux_admin,
+            iggy_dialect=wires.iggy_dialect,
         )
     )

@@ -16,7 +16,7 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = ("flux", "cursus", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
+WIRES: Final = ("flux", "cursus", "iggy", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
@@ -62,7 +62,7 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, iggy, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
@@ -73,11 +73,13 @@ class ServeConfig:
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
+    iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
 
     data_dir: Path = Path("polywire-data")
     flux: str = "127.0.0.1:9092"
     cursus: str = "127.0.0.1:9000"
+    iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
     ready_file: Path | None = None
@@ -93,6 +95,7 @@ class ServeConfig:
     idle_poll_us: int = 100
     flux_admin: bool = True
     flux_strict_leaders: bool = False
+    iggy_dialect: str = "auto"
 
     def log_settings(self) -> LogSettings:
         """Sizes of the journal, where they were given."""

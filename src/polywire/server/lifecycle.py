@@ -30,6 +30,8 @@ from polywire.protocols.base import SessionFactory
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
@@ -188,7 +190,8 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
     )
-    return [FluxFactory(broker, flux), CursusFactory(broker), PolywireSessions(broker)]
+    iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
+    return [FluxFactory(broker, flux), CursusFactory(broker), IggyFactory(broker, iggy), PolywireSessions(broker)]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

@@ -55,6 +55,13 @@ class Positions:
             for partition, position in owners.get((kind, name), {}).items():
                 yield topic, partition, position
 
+    def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
+        """Everybody of this kind who has positions in a topic: topic, name, position by partition."""
+        for topic, owners in self._by_topic.items():
+            for (owner_kind, name), partitions in owners.items():
+                if owner_kind is kind:
+                    yield topic, name, partitions
+
     def store(self, change: PositionStored) -> None:
         """Somebody's next offset is another one."""
         owners = self._by_topic.setdefault(change.topic, {})
@@ -78,6 +85,19 @@ class Positions:
         self.owner_count -= len(owners)
         for partitions in owners.values():
             self.count -= len(partitions)
+
+    def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
+        """Partitions from this number on ended."""
+        owners = self._by_topic.get(topic_id, {})
+        for owner, partitions in list(owners.items()):
+            for number in [number for number in partitions if number >= partition_count]:
+                del partitions[number]
+                self.count -= 1
+            if not partitions:
+                del owners[owner]
+                self.owner_count -= 1
+        if not owners:
+            self._by_topic.pop(topic_id, None)
 
     def delete(self, change: PositionsDeleted) -> None:
         """Forget positions of one consumer or group."""

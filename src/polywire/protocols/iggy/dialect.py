@@ -1,0 +1,110 @@
+"""The dialects of Iggy's binary protocol: what differs between them, as facts (dossier §1, §5 to §8).
+
+Promises: every difference that a request's or a reply's bytes show is one field here; nothing else asks which dialect it is. Must not know:
+how a dialect is recognised, bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from polywire.protocols.iggy import outlet
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One dialect.
+
+    one_based: ids and partitions count from 1 on this wire. normalises: names are lower-cased and their white space becomes dots.
+    has_login: clients log in. ident_consumers: a consumer is a kind and an ident, not a kind and a number. named_groups: groups have a name.
+    topic_settings: fields of a topic beyond the first ones: 0 expiry in seconds, 1 and size and replication, 2 and compression, 3 expiry in
+    microseconds, 4 settings in options. chosen_ids: create requests carry an id; auto_ids: where 0 means that the broker picks one.
+    optional_partition: a partition is a flag and a number. tells_created: create requests are answered with what was made.
+    empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
+    framed: the headered framing. message_head, form: layout of messages sent, see ``intake``, and polled, see ``outlet``.
+    """
+
+    name: str
+    one_based: bool = True
+    normalises: bool = True
+    has_login: bool = True
+    ident_consumers: bool = True
+    named_groups: bool = True
+    topic_settings: int = 0
+    chosen_ids: bool = True
+    auto_ids: bool = True
+    optional_partition: bool = False
+    tells_created: bool = False
+    empty_when_missing: bool = False
+    batched: bool = False
+    framed: bool = False
+    message_head: int = 24
+    form: int = outlet.FLAT
+
+    @property
+    def base(self) -> int:
+        """What is added to our numbers on the way out."""
+        return 1 if self.one_based else 0
+
+
+D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=False, auto_ids=False)
+D1A: Final = Dialect("0.1.0", auto_ids=False)
+D1B: Final = Dialect("0.1", topic_settings=1)
+D1C: Final = Dialect("0.4", topic_settings=2)
+D1D: Final = Dialect("0.6", topic_settings=3, tells_created=True, empty_when_missing=True)
+D2A: Final = Dialect(
+    "0.7",
+    normalises=False,
+    topic_settings=3,
+    tells_created=True,
+    empty_when_missing=True,
+    batched=True,
+    message_head=56,
+    form=outlet.D2A,
+)
+D2B: Final = Dialect(
+    "0.8",
+    one_based=False,
+    normalises=False,
+    topic_settings=3,
+    chosen_ids=False,
+    optional_partition=True,
+    tells_created=True,
+    empty_when_missing=True,
+    batched=True,
+    message_head=56,
+    form=outlet.D2B,
+)
+D2C: Final = Dialect(
+    "0.10",
+    one_based=False,
+    normalises=False,
+    topic_settings=3,
+    chosen_ids=False,
+    optional_partition=True,
+    tells_created=True,
+    empty_when_missing=True,
+    batched=True,
+    message_head=64,
+    form=outlet.D2C,
+)
+D3: Final = Dialect(
+    "vsr",
+    one_based=False,
+    normalises=False,
+    topic_settings=4,
+    chosen_ids=False,
+    optional_partition=True,
+    tells_created=True,
+    empty_when_missing=True,
+    batched=True,
+    framed=True,
+    message_head=48,
+    form=outlet.D3,
+)
+
+OLD: Final = (D1C, D1B, D1A, D0)  # whose login has no version, in the order in which they are tried (dossier §9.2)
+NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one
+VERSIONS: Final = {"0.5": D1D, "0.6": D1D, "0.7": D2A, "0.8": D2B, "0.9": D2C, "0.10": D2C}
+DIALECTS: Final = (D0, D1A, D1B, D1C, D1D, D2A, D2B, D2C, D3)

@@ -1,0 +1,392 @@
+"""Streams, topics and groups as Iggy knows them: with numbers, names of their own, and streams that may be empty (dossier §10).
+
+Promises: a number once given stays for the life of what it names, also over restarts; what other wires make gets one when it is first seen.
+Numbers count from 0 here. Must not know: bytes, sessions.
+
+A stream is kept in the wire's own state under ``stream.<number>``; a topic's number, name and settings, and its groups' numbers, lie in its
+``wire_options``. A name changed over this wire is changed on this wire only: the broker's name of a topic is where its records lie.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import TopicSettings
+from polywire.broker.topics import Topic
+from polywire.log.base import Done
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.messages import WIRE, Refused
+from polywire.types import DEFAULT_STREAM, Level, TopicName
+
+NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
+DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
+STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
+GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
+_STREAM: Final = "stream."
+_NAME: Final = re.compile(r"[\w.\-\s]+")
+_WHITE: Final = re.compile(r"\s+")
+_NAMELESS: Final = re.compile(r"group-([1-9][0-9]{0,9})")
+
+
+class StreamKept(msgspec.Struct, frozen=True, array_like=True):
+    """A stream as kept. ``space``: the stream of its topics in the broker's words, which stays when the name changes."""
+
+    number: int
+    name: str
+    space: str
+    created_at_us: int
+
+
+class TopicKept(msgspec.Struct, frozen=True, array_like=True):
+    """What this wire keeps of a topic. ``expiry_us``: 0 never, None the default; ``size_max``: 0 the default."""
+
+    number: int
+    name: str
+    expiry_us: int | None = None
+    size_max: int = 0
+    compression: int = 1
+    options: bytes = b""
+    groups: dict[int, str] = {}
+
+
+class Stream:
+    """A stream and its topics. Invariant: ``by_number`` and ``by_name`` hold the same living topics, or ones that ended meanwhile."""
+
+    __slots__ = ("by_name", "by_number", "kept")
+
+    def __init__(self, kept: StreamKept) -> None:
+        self.kept = kept
+        self.by_number: dict[int, Topic] = {}
+        self.by_name: dict[str, Topic] = {}
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return self.kept.number
+
+
+class Directory:
+    """All streams. Invariant: ``_by_number`` and ``_by_name`` hold the same streams; ``_kept`` caches what a topic's settings say."""
+
+    __slots__ = ("_balanced", "_broker", "_by_name", "_by_number", "_by_space", "_kept")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._by_number: dict[int, Stream] = {}
+        self._by_name: dict[str, Stream] = {}
+        self._by_space: dict[str, Stream] = {}
+        self._kept: dict[bytes, tuple[TopicSettings, TopicKept]] = {}
+        self._balanced: dict[bytes, int] = {}
+        for key, value in broker.wire_state(WIRE).items():
+            if key.startswith(_STREAM):
+                self._enter(Stream(_STREAMS.decode(value)))
+        if DEFAULT_STREAM not in self._by_space:  # it need not be kept: it is always there, and listed once it has topics
+            self._enter(Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us())))
+        self._refresh()
+
+    # Streams
+
+    def streams(self) -> list[Stream]:
+        """All streams by number; the default one only when it has topics."""
+        self._refresh()
+        return [
+            stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
+        ]
+
+    def find_stream(self, who: int | str) -> Stream | None:
+        """A stream by its number (counting from 0) or name."""
+        found = self._by_number.get(who) if isinstance(who, int) else self._by_name.get(who)
+        if found is None:
+            self._refresh()
+            found = self._by_number.get(who) if isinstance(who, int) else self._by_name.get(who)
+        return found
+
+    def stream(self, who: int | str) -> Stream:
+        """A stream. Raises Refused 1009 or 1010."""
+        found = self.find_stream(who)
+        if found is None:
+            raise Refused(errors.NO_STREAM_ID if isinstance(who, int) else errors.NO_STREAM_NAME)
+        return found
+
+    def create_stream(self, name: str, number: int | None, done: Done | None) -> Stream:
+        """A new, empty stream. Raises Refused 1011, 1012, 1013."""
+        if number is not None and self.find_stream(number) is not None:
+            raise Refused(errors.STREAM_ID_TAKEN)
+        self._refresh()
+        if name in self._by_name:
+            raise Refused(errors.STREAM_NAME_TAKEN)
+        if name == DEFAULT_STREAM or len(self._by_number) >= STREAMS_MAX or not is_broker_name(name):
+            raise Refused(errors.BAD_STREAM_NAME)
+        number = self._free(self._by_number) if number is None else number
+        space = name if name not in self._by_space else f"{name}-{number}"
+        stream = Stream(StreamKept(number, name, space, self._broker.clock.now_us()))
+        self._keep(stream, done)
+        return stream
+
+    def rename_stream(self, stream: Stream, name: str, done: Done | None) -> None:
+        """Give a stream another name on this wire. Raises Refused 1012, 1013."""
+        other = self.find_stream(name)
+        if other is not None and other is not stream:
+            raise Refused(errors.STREAM_NAME_TAKEN)
+        if stream.number >= NUMBER_MAX or not is_broker_name(name):
+            raise Refused(errors.BAD_STREAM_NAME)
+        del self._by_name[stream.kept.name]
+        stream.kept = msgspec.structs.replace(stream.kept, name=name)
+        self._keep(stream, done)
+
+    def delete_stream(self, stream: Stream, done: Done) -> None:
+        """End a stream and its topics."""
+        for topic in self.topics(stream):
+            self._broker.delete_topic(topic)
+        self._leave(stream)
+        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None, level=Level.SYNCED, done=done)
+
+    def _keep(self, stream: Stream, done: Done | None, level: Level = Level.SYNCED) -> None:
+        value = _ENCODER.encode(stream.kept)
+        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", value, level=level, done=done)
+        self._enter(stream)
+
+    def _enter(self, stream: Stream) -> None:
+        self._by_number[stream.number] = stream
+        self._by_name[stream.kept.name] = stream
+        self._by_space[stream.kept.space] = stream
+
+    def _leave(self, stream: Stream) -> None:
+        del self._by_number[stream.number]
+        del self._by_name[stream.kept.name]
+        del self._by_space[stream.kept.space]
+
+    def _free(self, taken: dict[int, Stream] | dict[int, Topic] | dict[int, str]) -> int:
+        number = 0
+        while number in taken:
+            number += 1
+        return number
+
+    # Topics
+
+    def topics(self, stream: Stream) -> list[Topic]:
+        """A stream's topics by number."""
+        self._refresh()
+        return [topic for _, topic in sorted(stream.by_number.items())]
+
+    def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
+        """A topic of a stream by its number or name."""
+        found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
+        if found is None or not self._lives(found):
+            self._refresh()
+            found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
+        return found
+
+    def topic(self, stream: int | str, who: int | str) -> Topic:
+        """A topic. Raises Refused 1009, 1010, 2010, 2011."""
+        found = self.find_topic(self.stream(stream), who)
+        if found is None:
+            raise Refused(errors.NO_TOPIC_ID if isinstance(who, int) else errors.NO_TOPIC_NAME)
+        return found
+
+    def stream_of(self, topic: Topic) -> Stream:
+        """The stream of a topic."""
+        found = self._by_space.get(topic.name.stream)
+        if found is None:
+            self._refresh()
+            found = self._by_space[topic.name.stream]
+        return found
+
+    def find_space(self, space: str) -> Stream | None:
+        """The stream whose topics lie in this stream of the broker."""
+        self._refresh()
+        return self._by_space.get(space)
+
+    def find_full(self, name: TopicName) -> Topic | None:
+        """The topic of this name of the broker's."""
+        return self._broker.find_topic(name.full)
+
+    def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
+        """Refuse a name that is taken or that the broker cannot have. Raises Refused 2013, 2014."""
+        other = self.find_topic(stream, name)
+        if other is not None and other is not but:
+            raise Refused(errors.TOPIC_NAME_TAKEN)
+        if not is_broker_name(name):
+            raise Refused(errors.BAD_TOPIC_NAME)
+
+    def create_topic(
+        self, stream: Stream, kept: TopicKept, number: int | None, partitions: int, settings: TopicSettings, done: Done
+    ) -> Topic:
+        """A new topic. Raises Refused 2012, 2013, 2014, BrokerError."""
+        if number is not None and self.find_topic(stream, number) is not None:
+            raise Refused(errors.TOPIC_ID_TAKEN)
+        self.check_topic_name(stream, kept.name)
+        number = self._free(stream.by_number) if number is None else number
+        kept = msgspec.structs.replace(kept, number=number)
+        options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
+        name = TopicName(stream.kept.space, kept.name)
+        if self._broker.find_topic(name.full) is not None:
+            name = TopicName(stream.kept.space, f"{kept.name}-{number}")  # its name was given away by an update
+        settings = replace(settings, wire_options=options)
+        topic = self._broker.create_topic(name, partitions, settings, partition_count_min=0, done=done)
+        self._enter_topic(stream, topic, kept)
+        return topic
+
+    def update_topic(self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Done | None) -> None:
+        """Other settings, and on this wire another name."""
+        stream = self.stream_of(topic)
+        stream.by_name.pop(self.kept(topic).name, None)
+        options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
+        level = Level.WRITTEN if done is None else Level.SYNCED
+        self._broker.configure_topic(topic, replace(settings, wire_options=options), level=level, done=done)
+        self._enter_topic(stream, topic, kept)
+
+    def kept(self, topic: Topic) -> TopicKept:
+        """What this wire keeps of a topic."""
+        known = self._kept.get(topic.id)
+        if known is not None and known[0] is topic.settings:
+            return known[1]
+        value = topic.settings.wire_options.get(WIRE)
+        if value is None:  # made over another wire, or changed by one that does not know this one
+            self._number(self.stream_of(topic), topic)
+            value = topic.settings.wire_options[WIRE]
+        kept = _TOPICS.decode(value)
+        self._kept[topic.id] = (topic.settings, kept)
+        return kept
+
+    def _lives(self, topic: Topic) -> bool:
+        return self._broker.find_topic(topic.name.full) is topic
+
+    def _enter_topic(self, stream: Stream, topic: Topic, kept: TopicKept) -> None:
+        stream.by_number[kept.number] = topic
+        stream.by_name[kept.name] = topic
+        self._kept[topic.id] = (topic.settings, kept)
+
+    def _number(self, stream: Stream, topic: Topic) -> None:
+        """A topic of another wire gets a number, and its name unless that is taken."""
+        number = self._free(stream.by_number)
+        name = topic.name.topic if topic.name.topic not in stream.by_name else f"{topic.name.topic}-{number}"
+        kept = TopicKept(number, name)
+        options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(kept)}
+        self._broker.configure_topic(topic, replace(topic.settings, wire_options=options), level=Level.WRITTEN)
+        self._enter_topic(stream, topic, kept)
+
+    def _refresh(self) -> None:
+        """See what other wires have made and ended."""
+        for stream in self._by_number.values():
+            for number, topic in list(stream.by_number.items()):
+                if not self._lives(topic):
+                    del stream.by_number[number]
+                    self._kept.pop(topic.id, None)
+                    self._balanced.pop(topic.id, None)
+            for name, topic in list(stream.by_name.items()):
+                if not self._lives(topic):
+                    del stream.by_name[name]
+        fresh: list[tuple[Stream, Topic]] = []
+        for topic in self._broker.topics():
+            if topic.id in self._kept:
+                continue
+            stream = self._by_space.get(topic.name.stream) or self._adopt(topic)
+            value = topic.settings.wire_options.get(WIRE)
+            if value is None:
+                fresh.append((stream, topic))
+            else:
+                self._enter_topic(stream, topic, _TOPICS.decode(value))
+        for stream, topic in fresh:
+            self._number(stream, topic)
+
+    def _adopt(self, topic: Topic) -> Stream:
+        """The stream of a topic that another wire has made."""
+        space = topic.name.stream
+        number = self._free(self._by_number)
+        name = space if space not in self._by_name else f"{space}-{number}"
+        stream = Stream(StreamKept(number, name, space, topic.created_at_us))
+        self._keep(stream, None, Level.WRITTEN)
+        return stream
+
+    def next_balanced(self, topic: Topic) -> int:
+        """The partition whose turn it is: one after the other, beginning with the first after every start."""
+        turn = self._balanced.get(topic.id, 0)
+        self._balanced[topic.id] = turn + 1
+        return turn % len(topic.partitions)
+
+    # Groups
+
+    def groups(self, topic: Topic) -> dict[int, str]:
+        """Names of a topic's groups by number; those of other wires get one, those that ended lose theirs."""
+        kept = self.kept(topic)
+        living = [view.name for view in self._broker.groups.views(topic.name.full)]
+        groups = {number: name for number, name in kept.groups.items() if name in living}
+        known = set(groups.values())
+        fresh = [name for name in living if name not in known]
+        if not fresh and len(groups) == len(kept.groups):
+            return kept.groups
+        for name in fresh[: max(0, GROUPS_MAX - len(groups))]:
+            groups[self._group_number(name, groups)] = name
+        self.update_topic(topic, msgspec.structs.replace(kept, groups=groups), topic.settings, None)
+        return groups
+
+    def _group_number(self, name: str, taken: dict[int, str]) -> int:
+        """A group called as the documented dialect calls its nameless ones gets that number, so that its clients find it."""
+        match = _NAMELESS.fullmatch(name)
+        number = int(match[1]) - 1 if match is not None else NUMBER_MAX
+        return number if number < NUMBER_MAX and number not in taken else self._free(taken)
+
+    def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
+        """Number and name of a group."""
+        kept = self.kept(topic).groups
+        name = kept.get(who) if isinstance(who, int) else who
+        if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
+            kept = self.groups(topic)  # another wire has made it, or ended it
+        for number, name in kept.items():
+            if who == (number if isinstance(who, int) else name):
+                return number, name
+        return None
+
+    def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
+        """Number and name of a group. Raises Refused 5000 or 5003."""
+        found = self.find_group(topic, who)
+        if found is None:
+            raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
+        return found
+
+    def create_group(self, topic: Topic, name: str, number: int | None, done: Done) -> int:
+        """A new group without members. Raises Refused 5001, 5004, 5005."""
+        groups = self.groups(topic)
+        if number is not None and number in groups:
+            raise Refused(errors.GROUP_ID_TAKEN)
+        if name in groups.values():
+            raise Refused(errors.GROUP_NAME_TAKEN)
+        if len(groups) >= GROUPS_MAX:
+            raise Refused(errors.BAD_GROUP_NAME)
+        self._broker.groups.create(name, topic.name.full)
+        number = self._group_number(name, groups) if number is None else number
+        kept = msgspec.structs.replace(self.kept(topic), groups={**groups, number: name})
+        self.update_topic(topic, kept, topic.settings, done)
+        return number
+
+    def delete_group(self, topic: Topic, number: int, done: Done) -> None:
+        """End a group with its members and positions. Raises Missing(GROUP_MISSING)."""
+        groups = dict(self.groups(topic))
+        self._broker.groups.delete(groups.pop(number), topic.name.full)
+        self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
+_TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)
+
+
+def is_broker_name(name: str) -> bool:
+    """Whether the broker can have a stream or topic of this name (design §2)."""
+    return re.fullmatch(r"[A-Za-z0-9._=-]{1,249}", name) is not None and name not in (".", "..") and name[:2] != "__"
+
+
+def normalised(name: str, number: int) -> str:
+    """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (dossier §3.4)."""
+    if _NAME.fullmatch(name) is None:
+        raise Refused(number)
+    short = _WHITE.sub(".", name.lower().strip())
+    if not short:
+        raise Refused(number)
+    return short

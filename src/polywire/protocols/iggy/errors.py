@@ -1,0 +1,109 @@
+"""Errors in Iggy's words: numbers (dossier §3.8, §6.3, §8.7).
+
+Promises: total for every ``ErrorCode``. Must not know: frames, who asked.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polywire.errors import BrokerError, ErrorCode
+from polywire.protocols.iggy.dialect import D0, Dialect
+from polywire.protocols.iggy.messages import Refused
+
+ERROR: Final = 1
+UNKNOWN_COMMAND: Final = 3
+UNAVAILABLE: Final = 5
+NO_RESOURCE: Final = 20
+NOT_LOGGED_IN: Final = 40
+NOT_ALLOWED: Final = 41
+BAD_CREDENTIALS: Final = 42
+BAD_USERNAME: Final = 43
+BAD_PASSWORD: Final = 44
+BAD_STATUS: Final = 45
+USER_EXISTS: Final = 46
+CANNOT_DELETE_USER: Final = 48
+BAD_TOKEN_NAME: Final = 50
+BAD_TOKEN: Final = 53
+NO_SUCH_CLIENT: Final = 100
+BAD_CLIENT_ID: Final = 101
+NO_STREAM_ID: Final = 1009
+NO_STREAM_NAME: Final = 1010
+STREAM_ID_TAKEN: Final = 1011
+STREAM_NAME_TAKEN: Final = 1012
+BAD_STREAM_NAME: Final = 1013
+BAD_STREAM_ID: Final = 1014
+NO_TOPIC_ID: Final = 2010
+NO_TOPIC_NAME: Final = 2011
+TOPIC_ID_TAKEN: Final = 2012
+TOPIC_NAME_TAKEN: Final = 2013
+BAD_TOPIC_NAME: Final = 2014
+BAD_PARTITION_COUNT: Final = 2015
+BAD_TOPIC_ID: Final = 2016
+NO_PARTITION: Final = 3007
+NO_PARTITIONS: Final = 3008
+BAD_MESSAGE_COUNT: Final = 4009
+TOO_BIG: Final = 4022
+NO_KEY_VALUE: Final = 4028
+UNKNOWN_OPTION: Final = 4041
+BAD_OPTION: Final = 4042
+OPTIONS_TOO_BIG: Final = 4043
+NO_STORED_OFFSET: Final = 3021
+BAD_OFFSET: Final = 4100
+NO_GROUP_ID: Final = 5000
+GROUP_ID_TAKEN: Final = 5001
+NO_GROUP_NAME: Final = 5003
+GROUP_NAME_TAKEN: Final = 5004
+BAD_GROUP_NAME: Final = 5005
+NO_MEMBER: Final = 5006
+BAD_GROUP_ID_D0: Final = 5003  # the number D0 has for it; the dialects that came later pick an id for 0
+NOT_OWNED: Final = 5009
+ALREADY_APPLIED: Final = 59
+
+NUMBERS: Final[dict[ErrorCode, int]] = {
+    ErrorCode.INVALID_REQUEST: UNKNOWN_COMMAND,
+    ErrorCode.INVALID_BATCH: UNKNOWN_COMMAND,
+    ErrorCode.INVALID_TOPIC: BAD_TOPIC_NAME,
+    ErrorCode.INVALID_PARTITION_COUNT: BAD_PARTITION_COUNT,
+    ErrorCode.INVALID_NAME: BAD_GROUP_NAME,
+    ErrorCode.RECORD_TOO_LARGE: TOO_BIG,
+    ErrorCode.SEQUENCE_GAP: ERROR,
+    ErrorCode.DENIED: NOT_ALLOWED,
+    ErrorCode.LOGIN_REQUIRED: NOT_LOGGED_IN,
+    ErrorCode.LOGIN_FAILED: BAD_CREDENTIALS,
+    ErrorCode.TOPIC_MISSING: NO_TOPIC_NAME,
+    ErrorCode.PARTITION_MISSING: NO_PARTITION,
+    ErrorCode.GROUP_MISSING: NO_GROUP_ID,
+    ErrorCode.MEMBER_MISSING: NO_MEMBER,
+    ErrorCode.STAGE_MISSING: ERROR,
+    ErrorCode.USER_MISSING: NO_RESOURCE,
+    ErrorCode.TOKEN_MISSING: BAD_TOKEN,
+    ErrorCode.OFFSET_OUT_OF_RANGE: BAD_OFFSET,
+    ErrorCode.EPOCH_ENDED: ERROR,
+    ErrorCode.TOPIC_EXISTS: TOPIC_NAME_TAKEN,
+    ErrorCode.TOPIC_REPLACED: NO_TOPIC_ID,
+    ErrorCode.GROUP_EXISTS: GROUP_NAME_TAKEN,
+    ErrorCode.VERSION_CONFLICT: ERROR,
+    ErrorCode.USER_EXISTS: USER_EXISTS,
+    ErrorCode.TOKEN_EXISTS: 51,
+    ErrorCode.GENERATION_STALE: NO_MEMBER,
+    ErrorCode.PARTITION_NOT_ASSIGNED: NOT_OWNED,
+    ErrorCode.PRODUCER_FENCED: ERROR,
+    ErrorCode.NOT_OWNER: ERROR,
+    ErrorCode.BUSY: ERROR,
+    ErrorCode.STAGE_FULL: ERROR,
+    ErrorCode.DISK_FULL: ERROR,
+    ErrorCode.STOPPING: ERROR,
+    ErrorCode.REPLICATION_TIMEOUT: ERROR,
+    ErrorCode.STORAGE_FAILED: ERROR,
+    ErrorCode.CORRUPT: ERROR,
+}
+
+# D0 counts its group errors differently and knows nothing of users.
+_D0: Final = {NOT_ALLOWED: UNAVAILABLE, NO_MEMBER: 5002, NO_GROUP_NAME: NO_GROUP_ID, GROUP_NAME_TAKEN: GROUP_ID_TAKEN}
+
+
+def number_of(error: BrokerError | Refused, dialect: Dialect) -> int:
+    """The number that a dialect has for an error."""
+    number = error.number if isinstance(error, Refused) else NUMBERS.get(error.code, ERROR)
+    return _D0.get(number, number) if dialect is D0 else number

@@ -1,0 +1,133 @@
+"""Consumer groups: members are connections (dossier §3.7, §6.2, §8.6).
+
+Promises: a group's partitions are dealt out among its members by the broker's one coordinator, so members on other wires count.
+Must not know: frames, messages.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from polywire.broker.groups.coordinator import GroupView
+from polywire.broker.permissions import Permission
+from polywire.broker.topics import Topic
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.directory import NUMBER_MAX
+from polywire.protocols.iggy.messages import U32, U64, Reader, Refused, name_bytes
+from polywire.protocols.iggy.records import topic_of
+from polywire.protocols.iggy.session import Answer, IggySession
+
+_GROUP: Final = Struct("<III")
+_MEMBER: Final = Struct("<II")
+
+
+def _group(session: IggySession, reader: Reader, topic: Topic) -> tuple[int, str]:
+    found = reader.group()
+    return session.shared.directory.group(topic, found - reader.dialect.base if isinstance(found, int) else found)
+
+
+def _group_bytes(topic: Topic, number: int, name: str, view: GroupView | None, dialect: Dialect) -> bytes:
+    members = 0 if view is None else len(view.members)
+    body = _GROUP.pack(number + dialect.base, len(topic.partitions), members)
+    return body + name_bytes(name) if dialect.named_groups else body
+
+
+def group_details(session: IggySession, topic: Topic, number: int, name: str, dialect: Dialect) -> bytes:
+    """A group and its members."""
+    view = session.broker.groups.view(name, topic.name.full)
+    body = _group_bytes(topic, number, name, view, dialect)
+    for member in () if view is None else view.members:
+        client = member.id.removeprefix("iggy-")
+        known = int(client) & 0xFFFFFFFF if client.isascii() and client.isdigit() else 0
+        body += _MEMBER.pack(known, len(member.partitions))
+        body += b"".join(U32.pack(partition + dialect.base) for partition in member.partitions)
+    return body
+
+
+def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CONSUMER_GROUP."""
+    del answer
+    try:
+        topic = topic_of(session, reader)
+        number, name = _group(session, reader, topic)
+    except Refused as error:
+        if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
+            return b""
+        raise
+    session.check(Permission.READ_TOPICS, topic)
+    return group_details(session, topic, number, name, reader.dialect)
+
+
+def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CONSUMER_GROUPS."""
+    del answer
+    topic = topic_of(session, reader)
+    session.check(Permission.READ_TOPICS, topic)
+    views = {view.name: view for view in session.broker.groups.views(topic.name.full)}
+    groups = sorted(session.shared.directory.groups(topic).items())
+    return b"".join(_group_bytes(topic, number, name, views.get(name), reader.dialect) for number, name in groups)
+
+
+def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """CREATE_CONSUMER_GROUP."""
+    dialect = reader.dialect
+    topic = topic_of(session, reader)
+    number = None
+    if dialect.chosen_ids:
+        wanted = reader.u32()
+        if (wanted == 0 and not dialect.auto_ids) or wanted - dialect.base >= NUMBER_MAX:
+            raise Refused(errors.BAD_GROUP_ID_D0)
+        number = wanted - dialect.base if wanted else None
+        name = reader.name() if dialect.named_groups else f"group-{wanted}"
+    else:
+        name = reader.name()
+    session.check(Permission.READ_TOPICS, topic)
+    number = session.shared.directory.create_group(topic, name, number, answer.done)
+    if dialect.tells_created:
+        answer.payload = group_details(session, topic, number, name, dialect)
+
+
+def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """DELETE_CONSUMER_GROUP."""
+    topic = topic_of(session, reader)
+    number, name = _group(session, reader, topic)
+    session.check(Permission.READ_TOPICS, topic)
+    for client in session.shared.clients.values():
+        client.members.pop((topic.id, name), None)
+    session.shared.directory.delete_group(topic, number, answer.done)
+
+
+def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """JOIN_CONSUMER_GROUP."""
+    del answer
+    topic = topic_of(session, reader)
+    _, name = _group(session, reader, topic)
+    session.check(Permission.GROUP, topic)
+    session.shared.membership(session, topic, name)
+    session.members.setdefault((topic.id, name), (topic, -1))
+    return b""
+
+
+def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """LEAVE_CONSUMER_GROUP."""
+    del answer
+    topic = topic_of(session, reader)
+    _, name = _group(session, reader, topic)
+    if (topic.id, name) not in session.members:
+        raise Refused(errors.NO_MEMBER)
+    session.leave_group(topic.id, name)
+    return b""
+
+
+def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """SYNC_CONSUMER_GROUP: the member's partitions, nothing for who is none."""
+    del answer
+    topic = topic_of(session, reader)
+    _, name = _group(session, reader, topic)
+    if (topic.id, name) not in session.members:
+        return b""
+    place = session.shared.membership(session, topic, name)
+    partitions = b"".join(map(U32.pack, place.partitions))
+    return U64.pack(place.generation) + U32.pack(len(place.partitions)) + partitions

@@ -1,0 +1,484 @@
+"""Messages that arrive in one request, in every layout Iggy has had, straight into a stored batch (dossier §3.2, §7.2, §8.5).
+
+Promises: two passes over the received bytes and one allocation per request; nothing per message. Every length, index, checksum and
+reserved field is checked before a byte is copied. Must not know: sockets, the broker, which stream or topic it is.
+
+A message is told by the bytes of its head. From D2 on payload and user headers follow the head; in D0 and D1 ``24`` counts what is not
+headers or payload::
+
+    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3)
+    checksum                                  0, not looked at          0
+    id           0                            8                         8
+    origin time                               u64 at 40                 delta u32 at 28
+    headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
+    payload      u32 behind them, then it     u32 at 52                 u32 at 36
+"""
+
+from __future__ import annotations
+
+import cython
+
+from polywire.errors import BrokerError
+from polywire.records.memory import Lendable
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.build import allocate, finish
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i64,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+    from cython.cimports.polywire.records.xxh3 import xxh3_raw
+else:
+    from polywire.records.build import allocate, finish
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i64,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+    from polywire.records.xxh3 import xxh3_raw
+
+_COLUMN_COUNT = cython.declare(cython.int, 27)
+_HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)  # dossier §3.8: values of one message, 100 KiB
+_NO_TIME = cython.declare(cython.longlong, -(2**63))
+_MILLISECONDS_BELOW = cython.declare(
+    cython.longlong, 100_000_000_000_000
+)  # dossier §10: a time this small is milliseconds
+_TIME_MAX = cython.declare(cython.longlong, 2**62)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure_headers(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
+) -> cython.int:
+    """Add the entries between ``at`` and ``end`` to ``sums`` (entries, key bytes, value bytes); 0 or an error number."""
+    values: cython.longlong = sums[2]
+    size: cython.longlong
+    while at < end:
+        if typed:
+            if p[at] < 1 or p[at] > 15:
+                return 4040
+            at += 1
+        if end - at < 4:
+            return 4018
+        size = load_u32(p, at)
+        if size < 1 or size > 255 or end - at - 4 < size + 5:
+            return 4018
+        sums[1] += size
+        at += 4 + size
+        if p[at] < 1 or p[at] > 15:
+            return 4040 if typed else 3
+        size = load_u32(p, at + 1)
+        if size < 1 or size > 255 or end - at - 5 < size:
+            return 4019
+        sums[2] += size
+        sums[0] += 1
+        at += 5 + size
+    return 4017 if sums[2] - values > _HEADER_VALUES_MAX else 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _split(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    parts: cython.p_longlong,
+) -> cython.Py_ssize_t:
+    """Put position and size of headers and of payload into ``parts``; position after the message, or -1 when it does not fit."""
+    sizes_at: cython.Py_ssize_t = at + (32 if head == 48 else 48)
+    if stop - at < head:
+        return -1
+    if head == 24:
+        parts[0] = at + 20
+        parts[1] = load_u32(p, at + 16)
+        if parts[1] > stop - at - 24:
+            return -1
+        parts[2] = at + 24 + parts[1]
+        parts[3] = load_u32(p, parts[2] - 4)
+    else:
+        parts[1] = load_u32(p, sizes_at)
+        parts[3] = load_u32(p, sizes_at + 4)
+        parts[2] = at + head
+        parts[0] = parts[2] + parts[3]
+    if parts[1] + parts[3] > stop - at - head:
+        return -1
+    return at + head + parts[1] + parts[3]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _check_frame(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, i: cython.Py_ssize_t
+) -> cython.int:
+    """What only a frame of D3 has; 0 or an error number."""
+    if load_u32(p, at + 24) != cython.cast(cython.uint, i):
+        return 4036
+    if load_u64(p, at + 40) != 0:
+        return 4101
+    if load_u64(p, at) != xxh3_raw(p, at + 8, size - 8):
+        return 4027
+    return 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    index_at: cython.Py_ssize_t,
+    sums: cython.p_longlong,
+) -> cython.int:
+    """Check all messages; ``sums`` gets entries, key bytes and value bytes of their headers, payload bytes, messages with an id."""
+    start: cython.Py_ssize_t = at
+    id_at: cython.Py_ssize_t = 0 if head == 24 else 8
+    end: cython.Py_ssize_t
+    error: cython.int
+    i: cython.Py_ssize_t
+    if cython.compiled:
+        parts = cython.declare(cython.longlong[4])
+    else:
+        parts = [0] * 4
+    for i in range(count):
+        end = _split(p, at, stop, head, parts)
+        if end < 0:
+            return 4037 if stop - at < head else 4036
+        if parts[3] == 0:
+            return 4024
+        if head == 48:
+            error = _check_frame(p, at, end - at, i)
+            if error != 0:
+                return error
+        if parts[1] > 0:
+            error = _measure_headers(p, parts[0], parts[0] + parts[1], head == 48 or head == 64, sums)
+            if error != 0:
+                return error
+        sums[3] += parts[3]
+        sums[4] += load_u64(p, at + id_at) != 0 or load_u64(p, at + id_at + 8) != 0
+        at = end
+        if index_at >= 0:
+            if load_u32(p, index_at + 16 * i) != 0:
+                return 4031
+            if load_u64(p, index_at + 16 * i + 8) != 0:
+                return 4032
+            if load_u32(p, index_at + 16 * i + 4) != cython.cast(cython.uint, at - start):
+                return 4036
+    return 0 if at == stop else 4036
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_headers(
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    source: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    typed: cython.bint,
+    done: cython.p_longlong,
+) -> cython.void:
+    """Copy one message's entries behind those ``done`` tells of (entries, key bytes, value bytes)."""
+    size: cython.Py_ssize_t
+    kind: cython.uchar = 2  # a string
+    while at < end:
+        if typed:
+            kind = source[at]
+            at += 1
+        size = load_u32(source, at)
+        p[places[24] + done[0]] = kind
+        move(p, places[28] + done[1], source, at + 4, size)
+        done[1] += size
+        at += 4 + size
+        p[places[30] + done[0]] = source[at]
+        size = load_u32(source, at + 1)
+        move(p, places[34] + done[2], source, at + 5, size)
+        done[2] += size
+        done[0] += 1
+        store_u32(p, places[26] + 4 * done[0], cython.cast(cython.uint, done[1]))
+        store_u32(p, places[32] + 4 * done[0], cython.cast(cython.uint, done[2]))
+        at += 5 + size
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _origin(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, base: cython.longlong
+) -> cython.longlong:
+    """When a message was made, in microseconds, or that nobody knows."""
+    time: cython.longlong
+    if head == 48:
+        time = base + load_u32(p, at + 28) if 0 < base < _TIME_MAX else 0
+    else:
+        time = load_i64(p, at + 40)
+    if time <= 0 or time >= _TIME_MAX:
+        return _NO_TIME
+    return time * 1000 if time < _MILLISECONDS_BELOW else time
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill(
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    source: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    base: cython.longlong,
+    done: cython.p_longlong,
+) -> cython.void:
+    """Copy every message into its columns."""
+    id_at: cython.Py_ssize_t = 0 if head == 24 else 8
+    end: cython.Py_ssize_t
+    value_end: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    if cython.compiled:
+        parts = cython.declare(cython.longlong[4])
+    else:
+        parts = [0] * 4
+    store_u32(p, places[0], 0)
+    if places[22] >= 0:
+        store_u32(p, places[22], 0)
+        store_u32(p, places[26], 0)
+        store_u32(p, places[32], 0)
+    for i in range(count):
+        end = _split(source, at, stop, head, parts)
+        move(p, places[2] + value_end, source, parts[2], parts[3])
+        value_end += parts[3]
+        store_u32(p, places[0] + 4 * i + 4, cython.cast(cython.uint, value_end))
+        if places[16] >= 0:
+            move(p, places[16] + 16 * i, source, at + id_at, 16)
+        if places[18] >= 0:
+            store_i64(p, places[18] + 8 * i, _origin(source, at, head, base))
+        if places[22] >= 0:
+            if parts[1] > 0:
+                _fill_headers(p, places, source, parts[0], parts[0] + parts[1], head == 48 or head == 64, done)
+            store_u32(p, places[22] + 4 * i + 4, cython.cast(cython.uint, done[0]))
+        at = end
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_key(
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    key: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+) -> cython.void:
+    """The request's key is the key of each of its messages."""
+    i: cython.Py_ssize_t
+    store_u32(p, places[6], 0)
+    for i in range(count):
+        move(p, places[8] + size * i, key, 0, size)
+        store_u32(p, places[6] + 4 * i + 4, cython.cast(cython.uint, size * (i + 1)))
+
+
+@cython.cfunc
+def _arrange(
+    places: cython.p_longlong,
+    sums: cython.p_const_longlong,
+    count: cython.Py_ssize_t,
+    key: cython.Py_ssize_t,
+    timed: cython.bint,
+) -> cython.void:
+    """Sizes of the columns."""
+    i: cython.int
+    for i in range(_COLUMN_COUNT):
+        places[2 * i + 1] = -1
+    places[1] = 4 * count + 4
+    places[3] = sums[3]
+    if key >= 0:
+        places[7] = 4 * count + 4
+        places[9] = key * count
+    if sums[4] > 0:
+        places[17] = 16 * count
+    if timed:
+        places[19] = 8 * count
+    if sums[0] > 0:
+        places[23] = 4 * count + 4
+        places[25] = sums[0]
+        places[27] = 4 * sums[0] + 4
+        places[29] = sums[1]
+        places[31] = sums[0]
+        places[33] = 4 * sums[0] + 4
+        places[35] = sums[2]
+
+
+@cython.cfunc
+def _build(
+    lent: Lent,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    index_at: cython.Py_ssize_t,
+    base: cython.longlong,
+    key: Buffer | None,
+) -> bytearray | int:
+    i: cython.int
+    error: cython.int
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+        sums = cython.declare(cython.longlong[5])
+        done = cython.declare(cython.longlong[3])
+        for i in range(5):
+            sums[i] = 0
+        for i in range(3):
+            done[i] = 0
+    else:
+        places = [0] * 54
+        sums = [0] * 5
+        done = [0] * 3
+    error = _measure(lent.p, at, stop, count, head, index_at, sums)
+    if error != 0:
+        return error
+    lent_key: Lent = lent if key is None else lend(key)
+    _arrange(places, sums, count, -1 if key is None else lent_key.size, head != 24)
+    try:
+        batch = allocate(places, count)
+    except BrokerError:
+        return 4022
+    target: Lent = lend_writable(batch)
+    _fill(target.p, places, lent.p, at, stop, count, head, base, done)
+    if key is not None:
+        _fill_key(target.p, places, lent_key.p, lent_key.size, count)
+    finish(target.p, places, count)
+    return batch
+
+
+def from_indexed(
+    source: Lendable, index_at: int, stop: int, count: int, head: int, key: Buffer | None = None
+) -> bytearray | int:
+    """A batch of the ``count`` messages behind the index at ``index_at`` (D2), or the error number of what is wrong with them.
+
+    head: bytes of a message's head, see ``message_head``. key: the record key of each of them.
+    """
+    lent: Lent = lend(source)
+    at: cython.Py_ssize_t = index_at
+    end: cython.Py_ssize_t = stop
+    messages: cython.Py_ssize_t = count
+    if head not in (56, 64) or at < 0 or end > lent.size or messages < 1 or messages > (end - at) // 72:
+        return 4035
+    return _build(lent, at + 16 * messages, end, messages, head, at, 0, key)
+
+
+def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
+    """A batch of the messages that fill ``start`` to ``stop`` (D0, D1), or the error number of what is wrong with them."""
+    lent: Lent = lend(source)
+    first: cython.Py_ssize_t = start
+    at: cython.Py_ssize_t = start
+    end: cython.Py_ssize_t = stop
+    count: cython.Py_ssize_t = 0
+    if cython.compiled:
+        parts = cython.declare(cython.longlong[4])
+    else:
+        parts = [0] * 4
+    if first < 0 or end > lent.size:
+        return 3
+    while at < end:
+        at = _split(lent.p, at, end, 24, parts)
+        if at < 0:
+            return 3
+        count += 1
+    return _build(lent, first, end, count, 24, -1, 0, key) if count > 0 else 4009
+
+
+def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
+    """Bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither (dossier §9.2)."""
+    lent: Lent = lend(source)
+    at: cython.Py_ssize_t = index_at + 16 * count
+    if index_at < 0 or count < 1 or stop > lent.size or stop - at < 56:
+        return 0
+    end: cython.longlong = load_u32(lent.p, index_at + 4)
+    rest: cython.longlong = end - load_u32(lent.p, at + 48) - load_u32(lent.p, at + 52)
+    return rest if rest == 56 or rest == 64 else 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def gather_checksums(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    scratch: cython.p_uchar,
+) -> cython.ulonglong:
+    """The checksum of the batch at ``at`` whose frames are known to be whole: over 40 bytes of its head, its count, its frames' checksums."""
+    place: cython.Py_ssize_t = 44
+    move(scratch, 0, p, at, 40)
+    move(scratch, 40, p, at + 48, 4)
+    at += 256
+    while at < stop:
+        store_u64(scratch, place, load_u64(p, at))
+        place += 8
+        at += 48 + cython.cast(cython.Py_ssize_t, load_u32(p, at + 32)) + load_u32(p, at + 36)
+    return xxh3_raw(scratch, 0, 44 + 8 * count)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _check_batch_head(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.int:
+    i: cython.Py_ssize_t
+    if load_u64(p, at + 32) != cython.cast(cython.ulonglong, stop - at):
+        return 4036
+    if load_u32(p, at + 52) != 0:
+        return 4101
+    for i in range(25):
+        if load_u64(p, at + 56 + 8 * i) != 0:
+            return 4101
+    return 0
+
+
+def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
+    """A batch of the frames of the D3 batch between ``start`` and ``stop``, or the error number of what is wrong with it."""
+    lent: Lent = lend(source)
+    at: cython.Py_ssize_t = start
+    end: cython.Py_ssize_t = stop
+    if at < 0 or end > lent.size or end - at < 256:
+        return 4037
+    error: cython.int = _check_batch_head(lent.p, at, end)
+    count: cython.Py_ssize_t = load_u32(lent.p, at + 48)
+    if error != 0:
+        return error
+    if count < 1 or count > (end - at - 256) // 49:
+        return 4036
+    built = _build(lent, at + 256, end, count, 48, -1, load_i64(lent.p, at + 24), key)
+    if isinstance(built, int):
+        return built
+    scratch: Lent = lend_writable(bytearray(44 + 8 * count))
+    if load_u64(lent.p, at + 40) != gather_checksums(lent.p, at, end, count, scratch.p):
+        return 4039
+    return built

@@ -1,0 +1,279 @@
+"""The parts that Iggy's requests and replies are made of, dialect by dialect (dossier §2, §3.1 to §3.3, §6 to §8).
+
+Promises: a ``Reader`` never reads beyond its payload and says ``Refused`` with the wire's number for anything malformed. Must not know: the
+broker, sockets, which command it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from polywire.protocols.iggy.dialect import Dialect
+
+WIRE: Final = "iggy"
+GROUP_MEMBER_BYTES: Final = 12
+MALFORMED: Final = 3  # invalid command: what cannot be read
+NO_PARTITION: Final = 2**32 - 1
+
+U32: Final = Struct("<I")
+U64: Final = Struct("<Q")
+HEAD: Final = Struct("<II")
+_PERMISSION_FLAGS: Final = 10
+_STREAM_FLAGS: Final = 6
+_TOPIC_FLAGS: Final = 4
+
+
+class Code(IntEnum):
+    """Commands by the number they have in the classic framing; the headered one maps its operations to them."""
+
+    PING = 1
+    GET_STATS = 10
+    GET_SNAPSHOT = 11
+    GET_CLUSTER = 12
+    DESCRIBE_OPTIONS = 13
+    GET_ME = 20
+    GET_CLIENT = 21
+    GET_CLIENTS = 22
+    GET_USER = 31
+    GET_USERS = 32
+    CREATE_USER = 33
+    DELETE_USER = 34
+    UPDATE_USER = 35
+    UPDATE_PERMISSIONS = 36
+    CHANGE_PASSWORD = 37
+    LOGIN = 38
+    LOGOUT = 39
+    GET_TOKENS = 41
+    CREATE_TOKEN = 42
+    DELETE_TOKEN = 43
+    LOGIN_TOKEN = 44
+    POLL = 100
+    SEND = 101
+    FLUSH = 102
+    GET_OFFSET = 120
+    STORE_OFFSET = 121
+    DELETE_OFFSET = 122
+    GET_STREAM = 200
+    GET_STREAMS = 201
+    CREATE_STREAM = 202
+    DELETE_STREAM = 203
+    UPDATE_STREAM = 204
+    PURGE_STREAM = 205
+    GET_TOPIC = 300
+    GET_TOPICS = 301
+    CREATE_TOPIC = 302
+    DELETE_TOPIC = 303
+    UPDATE_TOPIC = 304
+    PURGE_TOPIC = 305
+    CREATE_PARTITIONS = 402
+    DELETE_PARTITIONS = 403
+    DELETE_SEGMENTS = 503
+    GET_GROUP = 600
+    GET_GROUPS = 601
+    CREATE_GROUP = 602
+    DELETE_GROUP = 603
+    JOIN_GROUP = 604
+    LEAVE_GROUP = 605
+    SYNC_GROUP = 606
+
+
+class Refused(Exception):
+    """A request that gets an error number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"refused number={number}")
+        self.number: Final = number
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Whose offset it is: a single consumer's or a group's; by number (as the wire counts) or name."""
+
+    group: bool
+    who: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFields:
+    """What a create or update request says of a topic; None where it says nothing."""
+
+    name: str
+    expiry_us: int | None = None
+    compression: int | None = None
+    size_max: int | None = None
+    replication: int = 1
+    options: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionFlags:
+    """Permissions as the wire has them: ten flags, then per stream six, then per topic four; ids as the wire counts."""
+
+    everywhere: tuple[bool, ...]
+    streams: tuple[tuple[int, tuple[bool, ...], tuple[tuple[int, tuple[bool, ...]], ...]], ...] = ()
+
+
+class Reader:
+    """Takes a payload apart from the front."""
+
+    __slots__ = ("at", "data", "dialect", "stop")
+
+    def __init__(self, data: memoryview, dialect: Dialect) -> None:
+        self.data: Final = data
+        self.dialect: Final = dialect
+        self.at = 0
+        self.stop: Final = len(data)
+
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return self.stop - self.at
+
+    def take(self, size: int) -> memoryview:
+        """So many bytes."""
+        if size > self.stop - self.at:
+            raise Refused(MALFORMED)
+        at = self.at
+        self.at = at + size
+        return self.data[at : at + size]
+
+    def u8(self) -> int:
+        """One byte."""
+        return self.take(1)[0]
+
+    def u32(self) -> int:
+        """Four bytes."""
+        number: int = U32.unpack(self.take(4))[0]
+        return number
+
+    def u64(self) -> int:
+        """Eight bytes."""
+        number: int = U64.unpack(self.take(8))[0]
+        return number
+
+    def flag(self) -> bool:
+        """A byte that is 0 or 1."""
+        value = self.u8()
+        if value > 1:
+            raise Refused(MALFORMED)
+        return value == 1
+
+    def text(self, size: int) -> str:
+        """So many bytes of UTF-8."""
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError:
+            raise Refused(MALFORMED) from None
+
+    def name(self) -> str:
+        """A length of 1 to 255, and the name."""
+        size = self.u8()
+        if size == 0:
+            raise Refused(MALFORMED)
+        return self.text(size)
+
+    def str32(self) -> str:
+        """A long text."""
+        return self.text(self.u32())
+
+    def ident(self) -> int | str:
+        """A number as the wire counts, or a name."""
+        kind, size = self.u8(), self.u8()
+        if kind == 1 and size == 4:
+            return self.u32()
+        if kind == 2 and size > 0:
+            return self.text(size)
+        raise Refused(MALFORMED)
+
+    def number(self) -> int:
+        """An id or partition as we count; -1 for the 0 of dialects that count from 1."""
+        return self.u32() - self.dialect.base
+
+    def partition(self) -> int | None:
+        """A partition as we count, None when the request names none."""
+        if self.dialect.optional_partition:
+            given = self.flag()
+            number = self.u32()
+            return number if given else None
+        number = self.u32()
+        return None if number == 0 else number - self.dialect.base
+
+    def consumer(self) -> Consumer:
+        """Whose offset it is."""
+        kind = self.u8()
+        if kind not in (1, 2):
+            raise Refused(MALFORMED)
+        return Consumer(kind == 2, self.ident() if self.dialect.ident_consumers else self.u32())
+
+    def group(self) -> int | str:
+        """A group: a plain number where groups have no names."""
+        return self.ident() if self.dialect.named_groups else self.u32()
+
+    def topic_fields(self) -> TopicFields:
+        """What follows a topic's ids and partitions in create and update requests."""
+        layout = self.dialect.topic_settings
+        if layout == 4:
+            name = self.name()
+            return TopicFields(name, options=bytes(self.take(self.left)))
+        compression = self.u8() if layout >= 2 else 1
+        if layout == 3:
+            expiry = self.u64()
+            expiry_us = None if expiry == 0 else 0 if expiry == 2**64 - 1 else expiry
+        else:
+            expiry_us = self.u32() * 1_000_000
+        size_max = self.u64() if layout >= 1 else None
+        replication = self.u8() if layout >= 1 else 1
+        return TopicFields(self.name(), expiry_us, compression, size_max, replication)
+
+    def permissions(self) -> PermissionFlags | None:
+        """A flag, and behind it a length and the permissions."""
+        if not self.flag():
+            return None
+        inner = Reader(self.take(self.u32()), self.dialect)
+        everywhere = inner.flags(_PERMISSION_FLAGS)
+        streams = []
+        more = inner.flag()
+        while more:
+            stream, flags, topics = inner.u32(), inner.flags(_STREAM_FLAGS), []
+            has_topic = inner.flag()
+            while has_topic:
+                topics.append((inner.u32(), inner.flags(_TOPIC_FLAGS)))
+                has_topic = inner.flag()
+            streams.append((stream, flags, tuple(topics)))
+            more = inner.flag()
+        return PermissionFlags(everywhere, tuple(streams))
+
+    def flags(self, count: int) -> tuple[bool, ...]:
+        """So many bytes that are each 0 or 1."""
+        return tuple(self.flag() for _ in range(count))
+
+
+def name_bytes(name: str) -> bytes:
+    """A name of up to 255 bytes behind its length; longer ones, which no client of the wire can have given, are cut."""
+    encoded = name.encode()[:255]
+    return bytes((len(encoded),)) + encoded
+
+
+def str32_bytes(text: str) -> bytes:
+    """A text behind its length in 32 bits."""
+    encoded = text.encode()
+    return U32.pack(len(encoded)) + encoded
+
+
+def permission_bytes(permissions: PermissionFlags | None) -> bytes:
+    """The tail of a user's details."""
+    if permissions is None:
+        return bytes(4)  # dossier §6.3: four zero bytes, no flag
+    body = bytearray(permissions.everywhere)
+    body.append(1 if permissions.streams else 0)
+    for index, (stream, flags, topics) in enumerate(permissions.streams):
+        body += U32.pack(stream) + bytes(flags)
+        body.append(1 if topics else 0)
+        for number, (topic, rights) in enumerate(topics):
+            body += U32.pack(topic) + bytes(rights)
+            body.append(1 if number + 1 < len(topics) else 0)
+        body.append(1 if index + 1 < len(permissions.streams) else 0)
+    return b"\x01" + U32.pack(len(body)) + body

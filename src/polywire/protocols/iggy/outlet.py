@@ -1,0 +1,577 @@
+"""Stored batches as the messages of a poll's reply, in every layout Iggy has had (dossier §3.3, §7.3, §8.6).
+
+Promises: one call per chunk that was read, whatever wire its records came over; nothing per message; a message is written whole or not at
+all. Must not know: sockets, the broker, who polls.
+
+The ``state`` array, i64 words: next offset wanted, messages that may still be written, bytes of ``out`` that may be used, position in
+``out``, position in the chunk of a compressed batch, offset of the last message written (-1: none), bytes the next message needs when it
+did not fit, and two words from which the ids of records that have none are made.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import cython
+
+from polywire.records.memory import Lendable
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.iggy.intake import gather_checksums
+    from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+    from cython.cimports.polywire.records.xxh3 import xxh3_raw
+else:
+    from polywire.protocols.iggy.intake import gather_checksums
+    from polywire.records.checksum import crc32_raw
+    from polywire.records.header import fill_layout
+    from polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+    from polywire.records.xxh3 import xxh3_raw
+
+DONE: Final = 0  # the chunk was used up
+FULL: Final = 1  # nothing more may be, or fits to be, written
+COMPRESSED: Final = 2  # a compressed batch comes next
+
+NEXT: Final = 0  # places in the state
+LEFT: Final = 1
+CAP: Final = 2
+AT: Final = 3
+POSITION: Final = 4
+LAST: Final = 5
+NEEDED: Final = 6
+SEED_LOW: Final = 7
+SEED_HIGH: Final = 8
+STATE_WORDS: Final = 9
+
+FLAT: Final = 4  # forms of a message: D0 and D1
+D2A: Final = 0
+D2B: Final = 1
+D2C: Final = 2
+D3: Final = 3
+
+_NO_TIME = cython.declare(cython.longlong, -(2**63))
+_VALUE_MAX = cython.declare(cython.longlong, 255)
+_DELTA_MAX = cython.declare(cython.longlong, 4_294_967_295)
+_NAMES = cython.declare(cython.uchar[80])  # type: ignore[misc, valid-type]
+_EVENT_NAMES: Final = b"event.type\0\0\0\0\0\0\0\0\0\0event.schema_version\0event.aggregate_version event.metadata"
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _stir(x: cython.ulonglong) -> cython.ulonglong:
+    """A number all of whose bits depend on all bits of ``x`` (splitmix64)."""
+    if cython.compiled:
+        x = (x ^ (x >> 30)) * cython.cast(cython.ulonglong, 0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> 27)) * cython.cast(cython.ulonglong, 0x94D049BB133111EB)
+        return x ^ (x >> 31)
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _make_id(
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    low: cython.ulonglong,
+    high: cython.ulonglong,
+    offset: cython.ulonglong,
+) -> cython.void:
+    """An id for a record without one: a random-looking UUID that is the same whenever the record is read."""
+    store_u64(out, at, _stir(low ^ offset))
+    store_u64(out, at + 8, _stir(high ^ offset))
+    out[at + 9] = (out[at + 9] & 0x0F) | 0x40  # version 4, variant 1, in a number whose bytes are reversed
+    out[at + 7] = (out[at + 7] & 0x3F) | 0x80
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_shown(
+    p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
+) -> cython.bint:
+    """Whether Iggy has words for a header: 1 to 255 bytes of key and value, and before D2c a key that is text."""
+    size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
+    if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
+        return False
+    size = load_i32(p, places[32] + 4 * entry + 4) - load_i32(p, places[32] + 4 * entry)
+    return 1 <= size <= _VALUE_MAX and p[places[30] + entry] != 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _event_size(
+    places: cython.p_const_longlong, p: cython.p_const_uchar, row: cython.Py_ssize_t, column: cython.int
+) -> cython.longlong:
+    """Bytes of a record's event type or metadata, 0 when Iggy has no words for it."""
+    if places[2 * column] < 0:
+        return 0
+    size: cython.longlong = load_i32(p, places[2 * column] + 4 * row + 4) - load_i32(p, places[2 * column] + 4 * row)
+    return size if size <= _VALUE_MAX else 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_event(p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t) -> cython.bint:
+    return places[36] >= 0 and places[20] >= 0 and p[places[20] + row] & 2
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _headers_bytes(
+    p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, typed: cython.bint
+) -> cython.longlong:
+    """Bytes of a record's user headers as they will be written."""
+    total: cython.longlong = 0
+    fixed: cython.longlong = 10 if typed else 9
+    size: cython.longlong
+    i: cython.Py_ssize_t
+    if places[22] >= 0:
+        for i in range(load_i32(p, places[22] + 4 * row), load_i32(p, places[22] + 4 * row + 4)):
+            if _is_shown(p, places, i, typed):
+                total += fixed + load_i32(p, places[26] + 4 * i + 4) - load_i32(p, places[26] + 4 * i)
+                total += load_i32(p, places[32] + 4 * i + 4) - load_i32(p, places[32] + 4 * i)
+    if _is_event(p, places, row):
+        total += 2 * fixed + 20 + 4 + 23 + 8
+        size = _event_size(places, p, row, 18)
+        if size > 0:
+            total += fixed + 10 + size
+        size = _event_size(places, p, row, 22)
+        if size > 0:
+            total += fixed + 14 + size
+    return total
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_entry(
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    key: cython.p_const_uchar,
+    key_at: cython.Py_ssize_t,
+    key_size: cython.Py_ssize_t,
+    key_kind: cython.uchar,
+    value: cython.p_const_uchar,
+    value_at: cython.Py_ssize_t,
+    value_size: cython.Py_ssize_t,
+    value_kind: cython.uchar,
+) -> cython.Py_ssize_t:
+    """Write one header, its key's kind only when there is one; position after it."""
+    if key_kind != 0:
+        out[at] = key_kind
+        at += 1
+    store_u32(out, at, cython.cast(cython.uint, key_size))
+    move(out, at + 4, key, key_at, key_size)
+    at += 4 + key_size
+    out[at] = value_kind
+    store_u32(out, at + 1, cython.cast(cython.uint, value_size))
+    move(out, at + 5, value, value_at, value_size)
+    return at + 5 + value_size
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_headers(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    row: cython.Py_ssize_t,
+    typed: cython.bint,
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """Write a record's user headers, and what else of it is a header to Iggy; position after them."""
+    size: cython.Py_ssize_t
+    start: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    text: cython.uchar = 2 if typed else 0
+    if places[22] >= 0:
+        for i in range(load_i32(p, places[22] + 4 * row), load_i32(p, places[22] + 4 * row + 4)):
+            if not _is_shown(p, places, i, typed):
+                continue
+            start = load_i32(p, places[26] + 4 * i)
+            size = load_i32(p, places[26] + 4 * i + 4) - start
+            at = _put_entry(
+                out,
+                at,
+                p,
+                places[28] + start,
+                size,
+                p[places[24] + i] if typed else 0,
+                p,
+                places[34] + load_i32(p, places[32] + 4 * i),
+                load_i32(p, places[32] + 4 * i + 4) - load_i32(p, places[32] + 4 * i),
+                p[places[30] + i],
+            )
+    if _is_event(p, places, row):
+        size = _event_size(places, p, row, 18)
+        if size > 0:
+            at = _put_entry(out, at, _NAMES, 0, 10, text, p, places[38] + load_i32(p, places[36] + 4 * row), size, 2)
+        at = _put_entry(out, at, _NAMES, 20, 20, text, p, places[40] + 4 * row, 4, 11)
+        at = _put_entry(out, at, _NAMES, 41, 23, text, p, places[42] + 8 * row, 8, 12)
+        size = _event_size(places, p, row, 22)
+        if size > 0:
+            at = _put_entry(out, at, _NAMES, 65, 14, text, p, places[46] + load_i32(p, places[44] + 4 * row), size, 1)
+    return at
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_message(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    row: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    headers: cython.longlong,
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """Write what all forms have in common: id (zeros when there is none), sizes, payload, headers; position after it."""
+    start: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row)
+    size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - start
+    sizes_at: cython.Py_ssize_t = 32 if head == 48 else 48
+    clear(out, at, head)
+    if head == 45:
+        if places[16] >= 0:
+            move(out, at + 17, p, places[16] + 16 * row, 16)
+        store_u32(out, at + 37, cython.cast(cython.uint, headers))
+        if headers > 0:
+            _put_headers(p, places, row, False, out, at + 41)
+        at += 41 + headers
+        store_u32(out, at, cython.cast(cython.uint, size))
+        move(out, at + 4, p, places[2] + start, size)
+        return at + 4 + size
+    if places[16] >= 0:
+        move(out, at + 8, p, places[16] + 16 * row, 16)
+    store_u32(out, at + sizes_at, cython.cast(cython.uint, headers))
+    store_u32(out, at + sizes_at + 4, cython.cast(cython.uint, size))
+    move(out, at + head, p, places[2] + start, size)
+    at += head + size
+    return _put_headers(p, places, row, head != 56, out, at) if headers > 0 else at  # a head of 56: keys are text
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _first_row(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    base: cython.longlong,
+    count: cython.Py_ssize_t,
+    wanted: cython.longlong,
+) -> cython.Py_ssize_t:
+    """The first row at or after an offset."""
+    low: cython.Py_ssize_t = 0
+    high: cython.Py_ssize_t = count
+    middle: cython.Py_ssize_t
+    if wanted <= base:
+        return 0
+    if places[50] < 0:
+        return wanted - base if wanted - base < count else count
+    while low < high:
+        middle = (low + high) >> 1
+        if base + load_u32(p, places[50] + 4 * middle) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _origin(
+    p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, append_time: cython.longlong
+) -> cython.longlong:
+    """When a record was made; what does not say so was made when it was appended."""
+    time: cython.longlong = _NO_TIME
+    if places[18] >= 0:
+        time = load_i64(p, places[18] + 8 * row)
+    return append_time if time == _NO_TIME else time
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _finish_classic(
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    offset: cython.longlong,
+    append_time: cython.longlong,
+    origin: cython.longlong,
+    form: cython.int,
+) -> cython.void:
+    """Offset, times and checksum of a message of D0 to D2."""
+    size: cython.Py_ssize_t
+    if form == 4:
+        size = load_u32(out, at + 41 + load_u32(out, at + 37))
+        store_i64(out, at, offset)
+        out[at + 8] = 1  # available
+        store_i64(out, at + 9, append_time)
+        store_u32(out, at + 33, crc32_raw(out, end - size, size))
+        return
+    store_i64(out, at + 24, offset)
+    store_i64(out, at + 32, append_time)
+    store_i64(out, at + 40, origin)
+    store_u64(out, at, crc32_raw(out, at + 8, end - at - 8) if form == 0 else xxh3_raw(out, at + 8, end - at - 8))
+
+
+@cython.cfunc
+def _close_record(out: Lent, start: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.Py_ssize_t) -> cython.void:
+    """Length, count and checksum of a D3 record whose frames are there."""
+    if count == 0:
+        return
+    scratch: Lent = lend_writable(bytearray(44 + 8 * count))
+    store_u64(out.p, start + 32, end - start)
+    store_u32(out.p, start + 48, cython.cast(cython.uint, count))
+    store_u64(out.p, start + 40, gather_checksums(out.p, start, end, count, scratch.p))
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_classic(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    at: cython.Py_ssize_t,
+    out: cython.p_uchar,
+    state: cython.p_longlong,
+    form: cython.int,
+) -> cython.int:
+    """The messages of one batch in a form of D0 to D2."""
+    base: cython.longlong = load_i64(p, at + 32)
+    append_time: cython.longlong = load_i64(p, at + 48)
+    count: cython.Py_ssize_t = load_u32(p, at + 28)
+    head: cython.Py_ssize_t = 64 if form == 2 else (45 if form == 4 else 56)
+    id_at: cython.Py_ssize_t = 17 if form == 4 else 8
+    row: cython.Py_ssize_t = _first_row(p, places, base, count, state[0])
+    place: cython.Py_ssize_t
+    headers: cython.longlong
+    size: cython.longlong
+    offset: cython.longlong
+    while row < count:
+        headers = _headers_bytes(p, places, row, head == 64) if places[22] >= 0 or places[36] >= 0 else 0
+        size = head + headers + load_i32(p, places[0] + 4 * row + 4) - load_i32(p, places[0] + 4 * row)
+        if state[1] <= 0 or size > state[2] - state[3]:
+            state[6] = size
+            return 1
+        offset = base + (load_u32(p, places[50] + 4 * row) if places[50] >= 0 else row)
+        place = state[3]
+        state[3] = _put_message(p, places, row, head, headers, out, place)
+        if load_u64(out, place + id_at) == 0 and load_u64(out, place + id_at + 8) == 0:
+            _make_id(
+                out,
+                place + id_at,
+                cython.cast(cython.ulonglong, state[7]),
+                cython.cast(cython.ulonglong, state[8]),
+                offset,
+            )
+        _finish_classic(out, place, state[3], offset, append_time, _origin(p, places, row, append_time), form)
+        state[0] = offset + 1
+        state[1] -= 1
+        state[5] = offset
+        row += 1
+    return 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _earliest(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    row: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    append_time: cython.longlong,
+) -> cython.longlong:
+    """The earliest origin time from a row on."""
+    earliest: cython.longlong = _origin(p, places, row, append_time)
+    time: cython.longlong
+    if places[18] < 0:
+        return earliest
+    while row < count:
+        time = _origin(p, places, row, append_time)
+        if time < earliest:
+            earliest = time
+        row += 1
+    return earliest
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _open_record(
+    out: cython.p_uchar,
+    start: cython.Py_ssize_t,
+    offset: cython.longlong,
+    append_time: cython.longlong,
+    earliest: cython.longlong,
+    first: cython.longlong,
+) -> cython.longlong:
+    """Begin a D3 record; returns its origin time: the earliest of its messages, or the first one's when that is too long ago."""
+    origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
+    clear(out, start, 256)
+    store_i64(out, start + 8, offset)
+    store_i64(out, start + 16, append_time)
+    store_i64(out, start + 24, origin)
+    return origin
+
+
+@cython.cfunc
+def _put_framed(
+    source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
+) -> cython.int:
+    """The messages of one batch as records of D3: a new one whenever a time does not fit the one before."""
+    base: cython.longlong = load_i64(source.p, at + 32)
+    append_time: cython.longlong = load_i64(source.p, at + 48)
+    count: cython.Py_ssize_t = load_u32(source.p, at + 28)
+    row: cython.Py_ssize_t = _first_row(source.p, places, base, count, state[0])
+    start: cython.Py_ssize_t = -1
+    origin: cython.longlong = 0
+    first: cython.longlong = 0
+    frames: cython.Py_ssize_t = 0
+    place: cython.Py_ssize_t
+    headers: cython.longlong
+    size: cython.longlong
+    offset: cython.longlong
+    delta: cython.longlong
+    time: cython.longlong
+    while row < count:
+        headers = _headers_bytes(source.p, places, row, True) if places[22] >= 0 or places[36] >= 0 else 0
+        size = 48 + headers + load_i32(source.p, places[0] + 4 * row + 4) - load_i32(source.p, places[0] + 4 * row)
+        delta = _origin(source.p, places, row, append_time) - origin
+        if start >= 0 and (delta < 0 or delta > _DELTA_MAX):
+            _close_record(target, start, state[3], frames)
+            start = -1
+        if state[1] <= 0 or size + (256 if start < 0 else 0) > state[2] - state[3]:
+            state[6] = size + 256
+            break
+        offset = base + (load_u32(source.p, places[50] + 4 * row) if places[50] >= 0 else row)
+        if start < 0:
+            start = state[3]
+            frames = 0
+            first = offset
+            time = _origin(source.p, places, row, append_time)
+            origin = _open_record(
+                target.p, start, offset, append_time, _earliest(source.p, places, row, count, append_time), time
+            )
+            delta = time - origin
+            state[3] += 256
+        place = state[3]
+        state[3] = _put_message(source.p, places, row, 48, headers, target.p, place)
+        if load_u64(target.p, place + 8) == 0 and load_u64(target.p, place + 16) == 0:
+            _make_id(
+                target.p,
+                place + 8,
+                cython.cast(cython.ulonglong, state[7]),
+                cython.cast(cython.ulonglong, state[8]),
+                offset,
+            )
+        store_u32(target.p, place + 24, cython.cast(cython.uint, offset - first))
+        store_u32(target.p, place + 28, cython.cast(cython.uint, delta))
+        store_u64(target.p, place, xxh3_raw(target.p, place + 8, state[3] - place - 8))
+        frames += 1
+        state[0] = offset + 1
+        state[1] -= 1
+        state[5] = offset
+        row += 1
+    if start >= 0:
+        _close_record(target, start, state[3], frames)
+    return 0 if row == count else 1
+
+
+def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
+    """Write the records of the batches from position ``at`` of a chunk on, as far as ``state`` allows; returns how it ended.
+
+    Every chunk of a read goes through here in turn, with the same state; bytes behind the position in ``out`` are undefined.
+    Raises ValueError when the state allows more than ``out`` holds.
+    """
+    source: Lent = lend(chunk)
+    target: Lent = lend_writable(out)
+    numbers: Lent = lend_writable(state)
+    place: cython.Py_ssize_t = at
+    length: cython.Py_ssize_t
+    ended: cython.int = 0
+    wanted: cython.int = form
+    i: cython.int
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+        words = cython.declare(cython.longlong[9])
+    else:
+        places = [0] * 54
+        words = [0] * 9
+    if numbers.size != 72:
+        raise ValueError(f"not a state bytes={numbers.size}")
+    for i in range(9):
+        words[i] = load_i64(numbers.p, 8 * i)
+    if place < 0 or words[3] < 0 or words[2] > target.size:
+        raise ValueError(f"state outside its buffers position={place} cap={words[2]} bytes={target.size}")
+    while place < source.size and ended == 0:
+        length = fill_layout(source.p, place, source.size, places)
+        if length < 0:
+            words[4] = place
+            ended = 2
+        elif wanted == 3:
+            ended = _put_framed(source, places, place, target, words)
+        else:
+            ended = _put_classic(source.p, places, place, target.p, words, wanted)
+        if ended == 0:
+            place += length
+    for i in range(9):
+        store_i64(numbers.p, 8 * i, words[i])
+    return ended
+
+
+def new_state() -> array[int]:
+    """A state that allows nothing yet."""
+    return array("q", bytes(8 * STATE_WORDS))
+
+
+if cython.compiled:
+    _place: cython.Py_ssize_t
+    for _place in range(79):
+        _NAMES[_place] = _EVENT_NAMES[_place]
+else:
+    _NAMES = memoryview(_EVENT_NAMES)

@@ -1,0 +1,155 @@
+"""Which dialect a connection speaks: the framing from its first bytes, the rest from its login and from shapes (dossier §9).
+
+Promises: decided once as far as the bytes allow, and kept; what is not decided yet is answered as the dialect most in use. Must not know:
+sessions, what commands do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.iggy import dialect as dialects
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
+
+METADATA_BYTES_MAX: Final = (
+    775  # dossier §9.2: the first number of a D2 send is at most this, of an older one at least 1025
+)
+FRAME_BYTES_MIN: Final = 4
+
+
+class Recognition:
+    """What is known of one connection.
+
+    Invariant: ``_candidates`` are the dialects it may speak, the one most likely first, never empty.
+    """
+
+    __slots__ = ("_candidates", "framed")
+
+    def __init__(self, forced: Dialect | None = None) -> None:
+        self._candidates: tuple[Dialect, ...] = (forced,) if forced is not None else (dialects.D0,)
+        self.framed: bool | None = None
+        if forced is not None and forced.framed:
+            self.framed = True
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect as far as it is known."""
+        return self._candidates[0]
+
+    def see_framing(self, first: int) -> None:
+        """Tell the framings apart by the first four bytes. Raises PeerError for bytes of other protocols."""
+        self.framed = first == 0
+        if self.framed:
+            self._candidates = (dialects.D3,)
+        elif first.to_bytes(4, "little")[:3].isalpha():
+            raise PeerError("HTTP, or other text, was sent to the port of the Iggy wire", fatal=True)
+
+    def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
+        """The dialect of a request; a classic one may decide what the connection speaks."""
+        if self.framed or (len(self._candidates) == 1 and code != Code.LOGIN and code != Code.LOGIN_TOKEN):
+            return self.dialect
+        if code == Code.LOGIN:
+            self._see_login(payload)
+        elif code == Code.LOGIN_TOKEN:
+            self._candidates = (*dialects.NEW, *dialects.OLD)
+        elif logged_in:
+            self._see_shape(code, payload)
+        return self.dialect
+
+    def _see_login(self, payload: memoryview) -> None:
+        reader = Reader(payload, self.dialect)
+        try:
+            reader.name()
+            reader.name()
+            if reader.left < FRAME_BYTES_MIN:
+                self._candidates = dialects.OLD
+                return
+            version = reader.str32()
+        except Refused:
+            return
+        known = dialects.VERSIONS.get(".".join(version.split(".")[:2]))
+        self._candidates = dialects.NEW if known is None else (known,)
+
+    def _see_shape(self, code: int, payload: memoryview) -> None:
+        if code == Code.SEND:
+            batched = len(payload) >= FRAME_BYTES_MIN and U32.unpack_from(payload)[0] <= METADATA_BYTES_MAX
+            self._keep([candidate for candidate in self._candidates if candidate.batched == batched])
+            return
+        shape = SHAPES.get(code)
+        if shape is not None:
+            self._keep([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
+
+    def _keep(self, fitting: Sequence[Dialect]) -> None:
+        """Keep those that fit; with none the request is malformed anyway."""
+        if fitting:
+            self._candidates = tuple(fitting)
+
+    def see_message_head(self, head: int) -> None:
+        """Batched messages told how large their heads are."""
+        self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
+
+
+def _fits(shape: Callable[[Reader], object], payload: memoryview, candidate: Dialect) -> bool:
+    reader = Reader(payload, candidate)
+    try:
+        shape(reader)
+    except Refused:
+        return False
+    return reader.left == 0
+
+
+def _poll(reader: Reader) -> None:
+    _offset(reader)
+    if not 1 <= reader.u8() <= 5:
+        raise Refused(3)
+    reader.take(12)
+    reader.flag()
+
+
+def _offset(reader: Reader) -> None:
+    reader.consumer()
+    reader.ident()
+    reader.ident()
+    reader.partition()
+
+
+def _store(reader: Reader) -> None:
+    _offset(reader)
+    reader.u64()
+
+
+def _create_stream(reader: Reader) -> None:
+    if reader.dialect.chosen_ids:
+        reader.u32()
+    reader.name()
+
+
+def _create_topic(reader: Reader) -> None:
+    reader.ident()
+    if reader.dialect.chosen_ids:
+        reader.u32()
+    reader.u32()
+    reader.topic_fields()
+
+
+def _create_group(reader: Reader) -> None:
+    reader.ident()
+    reader.ident()
+    if reader.dialect.chosen_ids:
+        reader.u32()
+    if reader.dialect.named_groups:
+        reader.name()
+
+
+SHAPES: Final[Mapping[int, Callable[[Reader], object]]] = {
+    Code.POLL: _poll,
+    Code.GET_OFFSET: _offset,
+    Code.STORE_OFFSET: _store,
+    Code.DELETE_OFFSET: _offset,
+    Code.CREATE_STREAM: _create_stream,
+    Code.CREATE_TOPIC: _create_topic,
+    Code.CREATE_GROUP: _create_group,
+}

@@ -1,0 +1,419 @@
+"""Messages in and out, and stored offsets (dossier §3.5, §3.6, §7.2, §8.5, §8.6).
+
+Promises: a request's messages are one batch of one partition; a poll never waits for messages and never gives more than was asked for; a
+stored offset is the last one consumed on this wire, the next one to read inside. Must not know: frames, who is allowed what beyond asking.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+from polywire.broker.permissions import Permission
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.protocols.iggy import errors, intake, outlet
+from polywire.protocols.iggy.directory import Stream
+from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
+from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.records.compression import expand_body
+from polywire.types import KeyHash, PositionKind
+
+COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
+SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
+MESSAGE_ROOM: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
+_OFFSET: Final = Struct("<IQQ")
+_POLLED: Final = Struct("<IQI")
+_SENT: Final = Struct("<IIIIQ")
+_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+_SEEDS: Final = Struct("<qq")
+_XXH32: Final = KeyHash.XXH32
+
+
+def who(reader: Reader) -> int | str:
+    """A stream, topic or group as we count, or its name."""
+    found = reader.ident()
+    return found - reader.dialect.base if isinstance(found, int) else found
+
+
+def topic_of(session: IggySession, reader: Reader) -> Topic:
+    """The topic a request begins with. Raises Refused."""
+    stream = who(reader)
+    return session.shared.directory.topic(stream, who(reader))
+
+
+def partition_at(topic: Topic, number: int) -> Partition:
+    """A partition as we count. Raises Refused 3007."""
+    if not 0 <= number < len(topic.partitions):
+        raise Refused(errors.NO_PARTITION)
+    return topic.partitions[number]
+
+
+# Sending
+
+
+def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """SEND_MESSAGES."""
+    dialect = reader.dialect
+    if dialect.batched:
+        end = reader.u32() + reader.at
+    topic = topic_of(session, reader)
+    session.check(Permission.PRODUCE, topic)
+    partition, key = _destination(session, topic, reader)
+    if not dialect.batched:
+        batch = intake.from_flat(reader.data, reader.at, reader.stop, key)
+    else:
+        count = reader.u32()
+        if reader.at != end:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        if dialect.framed:
+            batch = intake.from_frames(reader.data, reader.at, reader.stop, key)
+        else:
+            head = intake.message_head(reader.data, reader.at, reader.stop, count)
+            if head:
+                session.recognition.see_message_head(head)
+            batch = intake.from_indexed(reader.data, reader.at, reader.stop, count, head or dialect.message_head, key)
+    if isinstance(batch, int):
+        raise Refused(batch)
+    if dialect.framed:
+        session.produce(partition, batch, partial(_sent, session, answer, topic, partition))
+    else:
+        session.produce(partition, batch, answer.done)
+
+
+def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
+    """Where the messages go, and their key."""
+    kind, size = reader.u8(), reader.u8()
+    if not topic.partitions:
+        raise Refused(errors.NO_PARTITIONS)
+    if kind == 1:
+        if size:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        return topic.partitions[session.shared.directory.next_balanced(topic)], None
+    if kind == 2:
+        if size != 4:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        return partition_at(topic, reader.u32() - reader.dialect.base), None
+    if kind != 3:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    if size == 0:
+        raise Refused(errors.NO_KEY_VALUE)
+    key = bytes(reader.take(size))
+    return session.broker.partition_of_key(topic, key, _XXH32), key
+
+
+def _sent(
+    session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int, error: BrokerError | None
+) -> None:
+    """D3 tells where the messages went."""
+    if error is not None:
+        answer.refuse(error)
+        return
+    directory = session.shared.directory
+    try:
+        place = directory.stream_of(topic).number, directory.kept(topic).number
+    except (KeyError, BrokerError):  # the topic is gone already
+        answer.ok()
+        return
+    answer.ok(_SENT.pack(1, *place, partition.number, offset))
+
+
+# Polling
+
+
+def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
+    """POLL_MESSAGES."""
+    consumer = reader.consumer()
+    topic = topic_of(session, reader)
+    number = reader.partition()
+    kind, value, count = reader.u8(), reader.u64(), reader.u32()
+    commit = reader.u8() == 1
+    session.check(Permission.CONSUME, topic)
+    if count == 0:
+        raise Refused(errors.BAD_MESSAGE_COUNT)
+    if not 1 <= kind <= 5:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    name = consumer_name(session, topic, consumer, reader)
+    if consumer.group:
+        partition = _members_partition(session, topic, name, number, reader)
+        if partition is None:
+            return _POLLED.pack(NO_PARTITION if reader.dialect.framed else 0, 0, 0)
+    else:
+        partition = partition_at(topic, _chosen(reader, number))
+    owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
+    count = min(count, COUNT_MAX)
+    polling = Polling(session, answer, partition, count, (owner, name) if commit else None)
+    if kind == 2:
+        start = partition.log.offset_at(min(value, 2**62), polling.found)
+        return None if start is None else polling.begin(start)
+    return polling.begin(_start(session, partition, kind, value, count, (owner, name)))
+
+
+def _chosen(reader: Reader, number: int | None) -> int:
+    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (dossier §3.6)."""
+    if number is not None:
+        return number
+    if not reader.dialect.has_login:
+        raise Refused(errors.NO_PARTITION)
+    return 0
+
+
+def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
+    """What an owner of positions is called inside. Raises Refused 5000 or 5003."""
+    found = consumer.who
+    if not consumer.group:
+        return str(found)
+    group = found - reader.dialect.base if isinstance(found, int) else found
+    return session.shared.directory.group(topic, group)[1]
+
+
+def _members_partition(
+    session: IggySession, topic: Topic, group: str, number: int | None, reader: Reader
+) -> Partition | None:
+    """The partition a member reads next: the one it names in D3, else its own in turn; None when it has none."""
+    key = (topic.id, group)
+    if key not in session.members:
+        raise Refused(errors.NO_MEMBER)
+    owned = session.shared.membership(session, topic, group).partitions
+    if not owned:
+        return None
+    if reader.dialect.framed and number is not None:
+        if number not in owned:
+            raise Refused(errors.NOT_OWNED)
+        chosen = number
+    else:
+        turn = session.turns.get(key, 0)
+        session.turns[key] = turn + 1
+        chosen = owned[turn % len(owned)]
+    session.members[key] = (topic, chosen)
+    return topic.partitions[chosen]
+
+
+def _start(
+    session: IggySession, partition: Partition, kind: int, value: int, count: int, owner: tuple[PositionKind, str]
+) -> int:
+    """The offset a polling strategy, but that by time, begins at; never below the oldest one kept."""
+    log = partition.log
+    match kind:
+        case 1:
+            start = value
+        case 3:
+            start = 0
+        case 4:
+            start = log.readable_offset - count
+        case _:
+            start = session.broker.position(partition.topic.name.full, partition.number, *owner) or 0
+    return max(start, log.first_offset)
+
+
+class Polling:
+    """One poll's reply in the making.
+
+    Invariant: nothing of a read is used after its pin was released; the buffer goes back once the reply has left.
+    """
+
+    __slots__ = ("_answer", "_commit", "_count", "_head", "_partition", "_session", "_state")
+
+    def __init__(
+        self,
+        session: IggySession,
+        answer: Answer,
+        partition: Partition,
+        count: int,
+        commit: tuple[PositionKind, str] | None,
+    ) -> None:
+        self._session = session
+        self._answer = answer
+        self._partition = partition
+        self._count = count
+        self._commit = commit
+        self._state = outlet.new_state()
+
+    def found(self, start: int | BrokerError) -> None:
+        """The offset to begin at had to be looked for."""
+        if isinstance(start, BrokerError):
+            self._answer.refuse(start)
+            return
+        try:
+            reply = self.begin(start)
+        except BrokerError as error:
+            self._answer.refuse(error)
+            return
+        if reply is not None:
+            self._answer.ok(reply)
+
+    def begin(self, start: int) -> bytes | None:
+        """The reply when there is nothing to read; otherwise it comes at once, or when the bytes are at hand. Raises BrokerError."""
+        log = self._partition.log
+        if start >= log.readable_offset:
+            return self._front(0)
+        most = self._session.shared.settings.reply_bytes_max
+        end = min(start + self._count, log.readable_offset)
+        state = self._state
+        state[outlet.NEXT] = start
+        state[outlet.LEFT] = self._count
+        state[outlet.LAST] = -1
+        state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition)
+        read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
+        if read is not None:
+            self._read(read)
+        return None
+
+    def _front(self, count: int) -> bytes:
+        number = self._partition.number + self._answer.dialect.base
+        return _POLLED.pack(number, max(self._partition.log.readable_offset - 1, 0), count)
+
+    def _read(self, read: Read | BrokerError) -> None:
+        if isinstance(read, BrokerError):
+            self._answer.refuse(read)
+            return
+        shared = self._session.shared
+        room = sum(len(chunk) for chunk in read.chunks) + MESSAGE_ROOM * (self._count + 4)
+        room = min(room, shared.settings.reply_bytes_max)
+        buffer = shared.take_buffer(room)
+        try:
+            buffer = self._write(read, buffer)
+        except BrokerError as error:
+            shared.give_buffer(buffer)
+            self._answer.refuse(error)
+            return
+        finally:
+            read.pin.release()
+        self._finish(buffer)
+
+    def _write(self, read: Read, buffer: bytearray) -> bytearray:
+        """Write the messages; another buffer is returned when the first message needs one."""
+        state = self._state
+        state[outlet.CAP] = len(buffer)
+        for chunk in read.chunks:
+            ended = self._write_chunk(chunk, buffer)
+            if ended == outlet.FULL and state[outlet.AT] == 0 and state[outlet.LEFT] > 0:
+                buffer = bytearray(state[outlet.NEEDED])
+                state[outlet.CAP] = len(buffer)
+                ended = self._write_chunk(chunk, buffer)
+            if ended == outlet.FULL:
+                break
+        return buffer
+
+    def _write_chunk(self, chunk: memoryview, buffer: bytearray) -> int:
+        state, form = self._state, self._answer.dialect.form
+        ended = outlet.put_chunk(chunk, 0, buffer, state, form)
+        while ended == outlet.COMPRESSED:
+            at = state[outlet.POSITION]
+            size = _LENGTH.unpack_from(chunk, at)[0]
+            ended = outlet.put_chunk(expand_body(chunk[at : at + size]), 0, buffer, state, form)
+            if ended == outlet.DONE:
+                ended = outlet.put_chunk(chunk, at + size, buffer, state, form)
+        return ended
+
+    def _finish(self, buffer: bytearray) -> None:
+        state, shared = self._state, self._session.shared
+        if self._commit is not None and state[outlet.LAST] >= 0:
+            store(self._session, self._partition, self._commit, state[outlet.LAST], None)
+        size = state[outlet.AT]
+        front = self._front(self._count - state[outlet.LEFT])
+        if size <= SMALL_REPLY_BYTES:
+            self._answer.fill([front, bytes(memoryview(buffer)[:size])])
+            shared.give_buffer(buffer)
+        else:
+            self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.give_buffer, buffer))
+
+
+def _seeds(partition: Partition) -> tuple[int, int]:
+    """What the ids of this partition's records without one are made from."""
+    seed = blake2b(partition.topic.id + partition.number.to_bytes(4, "little"), digest_size=16).digest()
+    low, high = _SEEDS.unpack(seed)
+    return low, high
+
+
+# Stored offsets
+
+
+def store(
+    session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
+) -> None:
+    """Keep the last offset consumed."""
+    kind, name = owner
+    done = None if answer is None else answer.done
+    session.broker.commit_position(partition.topic.name.full, partition.number, kind, name, offset + 1, done=done)
+
+
+def _owner(session: IggySession, reader: Reader) -> tuple[Partition, tuple[PositionKind, str]]:
+    """Partition and owner of a stored offset."""
+    consumer = reader.consumer()
+    topic = topic_of(session, reader)
+    number = reader.partition()
+    session.check(Permission.CONSUME, topic)
+    name = consumer_name(session, topic, consumer, reader)
+    if not consumer.group:
+        return partition_at(topic, _chosen(reader, number)), (PositionKind.CONSUMER, name)
+    if number is None:
+        number = session.members.get((topic.id, name), (topic, -1))[1]
+    return partition_at(topic, number), (PositionKind.GROUP, name)
+
+
+def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CONSUMER_OFFSET."""
+    del answer
+    try:
+        partition, owner = _owner(session, reader)
+    except Refused as error:
+        if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
+            return b""
+        raise
+    position = session.broker.position(partition.topic.name.full, partition.number, *owner)
+    if position is None and reader.dialect.empty_when_missing:
+        return b""
+    newest = max(partition.log.readable_offset - 1, 0)
+    return _OFFSET.pack(partition.number + reader.dialect.base, newest, max((position or 0) - 1, 0))
+
+
+def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
+    partition, owner = _owner(session, reader)
+    offset = reader.u64()
+    if reader.dialect.framed:
+        reader.u8()
+    if offset >= max(partition.log.readable_offset, 1):
+        raise Refused(errors.BAD_OFFSET)
+    store(session, partition, owner, offset, answer)
+
+
+def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """DELETE_CONSUMER_OFFSET."""
+    partition, (kind, name) = _owner(session, reader)
+    full_name = partition.topic.name.full
+    if session.broker.position(full_name, partition.number, kind, name) is None:
+        raise Refused(errors.NO_STORED_OFFSET)
+    session.broker.delete_positions(
+        kind, name, full_name=full_name, partition_number=partition.number, done=answer.done
+    )
+
+
+def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
+    if reader.dialect.framed:
+        raise Refused(errors.UNAVAILABLE)  # dossier §8.2: always
+    topic = topic_of(session, reader)
+    session.check(Permission.PRODUCE, topic)
+    partition_at(topic, reader.number())
+    session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())
+
+
+def messages_of(topic: Topic) -> int:
+    """Messages that can be read."""
+    return sum(partition.log.readable_offset - partition.log.first_offset for partition in topic.partitions)
+
+
+def bytes_of(topic: Topic) -> int:
+    """Bytes that are stored."""
+    return sum(partition.log.stored_bytes for partition in topic.partitions)
+
+
+def totals(session: IggySession, stream: Stream) -> tuple[int, int, int]:
+    """Topics, bytes and messages of a stream."""
+    topics = session.shared.directory.topics(stream)
+    return len(topics), sum(map(bytes_of, topics)), sum(map(messages_of, topics))

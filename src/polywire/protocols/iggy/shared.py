@@ -1,0 +1,112 @@
+"""What the sessions of one Iggy listener share: the directory, who is connected, reply buffers, settings.
+
+Promises: client numbers are unique among the connections there are; members of groups are kept alive while their connection is.
+Must not know: bytes, sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+from polywire.broker.broker import Broker
+from polywire.errors import BrokerError
+from polywire.protocols.iggy.dialect import DIALECTS, Dialect
+from polywire.protocols.iggy.directory import Directory
+from polywire.protocols.iggy.messages import WIRE
+from polywire.types import Assignor
+
+if TYPE_CHECKING:
+    from polywire.broker.groups.coordinator import Membership
+    from polywire.broker.topics import Topic
+    from polywire.protocols.iggy.session import IggySession
+
+BEAT_S: Final = 3.0  # how often members show that they live: three times within the broker's timeout
+REPLY_BYTES: Final = 256 * 1024
+REPLY_BUFFERS_MAX: Final = 4  # reply buffers kept for reuse
+REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
+
+
+@dataclass(frozen=True, slots=True)
+class IggySettings:
+    """Settings of the Iggy wire.
+
+    dialect: forces one by its name (``0.0``, ``0.1.0``, ``0.1``, ``0.4``, ``0.6``, ``0.7``, ``0.8``, ``0.10``, ``vsr``); ``auto``
+        recognises it.
+    reply_bytes_max: bytes of messages in one poll's reply, unless a single message is longer.
+    data_dir: where the broker's files are, for GET_STATS.
+    """
+
+    dialect: str = "auto"
+    reply_bytes_max: int = 8 * 1024 * 1024
+    data_dir: Path | None = None
+
+
+class Shared:
+    """Invariant: ``clients`` are the open sessions by their number."""
+
+    __slots__ = ("_beating", "_buffers", "broker", "clients", "directory", "epochs", "forced", "settings", "started_at")
+
+    def __init__(self, broker: Broker, settings: IggySettings) -> None:
+        self.broker: Final = broker
+        self.settings: Final = settings
+        self.directory: Final = Directory(broker)
+        named = [dialect for dialect in DIALECTS if dialect.name == settings.dialect]
+        self.forced: Final[Dialect | None] = named[0] if named else None
+        self.clients: Final[dict[int, IggySession]] = {}
+        self.epochs = int(time())  # a login's number in D3: rising, also over restarts
+        self.started_at: Final = time()
+        self._buffers: list[bytearray] = []
+        self._beating: Any = None
+
+    def enter(self, session: IggySession, peer: str) -> int:
+        """A number for a new connection: that of its address, as the reference has it, unless it is taken."""
+        number = crc32(peer.encode())
+        while number == 0 or number in self.clients:
+            number = (number + 1) & 0xFFFFFFFF
+        self.clients[number] = session
+        return number
+
+    def leave(self, session: IggySession) -> None:
+        """The connection is gone."""
+        self.clients.pop(session.client_id, None)
+
+    def next_epoch(self) -> int:
+        """The number of a new login."""
+        self.epochs += 1
+        return self.epochs
+
+    def membership(self, session: IggySession, topic: Topic, group: str) -> Membership:
+        """A member's place now; it becomes one again if it was not heard of for too long. Raises BrokerError."""
+        place = self.broker.groups.join(
+            group, topic.name.full, session.member_id, wire=WIRE, assignor=Assignor.ROUND_ROBIN
+        )
+        if self._beating is None:
+            self._beating = self.broker.loop.call_later(BEAT_S, self._beat)
+        return place
+
+    def _beat(self) -> None:
+        self._beating = None
+        for session in list(self.clients.values()):
+            for (topic_id, group), (topic, _) in list(session.members.items()):
+                if self.broker.find_topic(topic.name.full) is not topic:
+                    del session.members[topic_id, group]
+                    continue
+                try:
+                    self.membership(session, topic, group)
+                except BrokerError:
+                    continue  # its next request tells it
+
+    def take_buffer(self, size: int) -> bytearray:
+        """A buffer of at least this size for one reply."""
+        if self._buffers and len(self._buffers[-1]) >= size:
+            return self._buffers.pop()
+        return bytearray(max(size, REPLY_BYTES))
+
+    def give_buffer(self, buffer: bytearray) -> None:
+        """The reply was sent."""
+        if len(self._buffers) < REPLY_BUFFERS_MAX and len(buffer) <= REPLY_BYTES_KEPT:
+            self._buffers.append(buffer)

@@ -1,0 +1,275 @@
+"""Logins, clients and figures of the process (dossier §3.3, §6.1, §7.4, §8.3).
+
+Promises: a password is verified off the loop; figures are the process's own, none is made up. Must not know: frames, messages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from polywire.broker.access import Principal
+from polywire.broker.permissions import Permission
+from polywire.build_info import VERSION
+from polywire.errors import BrokerError
+from polywire.protocols.iggy import errors, vsr
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes, str32_bytes
+from polywire.protocols.iggy.records import bytes_of, messages_of
+from polywire.protocols.iggy.session import Answer, IggySession
+
+NO_USER: Final = 2**32 - 1
+TCP: Final = 1
+CLUSTER_NAME: Final = "polywire"
+_STATS: Final = Struct("<If")
+_STATS_REST: Final = Struct("<QQQQQQQQIIIIQII")
+_MEMORY: Final = Path("/proc/meminfo")
+_STATM: Final = Path("/proc/self/statm")
+_IO: Final = Path("/proc/self/io")
+
+
+def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """PING."""
+    del session, answer
+    if reader.left:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return b""
+
+
+# Logging in
+
+
+def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """LOGIN_USER, or REGISTER in today's dialect."""
+    if reader.dialect.framed:
+        _register(session, answer, reader)
+        return
+    name, password = reader.name(), reader.name()
+    session.broker.access.log_in(name, password, lambda who: _told(session, answer, who))
+
+
+def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
+    token = reader.name()
+    try:
+        principal = session.broker.access.log_in_with_token(token)
+    except BrokerError:
+        raise Refused(errors.BAD_TOKEN) from None
+    _told(session, answer, principal)
+
+
+def _told(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
+    """The password was verified: who it is, or why not."""
+    framed = answer.dialect.framed
+    if isinstance(who, BrokerError):
+        if framed:
+            answer.evict(vsr.EVICT_CREDENTIALS)
+        else:
+            answer.refuse(who)
+        return
+    session.logged_in(who)
+    user = U32.pack(who.user_id + answer.dialect.base)
+    if framed:
+        session.epoch = session.shared.next_epoch()
+        user += session.epoch.to_bytes(8, "little") + U32.pack(vsr.VERSION) + name_bytes(vsr.SERVER_VERSION)
+    answer.ok(user)
+
+
+def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
+    """User and password, or the same bytes read as a token (dossier §8.3)."""
+    try:
+        version = reader.u32()
+        reader.name()
+        reader.name()
+    except Refused:
+        answer.evict(vsr.EVICT_LOGIN)
+        return
+    if version >> 10 != vsr.VERSION >> 10:
+        answer.evict(vsr.EVICT_VERSION)
+        return
+    at = reader.at
+    words = _exactly(reader, lambda: (reader.name(), reader.name(), reader.str32()))
+    if words is not None:
+        try:
+            session.broker.access.log_in(words[0], words[1], lambda who: _told(session, answer, who))
+        except BrokerError:
+            answer.evict(vsr.EVICT_CREDENTIALS)
+        return
+    reader.at = at
+    token = _exactly(reader, lambda: (reader.name(), reader.str32()))
+    if token is None:
+        answer.evict(vsr.EVICT_LOGIN)
+        return
+    try:
+        principal = session.broker.access.log_in_with_token(token[0])
+    except BrokerError:
+        answer.evict(vsr.EVICT_TOKEN)
+        return
+    _told(session, answer, principal)
+
+
+def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
+    """What was read if that used the body up."""
+    try:
+        words = read()
+    except Refused:
+        return None
+    return words if reader.left == 0 else None
+
+
+def log_out(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """LOGOUT."""
+    del answer, reader
+    session.logged_out()
+    return b""
+
+
+# Clients
+
+
+def _client_bytes(client: IggySession, dialect: Dialect) -> bytes:
+    user = b""
+    if dialect.has_login:
+        known = client.principal is not None
+        none = 0 if dialect.one_based else NO_USER
+        user = U32.pack(client.principal.user_id + dialect.base if client.principal is not None and known else none)
+    head = U32.pack(client.client_id) + user + bytes((TCP,)) + str32_bytes(client.peer)
+    return head + U32.pack(len(client.members))
+
+
+def _client_details(session: IggySession, client: IggySession, dialect: Dialect) -> bytes:
+    directory = session.shared.directory
+    body = _client_bytes(client, dialect)
+    for (_, group), (topic, _) in client.members.items():
+        stream = directory.stream_of(topic).number
+        numbers = stream, directory.kept(topic).number, directory.group(topic, group)[0]
+        body += b"".join(U32.pack(number + dialect.base) for number in numbers)
+    return body
+
+
+def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_ME."""
+    del answer
+    return _client_details(session, session, reader.dialect)
+
+
+def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CLIENT."""
+    del answer
+    number = reader.u32()
+    if number == 0 or reader.left:
+        raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
+    session.check(Permission.READ_SERVERS)
+    client = session.shared.clients.get(number)
+    if client is None:
+        if reader.dialect.empty_when_missing:
+            return b""
+        raise Refused(errors.NO_SUCH_CLIENT)
+    return _client_details(session, client, reader.dialect)
+
+
+def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CLIENTS."""
+    del answer
+    session.check(Permission.READ_SERVERS)
+    clients = sorted(session.shared.clients.items())
+    return b"".join(_client_bytes(client, reader.dialect) for _, client in clients)
+
+
+# The process
+
+
+def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CLUSTER_METADATA: one node, the one that is spoken to, or clients would connect to another."""
+    del answer
+    if reader.dialect.one_based:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    host, port = session.local
+    node = str32_bytes("node-0") + str32_bytes(host) + port.to_bytes(2, "little") + bytes(6) + bytes(2)
+    return str32_bytes(CLUSTER_NAME) + U32.pack(1) + node
+
+
+def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_STATS."""
+    del answer
+    dialect, shared = reader.dialect, session.shared
+    session.check(Permission.READ_SERVERS)
+    directory = shared.directory
+    topics = [topic for stream in directory.streams() for topic in directory.topics(stream)]
+    run_s = time.time() - shared.started_at
+    cpu = _cpu_percent(run_s)
+    body = _STATS.pack(os.getpid(), cpu)
+    micros = 1 if dialect.topic_settings < 3 else 1_000_000
+    if dialect.topic_settings >= 2:  # the two numbers came within weeks of each other (dossier §5)
+        body += Struct("<f").pack(cpu)
+    total, available = _memory()
+    body += _STATS_REST.pack(
+        _own_memory(),
+        total,
+        available,
+        int(run_s * micros),
+        int(shared.started_at * micros),
+        *_bytes_moved(),
+        sum(map(bytes_of, topics)),
+        len(directory.streams()),
+        len(topics),
+        sum(len(topic.partitions) for topic in topics),
+        sum(len(topic.partitions) for topic in topics),
+        sum(map(messages_of, topics)),
+        len(shared.clients),
+        sum(len(directory.groups(topic)) for topic in topics),
+    )
+    body += b"".join(map(str32_bytes, (platform.node(), platform.system(), platform.release(), platform.version())))
+    if dialect.topic_settings >= 3:
+        body += str32_bytes(VERSION) + bytes(4) + bytes(4)
+        disk = shutil.disk_usage(shared.settings.data_dir or Path("/"))
+        body += U32.pack(threading.active_count()) + disk.free.to_bytes(8, "little") + disk.total.to_bytes(8, "little")
+    return body
+
+
+def _cpu_percent(run_s: float) -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return 100.0 * (used.ru_utime + used.ru_stime) / max(run_s, 0.001) / (os.cpu_count() or 1)
+
+
+def _own_memory() -> int:
+    """Resident bytes of this process; its peak where the system does not tell."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    if _STATM.exists():
+        return int(_STATM.read_text().split()[1]) * page
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory() -> tuple[int, int]:
+    """Total and available bytes of the machine; 0 available where the system does not tell."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not _MEMORY.exists():
+        return total, 0
+    lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines() if ":" in line)
+    return total, int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
+
+
+def _bytes_moved() -> tuple[int, int]:
+    """Bytes this process has read and written, where the system tells."""
+    try:
+        counts = dict(line.split(": ") for line in _IO.read_text().splitlines())
+    except OSError:
+        return 0, 0
+    return int(counts["rchar"]), int(counts["wchar"])
+
+
+def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """A command that is known and not served."""
+    del session, answer, reader
+    raise Refused(errors.UNAVAILABLE)
+
+
+ANONYMOUS: Final = frozenset((Code.PING, Code.LOGIN, Code.LOGIN_TOKEN))

@@ -1,0 +1,244 @@
+"""Users, permissions and personal access tokens (dossier §6.1 to §6.3, §8.4).
+
+Promises: what changes is synced before it is answered; a user may always read, and change the password of, itself. Must not know: frames,
+how permissions are checked.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from polywire.broker.access import User
+from polywire.broker.permissions import Grants, Permission
+from polywire.errors import BrokerError, Denied, ErrorCode
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.directory import Directory
+from polywire.protocols.iggy.messages import U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
+from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.types import TopicName
+
+USERNAME_BYTES: Final = range(3, 51)
+PASSWORD_BYTES: Final = range(3, 101)
+TOKEN_NAME_BYTES: Final = range(3, 31)
+_USER: Final = Struct("<IQB")
+_NEVER: Final = 2**64 - 1
+# The wire's flags in their order; what reading and writing records takes on other wires comes with them.
+_EVERYWHERE: Final = (
+    Permission.MANAGE_SERVERS,
+    Permission.READ_SERVERS,
+    Permission.MANAGE_USERS,
+    Permission.READ_USERS,
+    Permission.MANAGE_STREAMS,
+    Permission.READ_STREAMS,
+    Permission.MANAGE_TOPICS,
+    Permission.READ_TOPICS,
+    Permission.CONSUME | Permission.GROUP,
+    Permission.PRODUCE | Permission.TRANSACTION,
+)
+_IN_STREAM: Final = _EVERYWHERE[4:]
+_IN_TOPIC: Final = _EVERYWHERE[6:]
+
+
+# Permissions of the wire and ours
+
+
+def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
+    return sum(int(right) for flag, right in zip(flags, rights, strict=True) if flag)
+
+
+def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
+    """Permissions as the broker keeps them, by name. Raises Refused 1009, 2010 for a stream or topic that is not there."""
+    if flags is None:
+        return None
+    streams: dict[str, int] = {}
+    topics: dict[str, int] = {}
+    for number, rights, inner in flags.streams:
+        stream = directory.stream(number - base)
+        streams[stream.kept.space] = _granted(rights, _IN_STREAM)
+        for topic_number, topic_rights in inner:
+            topic = directory.topic(number - base, topic_number - base)
+            topics[f"{topic.name.stream}/{topic.name.topic}"] = _granted(topic_rights, _IN_TOPIC)
+    return Grants(_granted(flags.everywhere, _EVERYWHERE), streams, topics)
+
+
+def _flags(granted: int, rights: tuple[Permission, ...]) -> tuple[bool, ...]:
+    return tuple(bool(granted & right) for right in rights)
+
+
+def flags_of(grants: Grants | None, directory: Directory, base: int) -> PermissionFlags | None:
+    """Permissions as the wire has them; streams and topics that are gone are left out."""
+    if grants is None:
+        return None
+    inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
+    for place, rights in grants.topics.items():
+        space, _, name = place.partition("/")
+        inner.setdefault(space, {})[name] = rights
+    streams = []
+    for space, topics in sorted(inner.items()):
+        stream = directory.find_space(space)
+        if stream is None:
+            continue
+        told = []
+        for name, rights in sorted(topics.items()):
+            topic = directory.find_full(TopicName(space, name))
+            if topic is not None:
+                told.append((directory.kept(topic).number + base, _flags(rights, _IN_TOPIC)))
+        streams.append((stream.number + base, _flags(grants.streams.get(space, 0), _IN_STREAM), tuple(told)))
+    return PermissionFlags(_flags(grants.everywhere, _EVERYWHERE), tuple(streams))
+
+
+# How a user is spelled
+
+
+def _user_bytes(user: User, reader: Reader) -> bytes:
+    body = _USER.pack(user.id + reader.dialect.base, user.created_at_us, 1 if user.active else 2)
+    return body + name_bytes(user.name) + (bytes(4) if reader.dialect.framed else b"")
+
+
+def _user_details(session: IggySession, user: User, reader: Reader) -> bytes:
+    flags = flags_of(user.grants, session.shared.directory, reader.dialect.base)
+    return _user_bytes(user, reader) + permission_bytes(flags)
+
+
+def _who(reader: Reader) -> int | str:
+    found = reader.ident()
+    return found - reader.dialect.base if isinstance(found, int) else found
+
+
+def _own(session: IggySession) -> User:
+    assert session.principal is not None, "who is not logged in carries out no command on users"
+    return session.broker.access.user(session.principal.user_id)
+
+
+def _allow(session: IggySession, permission: Permission, user: User) -> None:
+    """Everybody may do to itself what this permission allows to do to others. Raises Denied."""
+    if session.principal is None or session.principal.user_id != user.id:
+        session.check(permission)
+
+
+def _told(answer: Answer, user: User | None, error: BrokerError | None) -> None:
+    if error is None:
+        answer.ok(answer.payload)
+    else:
+        answer.refuse(error)
+
+
+# Users
+
+
+def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_USER."""
+    del answer
+    user = session.broker.access.find_user(_who(reader))
+    if user is None:
+        session.check(Permission.READ_USERS)
+        if reader.dialect.empty_when_missing:
+            return b""
+        raise Refused(errors.NO_RESOURCE)
+    _allow(session, Permission.READ_USERS, user)
+    return _user_details(session, user, reader)
+
+
+def get_users(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_USERS."""
+    del answer
+    session.check(Permission.READ_USERS)
+    return b"".join(_user_bytes(user, reader) for user in session.broker.access.users())
+
+
+def _checked(text: str, sizes: range, number: int) -> str:
+    if len(text.encode()) not in sizes:
+        raise Refused(number)
+    return text
+
+
+def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """CREATE_USER."""
+    name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME)
+    password = _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
+    active = _status(reader)
+    flags = reader.permissions()
+    session.check(Permission.MANAGE_USERS)
+    grants = grants_of(flags, session.shared.directory, reader.dialect.base)
+    dialect = reader.dialect
+
+    def told(user: User | None, error: BrokerError | None) -> None:
+        if user is not None and dialect.tells_created:
+            answer.payload = _user_details(session, user, Reader(memoryview(b""), dialect))
+        _told(answer, user, error)
+
+    session.broker.access.create_user(name, password, grants, active=active, done=told)
+
+
+def _status(reader: Reader) -> bool:
+    status = reader.u8()
+    if status not in (1, 2):
+        raise Refused(errors.BAD_STATUS)
+    return status == 1
+
+
+def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """DELETE_USER."""
+    user = session.broker.access.user(_who(reader))
+    session.check(Permission.MANAGE_USERS)
+    if user.configured:
+        raise Refused(errors.CANNOT_DELETE_USER)
+    session.broker.access.delete_user(user, done=lambda *told: _told(answer, *told))
+
+
+def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """UPDATE_USER."""
+    user = session.broker.access.user(_who(reader))
+    name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
+    active = _status(reader) if reader.flag() else None
+    session.check(Permission.MANAGE_USERS)
+    session.broker.access.update_user(user, name=name, active=active, done=lambda *told: _told(answer, *told))
+
+
+def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """UPDATE_PERMISSIONS."""
+    user = session.broker.access.user(_who(reader))
+    flags = reader.permissions()
+    session.check(Permission.MANAGE_USERS)
+    grants = grants_of(flags, session.shared.directory, reader.dialect.base)
+    session.broker.access.grant(user, grants, done=lambda *told: _told(answer, *told))
+
+
+def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """CHANGE_PASSWORD."""
+    user = session.broker.access.user(_who(reader))
+    old, new = reader.name(), _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
+    _allow(session, Permission.MANAGE_USERS, user)
+    session.broker.access.change_password(user, old, new, done=lambda *told: _told(answer, *told))
+
+
+# Tokens
+
+
+def get_tokens(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_PERSONAL_ACCESS_TOKENS: one's own."""
+    del answer, reader
+    tokens = _own(session).tokens
+    return b"".join(name_bytes(token.name) + U64.pack(token.expires_at_us or 0) for token in tokens)
+
+
+def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """CREATE_PERSONAL_ACCESS_TOKEN: told this once."""
+    name = _checked(reader.name(), TOKEN_NAME_BYTES, errors.BAD_TOKEN_NAME)
+    if reader.dialect.topic_settings >= 3:
+        expiry_us = reader.u64()
+    else:
+        expiry_us = reader.u32() * 1_000_000
+    now_us = session.broker.clock.now_us()
+    expires_at_us = None if expiry_us in (0, _NEVER) else min(now_us + expiry_us, 2**62)
+    user = _own(session)
+    if user.configured and user.id == 0:
+        raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
+    raw = session.broker.access.create_token(user, name, expires_at_us, done=lambda *told: _told(answer, *told))
+    answer.payload = name_bytes(raw)
+
+
+def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """DELETE_PERSONAL_ACCESS_TOKEN."""
+    session.broker.access.delete_token(_own(session), reader.name(), done=lambda *told: _told(answer, *told))

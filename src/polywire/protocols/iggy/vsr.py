@@ -1,0 +1,115 @@
+"""The headered framing: 256 bytes in front of every body (dossier §8.1, §8.2).
+
+Promises: a header is checked before anything in it is believed; replies echo what the reference echoes. Must not know: what bodies mean,
+sessions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from polywire.protocols.iggy.messages import Code
+
+HEADER_BYTES: Final = 256
+REQUEST: Final = 5
+REPLY: Final = 8
+EVICTION: Final = 13
+REGISTER: Final = 1
+PLAIN: Final = 2  # the operation whose command is a code of its own
+LOG_OUT: Final = 3
+SEND: Final = 160
+VERSION: Final = 11 << 10  # 0.11.0
+SERVER_VERSION: Final = "0.9.0"
+
+# What changes something has an operation of its own.
+OPERATIONS: Final[dict[int, Code]] = {
+    LOG_OUT: Code.LOGOUT,
+    128: Code.CREATE_STREAM,
+    129: Code.UPDATE_STREAM,
+    130: Code.DELETE_STREAM,
+    131: Code.PURGE_STREAM,
+    132: Code.CREATE_TOPIC,
+    133: Code.UPDATE_TOPIC,
+    134: Code.DELETE_TOPIC,
+    135: Code.PURGE_TOPIC,
+    136: Code.CREATE_PARTITIONS,
+    137: Code.DELETE_PARTITIONS,
+    138: Code.DELETE_SEGMENTS,
+    139: Code.CREATE_GROUP,
+    140: Code.DELETE_GROUP,
+    141: Code.CREATE_USER,
+    142: Code.UPDATE_USER,
+    143: Code.DELETE_USER,
+    144: Code.CHANGE_PASSWORD,
+    145: Code.UPDATE_PERMISSIONS,
+    146: Code.CREATE_TOKEN,
+    147: Code.DELETE_TOKEN,
+    148: Code.JOIN_GROUP,
+    149: Code.LEAVE_GROUP,
+    SEND: Code.SEND,
+    161: Code.STORE_OFFSET,
+    162: Code.DELETE_OFFSET,
+}
+
+EVICT_NO_LOGIN: Final = 1
+EVICT_UNKNOWN: Final = 4
+EVICT_BODY: Final = 5
+EVICT_CREDENTIALS: Final = 9
+EVICT_TOKEN: Final = 10
+EVICT_VERSION: Final = 14
+EVICT_LOGIN: Final = 15
+
+_FRAME: Final = Struct("<48xI8xB")
+_FIELDS: Final = Struct("<16s16sQQB7xQII")
+_REPLY: Final = Struct("<48xI8xB67x16s16x16sQQQQB7xI36x")
+_EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What matters of a request's header. ``has_result``: whether its reply begins with a result section."""
+
+    size: int
+    command: int
+    client: bytes
+    checksum: bytes
+    timestamp: int
+    number: int
+    operation: int
+    epoch: int
+    code: int
+
+    @property
+    def has_result(self) -> bool:
+        return self.operation >= 128 and self.operation != SEND
+
+
+def parse_head(data: memoryview) -> Head:
+    """The header at the front of ``data``, which has at least its size."""
+    size, command = _FRAME.unpack_from(data)
+    client, checksum, timestamp, number, operation, epoch, _, code = _FIELDS.unpack_from(data, 128)
+    return Head(size, command, client, checksum, timestamp, number, operation, epoch, code)
+
+
+def reply_head(head: Head, position: int, size: int, status: int) -> bytes:
+    """The header of the answer to ``head`` with a body of ``size`` bytes. ``position``: any rising number."""
+    return _REPLY.pack(
+        HEADER_BYTES + size,
+        REPLY,
+        head.checksum,
+        head.client,
+        position,
+        position,
+        head.timestamp,
+        head.number,
+        head.operation,
+        status,
+    )
+
+
+def eviction(client: bytes, reason: int) -> bytes:
+    """The frame that ends a login."""
+    window = VERSION if reason == EVICT_VERSION else 0
+    return _EVICTION.pack(HEADER_BYTES, EVICTION, client, window, window, reason)
