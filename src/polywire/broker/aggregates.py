@@ -1,4 +1,4 @@
-"""Aggregates: how many events each has, where they lie, and its snapshot (decision 0014).
+"""Aggregates: how many events each has, where they lie, and its snapshot (decision 0010).
 
 Promises: follows from the changes alone; a version is never given twice, also when its event or the whole aggregate's history was removed by
 retention. Must not know: the log, wires, when a change may be made.
@@ -7,8 +7,8 @@ retention. Must not know: the log, wires, when a change may be made.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
 from bisect import bisect_left
+from collections.abc import Callable, Collection
 
 from polywire.broker.changes import AggregateState, EventAppended, SnapshotSaved
 

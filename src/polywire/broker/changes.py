@@ -213,7 +213,6 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
     member: str
     generation: int
     offsets: dict[int, int]
-    at_us: int
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):

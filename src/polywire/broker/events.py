@@ -1,7 +1,7 @@
-"""Event sourcing: events of aggregates with versions without gaps, and aggregates' snapshots (design §3, decision 0014).
+"""Event sourcing: events of aggregates with versions without gaps, and aggregates' snapshots (design §3, decision 0010).
 
-Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is by
-place, never by scanning. Must not know: wires.
+Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is
+by place, never by scanning. Must not know: wires.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class Events:
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
         if not partition.topic.settings.event_sourcing:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"topic has no events of aggregates name={partition.topic.name.full!r}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"topic has no events of aggregates name={partition.topic.name.full!r}"
+            )
         limit = self._settings.aggregate_key_bytes_max
         if not 1 <= len(key) <= limit:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"a key must have 1 to {limit} bytes got={len(key)}")
@@ -128,7 +130,8 @@ class Events:
         current = self.version(partition, key)
         if version != current + 1:
             raise Conflict(
-                ErrorCode.VERSION_CONFLICT, f"aggregate is at another version current={current} got={version} key={key!r}"
+                ErrorCode.VERSION_CONFLICT,
+                f"aggregate is at another version current={current} got={version} key={key!r}",
             )
 
     def _check_room(self, partition: Partition, key: bytes) -> None:

@@ -1,8 +1,7 @@
 """Transactions that are open over many requests: records staged one by one, positions of a group, and one atomic end.
 
-Promises: what a transaction holds is journalled in the same group as the staged record, so counts and records agree after any crash; the records
-and the positions of a commit become true in one group (decision 0015). An older epoch changes nothing. Must not know: wires, who is a
-member of what.
+Promises: what a transaction holds is journalled in the same group as the staged record, so counts and records agree after any crash; the
+records and the positions of a commit become true in one group (decision 0011). Must not know: wires, who is a member of what.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from polywire.broker.topics import Partition
 from polywire.broker.transactions import TOKEN_BYTES, Transactions
 from polywire.broker.transactors import Scope, Transactor
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
 from polywire.log.base import Done, Log
 from polywire.types import Buffer, Level
 
@@ -55,15 +54,14 @@ class Transacting:
         self._clock = clock
 
     def find(self, id_: str) -> Transactor | None:
-        """A transactor as it is now; one whose staged records have expired has aborted."""
+        """A transactor as it is now; one whose staged records may have expired has aborted."""
         found = self._state.transactors.find(id_)
-        if found is not None and found.is_open and found.messages:
-            try:
-                self._log.staged_partitions(found.token)
-            except Missing:
-                self.abort(found, done=None)
-                return self._state.transactors.find(id_)
-        return found
+        if found is None or not found.is_open or not found.messages:
+            return found
+        if self._clock.now_us() < found.at_us + self._settings.stage_expiry_us:
+            return found
+        self.abort(found, done=None)
+        return self._state.transactors.find(id_)
 
     def begin_epoch(self, id_: str, *, done: Done | None) -> Transactor:
         """Become this transactor: an open transaction of the one before is aborted, and that one fenced.
@@ -83,9 +81,7 @@ class Transacting:
         token = secrets.token_bytes(TOKEN_BYTES)
         self._store(transactor.id, transactor.epoch, TransactionState.OPEN, token, done)
 
-    def _store(
-        self, id_: str, epoch: int, state: TransactionState, token: bytes, done: Done | None
-    ) -> Transactor:
+    def _store(self, id_: str, epoch: int, state: TransactionState, token: bytes, done: Done | None) -> Transactor:
         change = changes.TransactorStored(id_, epoch, state, token, self._clock.now_us())
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
@@ -103,8 +99,10 @@ class Transacting:
         """
         assert transactor.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
-        self._log.reserve(len(batch) + len(transactor.id) + CHANGE_BYTES + 3 * ENTRY_BYTES)  # it may commit, and so tell others
-        if not transactor.is_open or self._state.transactors.find(transactor.id) is not transactor:
+        self._log.reserve(
+            len(batch) + len(transactor.id) + CHANGE_BYTES + 3 * ENTRY_BYTES
+        )  # it may commit, and so tell others
+        if not self._is_current(transactor):
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transactor.id!r}")
         if sequence <= transactor.sequences.get(partition.incarnation, 0):
             if done is not None:
@@ -113,13 +111,19 @@ class Transacting:
         limit = self._settings.transaction_messages_max
         if transactor.messages >= limit:
             raise Busy(ErrorCode.BUSY, f"too many records in one transaction limit={limit}")
+        now_us = (
+            self._clock.now_us()
+        )  # before the staging looks at the clock: its records outlive ``at_us`` by their whole time
         self._staging.stage(transactor.token, partition, batch, level=Level.SYNCED, done=done)
         change = changes.TransactionStaged(
-            transactor.id, partition.incarnation, sequence, transactor.messages + 1, self._clock.now_us()
+            transactor.id, partition.incarnation, sequence, transactor.messages + 1, now_us
         )
         self._log.change(changes.encode(change), level=Level.SYNCED, done=None)
         self._state.apply_change(change)
         return True
+
+    def _is_current(self, transactor: Transactor) -> bool:
+        return transactor.is_open and self._state.transactors.find(transactor.id) is transactor
 
     def put_offsets(
         self, transactor: Transactor, scope: Scope, offsets: Mapping[int, int], *, done: Done | None
@@ -133,7 +137,6 @@ class Transacting:
             member=scope.member,
             generation=scope.generation,
             offsets={**transactor.offsets, **offsets},
-            at_us=self._clock.now_us(),
         )
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
@@ -144,9 +147,7 @@ class Transacting:
         self._staging.abandon([transactor.token])
         self._store(transactor.id, transactor.epoch, TransactionState.ABORTED, _NO_TOKEN, done)
 
-    def commit(
-        self, transactor: Transactor, positions: Sequence[changes.PositionStored], *, done: Done | None
-    ) -> None:
+    def commit(self, transactor: Transactor, positions: Sequence[changes.PositionStored], *, done: Done | None) -> None:
         """End an open transaction: its records can be read and the positions are stored, all at once.
 
         Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,

@@ -28,8 +28,9 @@ class Scope:
 class Transactor:
     """One holder and its latest transaction.
 
-    token: what its records are staged under. messages: how many. sequences: the last one by partition incarnation. offsets: next offsets
-    that are committed with it, by partition number of the scope's topic.
+    at_us: when it last began, staged a record or ended. token: what its records are staged under. messages: how many.
+    sequences: the last one by partition incarnation. offsets: next offsets that are committed with it, by partition number of the
+    scope's topic.
     """
 
     id: str
@@ -90,7 +91,7 @@ class Transactors:
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
         """Positions are to be moved with it."""
-        found = self._touch(change.id, change.at_us)
+        found = self._by_id[change.id]
         found.scope = Scope(change.topic, change.group, change.member, change.generation)
         found.offsets = dict(change.offsets)
 
