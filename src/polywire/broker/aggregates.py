@@ -1,4 +1,4 @@
-"""Aggregates: how many events each has, where they lie, and its snapshot (decision 0010).
+"""Aggregates: how many events each has, where they lie, and its snapshot (decision 0011).
 
 Promises: follows from the changes alone; a version is never given twice, also when its event or the whole aggregate's history was removed by
 retention. Must not know: the log, wires, when a change may be made.

@@ -1,7 +1,7 @@
 """Transactions that are open over many requests: records staged one by one, positions of a group, and one atomic end.
 
 Promises: what a transaction holds is journalled in the same group as the staged record, so counts and records agree after any crash; the
-records and the positions of a commit become true in one group (decision 0011). Must not know: wires, who is a member of what.
+records and the positions of a commit become true in one group (decision 0012). Must not know: wires, who is a member of what.
 """
 
 from __future__ import annotations
