@@ -165,7 +165,8 @@ def read_streams(payload: bytes) -> list[StreamSeen]:
 
 
 def _stream(reader: Reader) -> StreamSeen:
-    return StreamSeen(*_STREAM.unpack(reader.take(_STREAM.size)), reader.name())
+    number, created_at_us, topics, size, messages = _STREAM.unpack(reader.take(_STREAM.size))
+    return StreamSeen(number, created_at_us, topics, size, messages, reader.name())
 
 
 def read_stream(payload: bytes) -> tuple[StreamSeen, list[TopicSeen]]:
@@ -186,7 +187,8 @@ def read_topics(payload: bytes) -> list[TopicSeen]:
 
 
 def _topic(reader: Reader) -> TopicSeen:
-    return TopicSeen(*_TOPIC.unpack(reader.take(_TOPIC.size)), reader.name())
+    number, created_at_us, partitions, expiry_s, size, messages = _TOPIC.unpack(reader.take(_TOPIC.size))
+    return TopicSeen(number, created_at_us, partitions, expiry_s, size, messages, reader.name())
 
 
 def read_topic(payload: bytes) -> tuple[TopicSeen, list[PartitionSeen]]:
