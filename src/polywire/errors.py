@@ -43,6 +43,7 @@ class ErrorCode(Enum):
     EPOCH_ENDED = "epoch_ended"
     TOPIC_EXISTS = "topic_exists"
     TOPIC_REPLACED = "topic_replaced"
+    GROUP_EXISTS = "group_exists"
     USER_EXISTS = "user_exists"
     TOKEN_EXISTS = "token_exists"
     GENERATION_STALE = "generation_stale"

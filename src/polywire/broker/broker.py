@@ -141,6 +141,11 @@ class Broker:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
         return topic
 
+    @property
+    def topics_version(self) -> int:
+        """Goes up by one with every topic that begins or ends: whoever keeps a list knows when to look again."""
+        return self._catalog.version
+
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """All topics by full name; the broker's own, which begin with ``__``, only when asked for."""
         return self._catalog.topics(internal=internal)
@@ -152,17 +157,18 @@ class Broker:
         settings: TopicSettings | None = None,
         *,
         internal: bool = False,
+        partition_count_min: int = 1,
         level: Level = Level.SYNCED,
         done: Done | None = None,
     ) -> Topic:
-        """Make a topic; it can be used at once, in this same turn.
+        """Make a topic; it can be used at once, in this same turn. Whoever allows none has topics that nobody can write to.
 
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
         given.check()
-        self._catalog.check_new(name, count, internal=internal)
+        self._catalog.check_new(name, count, internal=internal, count_min=partition_count_min)
         change = changes.TopicCreated(
             id=secrets.token_bytes(16),
             stream=name.stream,
@@ -200,6 +206,20 @@ class Broker:
             return
         first = self._catalog.next_incarnation
         self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
+
+    def shrink_topic(
+        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
+    ) -> None:
+        """End the last partitions, with their records and positions, until so many are left; none may be.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
+        """
+        ended = self._catalog.check_shrinking(topic, partition_count)
+        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), data=False)
+        for partition in ended:
+            self._log.drop_partition(partition.incarnation)
+        made = [changes.PartitionsRemoved(topic.id, partition_count)] if ended else []
+        self.change_all(made, level=level, done=done)
 
     def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
         data = changes.encode(change)
@@ -242,7 +262,12 @@ class Broker:
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
-        """Where a key belongs: by the topic's own function if it has one, else by the wire's."""
+        """Where a key belongs: by the topic's own function if it has one, else by the wire's.
+
+        Raises Missing(PARTITION_MISSING) when the topic has none.
+        """
+        if not topic.partitions:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic.name.full!r}")
         spans = memoryview(array("q", (0, len(key), 0, 0)))
         return topic.partitions[
             partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]

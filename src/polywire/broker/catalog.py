@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polywire.broker.changes import PartitionsAdded, TopicConfigured, TopicCreated, TopicDeleted, TopicState
+from polywire.broker.changes import (
+    PartitionsAdded,
+    PartitionsRemoved,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    TopicState,
+)
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
@@ -29,7 +36,7 @@ class Catalog:
     Invariant: ``next_incarnation`` is above every incarnation that any change ever named.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_partitions", "_settings", "next_incarnation")
+    __slots__ = ("_by_id", "_by_name", "_partitions", "_settings", "next_incarnation", "version")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -37,6 +44,7 @@ class Catalog:
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
         self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
+        self.version = 0  # goes up by one with every topic that begins or ends
 
     def find(self, full_name: str) -> Topic | None:
         """The topic of this full name."""
@@ -62,8 +70,8 @@ class Catalog:
         """Incarnations of all living partitions, oldest first."""
         return list(self._partitions)
 
-    def check_new(self, name: TopicName, partition_count: int, *, internal: bool) -> None:
-        """Refuse a topic that may not be made.
+    def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
+        """Refuse a topic that may not be made, or has fewer partitions than ``count_min``.
 
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) when there are too many.
         """
@@ -74,7 +82,7 @@ class Catalog:
             raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={name.full!r}")
         if len(self._by_name) >= self._settings.topics_max:
             raise Busy(ErrorCode.BUSY, f"too many topics limit={self._settings.topics_max}")
-        self._check_count(partition_count, added=partition_count)
+        self._check_count(partition_count, added=partition_count, count_min=count_min)
 
     def check_growth(self, topic: Topic, partition_count: int) -> int:
         """How many partitions growing to this count adds.
@@ -102,8 +110,27 @@ class Catalog:
         if self._by_id.get(topic.id) is not topic:
             raise Missing(ErrorCode.TOPIC_MISSING, f"topic was deleted name={topic.name.full!r}")
 
-    def _check_count(self, partition_count: int, *, added: int) -> None:
-        if not 1 <= partition_count <= self._settings.partition_count_max:
+    def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
+        """The partitions that shrinking to this count ends, highest first.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT) when the topic would grow, or holds events, whose keys would move.
+        """
+        self.check_alive(topic)
+        if not 0 <= partition_count <= len(topic.partitions):
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"a topic cannot shrink to more name={topic.name.full!r} from={len(topic.partitions)} to={partition_count}",
+            )
+        ended = topic.partitions[partition_count:]
+        if ended and topic.settings.event_sourcing:
+            raise Invalid(
+                ErrorCode.INVALID_PARTITION_COUNT,
+                f"a topic of events cannot shrink: keys would move name={topic.name.full!r}",
+            )
+        return ended[::-1]
+
+    def _check_count(self, partition_count: int, *, added: int, count_min: int = 1) -> None:
+        if not count_min <= partition_count <= self._settings.partition_count_max:
             raise Invalid(
                 ErrorCode.INVALID_PARTITION_COUNT,
                 f"partition count is out of range count={partition_count} limit={self._settings.partition_count_max}",
@@ -129,6 +156,16 @@ class Catalog:
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
+    def apply_removed(self, change: PartitionsRemoved) -> list[int]:
+        """A topic has fewer partitions; returns the incarnations of those that ended."""
+        topic = self._by_id[change.id]
+        ended = topic.partitions[change.partition_count :]
+        del topic.partitions[change.partition_count :]
+        for partition in ended:
+            partition.ended = True
+            del self._partitions[partition.incarnation]
+        return [partition.incarnation for partition in ended]
+
     def apply_configured(self, change: TopicConfigured) -> None:
         """A topic has other settings."""
         self._by_id[change.id].settings = change.settings
@@ -136,6 +173,7 @@ class Catalog:
     def apply_deleted(self, change: TopicDeleted) -> Topic:
         """A topic ends, and all its partitions with it."""
         topic = self._by_id.pop(change.id)
+        self.version += 1
         del self._by_name[topic.name.full]
         for partition in topic.partitions:
             partition.ended = True
@@ -146,6 +184,7 @@ class Catalog:
         """Take over a topic as it was; its partitions have no log yet."""
         topic = Topic(TopicName(state.stream, state.topic), state.id, state.settings, state.created_at_us)
         self._by_name[topic.name.full] = topic
+        self.version += 1
         self._by_id[topic.id] = topic
         self._add(topic, state.incarnations)
         return topic

@@ -149,6 +149,13 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
     value: bytes | None
 
 
+class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A topic has only so many partitions left; the others ended, and their positions with them."""
+
+    id: bytes
+    partition_count: int
+
+
 Change = (
     TopicCreated
     | PartitionsAdded
@@ -162,6 +169,7 @@ Change = (
     | GroupBound
     | Published
     | WireStateSet
+    | PartitionsRemoved
 )
 
 

@@ -70,6 +70,9 @@ class State:
                 self.positions.bind(self.catalog.apply_created(change).name.full, change.id)
             case changes.PartitionsAdded():
                 self.catalog.apply_added(change)
+            case changes.PartitionsRemoved():
+                self.producers.drop_partitions(set(self.catalog.apply_removed(change)))
+                self.positions.drop_partitions(change.id, change.partition_count)
             case changes.TopicDeleted():
                 self._delete_topic(change)
             case changes.TopicConfigured():

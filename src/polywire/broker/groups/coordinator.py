@@ -8,6 +8,7 @@ beyond its ``Host``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -101,6 +102,7 @@ class Coordinator:
         assignor: Assignor | None = None,
         first_generation: int = 1,
         named_alone: bool = False,
+        connected: bool = False,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> Membership:
@@ -110,6 +112,7 @@ class Coordinator:
         first_generation: of a group this call creates, before the member is counted.
         named_alone: the wire names groups without their topic, so a name has one topic at a time: joining with another topic takes
             this wire's members out of the old one, and the generation goes on counting in the new one.
+        connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
         done: called once the group is journalled at ``level``.
         Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many groups or members.
         """
@@ -138,15 +141,32 @@ class Coordinator:
             made.append(stored(wanted))
         self._host.change_all(made, level=level, done=done)
         self._forget(wanted)
-        self._mark(wanted, member, now)
+        self._mark(wanted, member, math.inf if connected else now)
         return Membership(wanted.generation, tuple(wanted.assignments[member]))
+
+    def create(
+        self,
+        group: str,
+        topic: str,
+        *,
+        assignor: Assignor = Assignor.ROUND_ROBIN,
+        generation: int = 0,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Make a group without members. Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Busy(BUSY) when there are too many."""
+        check_name(group, self._settings.name_bytes_max)
+        if (topic, group) in self._state.groups:
+            raise Conflict(ErrorCode.GROUP_EXISTS, f"group exists group={group!r} topic={topic!r}")
+        begun = self._begin(topic, group, generation, assignor)
+        self._host.change_all([stored(begun)], level=level, done=done)
 
     def sync(self, group: str, topic: str, member: str, generation: int, *, wire: str) -> Membership:
         """The member's place again; counts as a sign of life. Raises as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire)
 
-    def heartbeat(self, group: str, topic: str, member: str, generation: int, *, wire: str) -> Membership:
-        """A sign of life.
+    def heartbeat(self, group: str, topic: str, member: str, generation: int | None, *, wire: str) -> Membership:
+        """A sign of life. Without a generation it is not compared.
 
         Raises, in this order, Missing(GROUP_MISSING), Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets
         GENERATION_STALE, because its own call removes it first.
@@ -220,10 +240,21 @@ class Coordinator:
         """The topic a wire that names groups alone means by this name."""
         return self._state.bindings.get((wire, group))
 
-    def views(self) -> list[GroupView]:
-        """All groups by topic and name, as they are: nobody expires by being looked at."""
+    def views(self, topic: str | None = None) -> list[GroupView]:
+        """All groups, or those of a topic, by topic and name, as they are: nobody expires by being looked at."""
         now = self._clock.monotonic()
-        return [self._view(group, now) for _, group in sorted(self._state.groups.items())]
+        keys = sorted(key for key in self._state.groups if topic is None or key[0] == topic)
+        return [self._view(self._state.groups[key], now) for key in keys]
+
+    def view(self, group: str, topic: str) -> GroupView | None:
+        """One group as it is."""
+        found = self._state.groups.get((topic, group))
+        return None if found is None else self._view(found, self._clock.monotonic())
+
+    def has_member(self, group: str, topic: str, member: str) -> bool:
+        """Whether the group exists and counts this member."""
+        found = self._state.groups.get((topic, group))
+        return found is not None and found.has(member)
 
     def _view(self, group: Group, now: float) -> GroupView:
         seen = self._seen.get((group.topic, group.name), {})
@@ -231,7 +262,7 @@ class Coordinator:
             MemberView(
                 id=member.id,
                 wire=member.wire,
-                idle_s=now - seen.get(member.id, self._started_at),
+                idle_s=max(now - seen.get(member.id, self._started_at), 0.0),
                 partitions=tuple(group.assignments[member.id]),
             )
             for member in group.members
@@ -284,7 +315,8 @@ class Coordinator:
         return refreshed
 
     def _mark(self, group: Group, member: str, now: float) -> None:
-        self._seen.setdefault((group.topic, group.name), {})[member] = now
+        seen = self._seen.setdefault((group.topic, group.name), {})
+        seen[member] = max(seen.get(member, now), now)  # a connected member stays one
 
     def _forget(self, group: Group) -> None:
         """Times are kept of members only; otherwise the table would grow with every consumer that ever was."""

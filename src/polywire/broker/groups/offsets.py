@@ -79,6 +79,19 @@ class Positions:
         for partitions in owners.values():
             self.count -= len(partitions)
 
+    def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
+        """Partitions from this number on ended."""
+        owners = self._by_topic.get(topic_id, {})
+        for owner, partitions in list(owners.items()):
+            for number in [number for number in partitions if number >= partition_count]:
+                del partitions[number]
+                self.count -= 1
+            if not partitions:
+                del owners[owner]
+                self.owner_count -= 1
+        if not owners:
+            self._by_topic.pop(topic_id, None)
+
     def delete(self, change: PositionsDeleted) -> None:
         """Forget positions of one consumer or group."""
         owner = (change.kind, change.name)

@@ -29,6 +29,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.EPOCH_ENDED: "OFFSET_OUT_OF_RANGE",
     ErrorCode.TOPIC_EXISTS: "create_topic_failed",
     ErrorCode.TOPIC_REPLACED: "topic_not_found",
+    ErrorCode.GROUP_EXISTS: "broker_error",
     ErrorCode.GENERATION_STALE: "GEN_MISMATCH",
     ErrorCode.PARTITION_NOT_ASSIGNED: "NOT_OWNER",
     ErrorCode.PRODUCER_FENCED: "stale_producer_epoch",

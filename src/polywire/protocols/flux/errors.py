@@ -40,6 +40,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.EPOCH_ENDED: (_BAD, "invalid offset"),
     ErrorCode.TOPIC_EXISTS: (_BAD, None),
     ErrorCode.TOPIC_REPLACED: (_BAD, None),
+    ErrorCode.GROUP_EXISTS: (_BAD, None),
     ErrorCode.GENERATION_STALE: (_GENERATION, "stale generation"),
     ErrorCode.PARTITION_NOT_ASSIGNED: (_GENERATION, "partition not assigned to member"),
     ErrorCode.PRODUCER_FENCED: (_BAD, None),

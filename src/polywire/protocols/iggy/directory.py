@@ -18,11 +18,10 @@ import msgspec
 from polywire.broker.broker import Broker
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Topic
-from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Done
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
-from polywire.types import DEFAULT_STREAM, Level, PositionKind, TopicName
+from polywire.types import DEFAULT_STREAM, Level, TopicName
 
 NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
@@ -31,6 +30,7 @@ GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
 _STREAM: Final = "stream."
 _NAME: Final = re.compile(r"[\w.\-\s]+")
 _WHITE: Final = re.compile(r"\s+")
+_NAMELESS: Final = re.compile(r"group-([1-9][0-9]{0,9})")
 
 
 class StreamKept(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +85,8 @@ class Directory:
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(_STREAM):
                 self._enter(Stream(_STREAMS.decode(value)))
+        if DEFAULT_STREAM not in self._by_space:  # it need not be kept: it is always there, and listed once it has topics
+            self._enter(Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us())))
         self._refresh()
 
     # Streams
@@ -225,7 +227,8 @@ class Directory:
         name = TopicName(stream.kept.space, kept.name)
         if self._broker.find_topic(name.full) is not None:
             name = TopicName(stream.kept.space, f"{kept.name}-{number}")  # its name was given away by an update
-        topic = self._broker.create_topic(name, partitions, replace(settings, wire_options=options), done=done)
+        settings = replace(settings, wire_options=options)
+        topic = self._broker.create_topic(name, partitions, settings, partition_count_min=0, done=done)
         self._enter_topic(stream, topic, kept)
         return topic
 
@@ -295,7 +298,7 @@ class Directory:
     def _adopt(self, topic: Topic) -> Stream:
         """The stream of a topic that another wire has made."""
         space = topic.name.stream
-        number = DEFAULT_STREAM_NUMBER if space == DEFAULT_STREAM else self._free(self._by_number)
+        number = self._free(self._by_number)
         name = space if space not in self._by_name else f"{space}-{number}"
         stream = Stream(StreamKept(number, name, space, topic.created_at_us))
         self._keep(stream, None, Level.WRITTEN)
@@ -310,26 +313,34 @@ class Directory:
     # Groups
 
     def groups(self, topic: Topic) -> dict[int, str]:
-        """Names of a topic's groups by number; those of other wires get one."""
+        """Names of a topic's groups by number; those of other wires get one, those that ended lose theirs."""
         kept = self.kept(topic)
-        names = set(kept.groups.values())
-        others = [view.name for view in self._broker.groups.views() if view.topic == topic.name.full]
-        fresh = [name for name in others if name not in names]
-        if not fresh:
+        living = [view.name for view in self._broker.groups.views(topic.name.full)]
+        groups = {number: name for number, name in kept.groups.items() if name in living}
+        known = set(groups.values())
+        fresh = [name for name in living if name not in known]
+        if not fresh and len(groups) == len(kept.groups):
             return kept.groups
-        groups = dict(kept.groups)
         for name in fresh[: max(0, GROUPS_MAX - len(groups))]:
-            groups[self._free(groups)] = name
+            groups[self._group_number(name, groups)] = name
         self.update_topic(topic, msgspec.structs.replace(kept, groups=groups), topic.settings, None)
         return groups
 
+    def _group_number(self, name: str, taken: dict[int, str]) -> int:
+        """A group called as the documented dialect calls its nameless ones gets that number, so that its clients find it."""
+        match = _NAMELESS.fullmatch(name)
+        number = int(match[1]) - 1 if match is not None else NUMBER_MAX
+        return number if number < NUMBER_MAX and number not in taken else self._free(taken)
+
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
         """Number and name of a group."""
-        groups = self.kept(topic).groups
-        for known in (groups, None):
-            for number, name in (known if known is not None else self.groups(topic)).items():
-                if who == (number if isinstance(who, int) else name):
-                    return number, name
+        kept = self.kept(topic).groups
+        name = kept.get(who) if isinstance(who, int) else who
+        if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
+            kept = self.groups(topic)  # another wire has made it, or ended it
+        for number, name in kept.items():
+            if who == (number if isinstance(who, int) else name):
+                return number, name
         return None
 
     def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
@@ -348,25 +359,17 @@ class Directory:
             raise Refused(errors.GROUP_NAME_TAKEN)
         if len(groups) >= GROUPS_MAX:
             raise Refused(errors.BAD_GROUP_NAME)
-        number = self._free(groups) if number is None else number
+        self._broker.groups.create(name, topic.name.full)
+        number = self._group_number(name, groups) if number is None else number
         kept = msgspec.structs.replace(self.kept(topic), groups={**groups, number: name})
         self.update_topic(topic, kept, topic.settings, done)
         return number
 
     def delete_group(self, topic: Topic, number: int, done: Done) -> None:
-        """End a group with its members and positions."""
+        """End a group with its members and positions. Raises Missing(GROUP_MISSING)."""
         groups = dict(self.groups(topic))
-        name = groups.pop(number)
-        try:
-            self._broker.groups.delete(name, topic.name.full)
-        except BrokerError as error:
-            if error.code is not ErrorCode.GROUP_MISSING:
-                raise
-            self._forget_positions(topic, name)
+        self._broker.groups.delete(groups.pop(number), topic.name.full)
         self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
-
-    def _forget_positions(self, topic: Topic, group: str) -> None:
-        self._broker.delete_positions(PositionKind.GROUP, group, full_name=topic.name.full)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -82,6 +82,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.EPOCH_ENDED: ERROR,
     ErrorCode.TOPIC_EXISTS: TOPIC_NAME_TAKEN,
     ErrorCode.TOPIC_REPLACED: NO_TOPIC_ID,
+    ErrorCode.GROUP_EXISTS: GROUP_NAME_TAKEN,
     ErrorCode.USER_EXISTS: USER_EXISTS,
     ErrorCode.TOKEN_EXISTS: 51,
     ErrorCode.GENERATION_STALE: NO_MEMBER,

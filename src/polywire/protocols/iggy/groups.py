@@ -28,12 +28,6 @@ def _group(session: IggySession, reader: Reader, topic: Topic) -> tuple[int, str
     return session.shared.directory.group(topic, found - reader.dialect.base if isinstance(found, int) else found)
 
 
-def _view(session: IggySession, topic: Topic, name: str) -> GroupView | None:
-    """The coordinator's view; None while nobody has joined."""
-    views = [view for view in session.broker.groups.views() if view.topic == topic.name.full and view.name == name]
-    return views[0] if views else None
-
-
 def _group_bytes(topic: Topic, number: int, name: str, view: GroupView | None, dialect: Dialect) -> bytes:
     members = 0 if view is None else len(view.members)
     body = _GROUP.pack(number + dialect.base, len(topic.partitions), members)
@@ -42,7 +36,7 @@ def _group_bytes(topic: Topic, number: int, name: str, view: GroupView | None, d
 
 def group_details(session: IggySession, topic: Topic, number: int, name: str, dialect: Dialect) -> bytes:
     """A group and its members."""
-    view = _view(session, topic, name)
+    view = session.broker.groups.view(name, topic.name.full)
     body = _group_bytes(topic, number, name, view, dialect)
     for member in () if view is None else view.members:
         client = member.id.removeprefix("iggy-")
@@ -71,7 +65,7 @@ def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
     del answer
     topic = topic_of(session, reader)
     session.check(Permission.READ_TOPICS, topic)
-    views = {view.name: view for view in session.broker.groups.views() if view.topic == topic.name.full}
+    views = {view.name: view for view in session.broker.groups.views(topic.name.full)}
     groups = sorted(session.shared.directory.groups(topic).items())
     return b"".join(_group_bytes(topic, number, name, views.get(name), reader.dialect) for number, name in groups)
 

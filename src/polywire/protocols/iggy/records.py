@@ -87,6 +87,8 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
     """Where the messages go, and their key."""
     kind, size = reader.u8(), reader.u8()
+    if not topic.partitions:
+        raise Refused(errors.NO_PARTITIONS)
     if kind == 1:
         if size:
             raise Refused(errors.UNKNOWN_COMMAND)

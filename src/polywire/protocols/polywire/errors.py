@@ -47,6 +47,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.GENERATION_STALE: 50,
     ErrorCode.PARTITION_NOT_ASSIGNED: 51,
     ErrorCode.PRODUCER_FENCED: 52,
+    ErrorCode.GROUP_EXISTS: 55,
     ErrorCode.USER_EXISTS: 53,
     ErrorCode.TOKEN_EXISTS: 54,
     ErrorCode.NOT_OWNER: 64,
