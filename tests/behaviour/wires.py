@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polywire.client import flux, polywire
+from polywire.client import cursus, flux, polywire
 from polywire.client.base import Ability
+from polywire.protocols.cursus.messages import frame
 from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Fetch, Verb
 
@@ -31,11 +32,16 @@ def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
     return f"V1|{number}|CONSUME|{topic} {partition} 0\n".encode()
 
 
+def _cursus_fetch(number: int, topic: str, partition: int) -> bytes:
+    return frame(f"CONSUME topic={topic} partition={partition} offset=0 member=m{number}".encode())
+
+
 def _polywire_fetch(number: int, topic: str, partition: int) -> bytes:
     return encode_head(Verb.FETCH, number, Fetch(topic, partition, 0))
 
 
 WIRES = (
     Wire("flux", flux.ABILITIES, b"", _flux_fetch),
+    Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch),
     Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )
