@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks import flux_load, polywire_load, spark_load
+from benchmarks import cursus_load, flux_load, polywire_load, spark_load, spark_stream
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
 from polywire.client import bulk
 
@@ -141,10 +142,67 @@ def flux_figures(rounds: int) -> list[Figure]:
     return found
 
 
+def cursus_figures(rounds: int) -> list[Figure]:
+    """Produce, CONSUME and STREAM over the Cursus wire, and how long a pushed record takes."""
+    records = 4_000_000
+    with fresh_broker() as broker:
+        host, port = broker.addresses["cursus"]
+        for topic in ("written", "read", "paced"):
+            cursus_load.create(host, port, topic)
+        cursus_load.produce_rate(host, port, "read", batches=records // 1000)
+        latencies: list[tuple[float, float]] = []
+
+        def median_latency() -> float:
+            latencies.append(cursus_load.push_latency_ms(host, port, "paced"))
+            return latencies[-1][0]
+
+        found = [
+            figure(
+                "Cursus produce, 1000 x 100 B, acks=1, one connection",
+                "records/s",
+                lambda: cursus_load.produce_rate(host, port, "written", batches=10_000),
+                aim=5e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Cursus CONSUME, 100 B, one connection",
+                "records/s",
+                lambda: cursus_load.consume_rate(host, port, "read", records=records),
+                aim=8e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Cursus STREAM, 100 B, one connection",
+                "records/s",
+                lambda: cursus_load.stream_rate(host, port, "read", records=records),
+                aim=8e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Cursus push at 10,000 records/s, p50",
+                "ms",
+                median_latency,
+                aim=1,
+                more_is_better=False,
+                rounds=rounds,
+            ),
+        ]
+        highest = [p99 for _, p99 in latencies[1:]]
+        middle = statistics.median(highest)
+        name = "Cursus push at 10,000 records/s, p99"
+        found.append(Figure(name, "ms", middle, min(highest), max(highest), 5, False))
+    return found
+
+
 @app.default
 def run(
     *,
-    only: Annotated[str, Parameter(help="One of the parts, such as produce or spark; all when empty.")] = "",
+    only: Annotated[
+        str,
+        Parameter(
+            help="Parts whose names begin so, such as flux or spark (spark-read, spark-write, spark-stream); all when empty."
+        ),
+    ] = "",
     rounds: int = ROUNDS,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
@@ -157,13 +215,16 @@ def run(
         "sealing": sealing_figures,
         "fetch": fetch_figures,
         "flux": flux_figures,
-        "spark": spark_load.spark_figures,
+        "cursus": cursus_figures,
+        "spark-read": spark_load.read_figures,
+        "spark-write": spark_load.write_figures,
+        "spark-stream": spark_stream.stream_figures,
     }
     if only not in ("", *parts):
         raise ValueError(f"no such part only={only!r} parts={', '.join(parts)}")
     figures: list[Figure] = []
     for name, part in parts.items():
-        if only in ("", name):
+        if name.startswith(only):
             console.rule(name)
             figures += part(rounds)
     report(figures, command="make bench", keep=keep)

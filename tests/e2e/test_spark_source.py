@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,10 +13,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from polywire.client import sync
+from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.rows import from_records
+from polywire.spark.listener import QueryProgress, watch
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.queries import Ran
 from polywire.spark.progress import BatchProgress
-from tests.e2e.conftest import Served, fill, start_broker, stop_broker
+from tests.e2e.conftest import Served, environment, fill, start_broker, stop_broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -86,6 +92,55 @@ def test_a_schema_chooses_columns(spark: SparkSession, served: Served, topic: st
     assert sorted(told) == [(at, "n", str(at)) for at in range(30)]
 
 
+def test_typed_headers_tell_what_they_are(spark: SparkSession, served: Served, topic: str) -> None:
+    kinds = [(HeaderKind.INT32, (7).to_bytes(4, "little")), (HeaderKind.STRING, b"s"), (HeaderKind.NULL, None)]
+    headers = tuple(Header(b"h%d" % n, value, value_kind=kind) for n, (kind, value) in enumerate(kinds))
+    served.connection.create_topic(topic, 1)
+    served.connection.produce(topic, 0, [from_records([Record(b"v", headers=headers), Record(b"w")])])
+    rows = read(spark, served, subscribe=topic, includeHeaders="typed").orderBy("offset").collect()
+    told = [(header["key"], header["type"], header["value"]) for header in rows[0]["typedHeaders"]]
+    assert told == [("h0", "int32", b"\x07\0\0\0"), ("h1", "string", b"s"), ("h2", "null", None)]
+    assert rows[1]["typedHeaders"] is None
+
+
+def test_offsets_and_times_need_no_values(spark: SparkSession, served: Served, topic: str) -> None:
+    fill(served.connection, topic, [3000, 20])
+    ending = f'{{"{topic}":{{"0":2990,"1":-1}}}}'
+    frame = read(
+        spark, served, "partition int, offset bigint, timestamp timestamp", subscribe=topic, endingOffsets=ending
+    )
+    assert frame.count() == 3010
+    assert [
+        (row[0], row[1]) for row in frame.groupBy("partition").agg({"offset": "max"}).orderBy("partition").collect()
+    ] == [
+        (0, 2989),
+        (1, 19),
+    ]
+    assert all(row["timestamp"].year > 2000 for row in frame.where("offset < 5").collect())
+
+
+def test_filters_are_pushed_where_asked_for(spark: SparkSession, served: Served, topic: str) -> None:
+    fill(served.connection, topic, [100, 100, 100])
+
+    def filtered(condition: str) -> DataFrame:
+        options = {"subscribe": topic, "pushFilters": "oneQueryPerLoad", "minPartitions": "30"}
+        return read(spark, served, **options).where(condition)
+
+    switch = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(switch, "true")
+    try:
+        wanted = filtered("partition in (1, 2) and offset >= 90 and timestamp > timestamp'2020-01-01'")
+        assert values(wanted) == [(n, at, f"{n}-{at}") for n in (1, 2) for at in range(90, 100)]
+        assert wanted.rdd.getNumPartitions() == 20
+        assert filtered("key is not null").rdd.getNumPartitions() == 30
+        assert filtered("timestamp < timestamp'2020-01-01'").count() == 0
+        assert filtered(f"topic = '{topic}-other'").count() == 0
+    finally:
+        spark.conf.unset(switch)
+    with pytest.raises(PySparkException, match="load one for each query"):
+        read(spark, served, subscribe=topic, pushFilters="true").count()
+
+
 def test_errors_reach_the_user(spark: SparkSession, served: Served, topic: str) -> None:
     with pytest.raises(PySparkException, match=f"{topic}"):
         read(spark, served, subscribe=topic).count()
@@ -140,13 +195,29 @@ def test_a_stream_goes_on_after_the_broker_was_killed(spark: SparkSession, topic
 def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [30])
     stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
-    frame = stream.options(
-        **{"startingOffsets": "earliest", "kafka.group.id": "shown", "maxOffsetsPerTrigger": "10"}
-    ).load()
+    frame = stream.options(startingOffsets="earliest", commitGroup="shown", maxOffsetsPerTrigger="10").load()
+    told: list[QueryProgress] = []
+    listener = watch(spark, told.append)
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    writer.queryName("watched").trigger(availableNow=True).start().awaitTermination()
+    deadline = time.monotonic() + 20
+    while not (told and told[-1].ended) and time.monotonic() < deadline:
+        time.sleep(0.05)  # Spark tells listeners on a thread of its own
+    spark.streams.removeListener(listener)
+    batches = [progress.batch for progress in told if progress.batch is not None and not progress.ended]
+    assert [(batch.records, batch.lag) for batch in batches] == [(10, 20), (10, 10), (10, 0)]
+    assert (told[-1].name, told[-1].records, told[-1].error) == ("watched", 30, None)
+    assert listener.queries == {}
     with sync.connect(f"polywire://{served.address}") as client:
         assert client.position("shown", topic, 0) == 20
+    command = [sys.executable, "-m", "polywire", "group", "list", "--output", "jsonl"]
+    listed = subprocess.run(
+        [*command, "--address", f"polywire://{served.address}"], capture_output=True, check=True, env=environment()
+    )
+    listed_groups = [json.loads(line) for line in listed.stdout.splitlines()]
+    mine = [row for row in listed_groups if row["topic"] == topic]
+    assert [(row["group"], row["lag_records"]) for row in mine] == [("shown", 10)]
+    assert 0 < mine[0]["lag_seconds"] < 180
 
 
 def test_a_stream_notices_that_its_topic_was_replaced(

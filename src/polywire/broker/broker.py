@@ -81,7 +81,7 @@ class Broker:
         self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
-            partition.log = log.partition(partition.incarnation)
+            partition.attach(log.partition(partition.incarnation))
         self._retention.start()
 
     @classmethod
@@ -230,7 +230,7 @@ class Broker:
         for log in opened:
             partition = self._catalog.find_partition(log.incarnation)
             assert partition is not None
-            partition.log = log
+            partition.attach(log)
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
@@ -255,6 +255,8 @@ class Broker:
         settings.check()
         self._catalog.check_alive(topic)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
+        for partition in topic.partitions:
+            partition.configure()
 
     def partition_count(self, full_name: str) -> int:
         """Partitions of a topic; the default while it does not exist."""
@@ -365,9 +367,18 @@ class Broker:
         """All positions of one consumer or group, by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
-            topic = self._catalog.find_id(key) if isinstance(key, bytes) else None
-            found[key if isinstance(key, str) else _full_name(topic), partition] = position.offset
+            found[self._topic_name(key), partition] = position.offset
         return found
+
+    def position_owners(self, kind: PositionKind) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """Positions by partition number of all consumers or groups, by (topic's full name, consumer or group)."""
+        return {
+            (self._topic_name(key), name): {partition: position.offset for partition, position in positions.items()}
+            for key, name, positions in self._state.positions.owners(kind)
+        }
+
+    def _topic_name(self, key: changes.TopicKey) -> str:
+        return key if isinstance(key, str) else _full_name(self._catalog.find_id(key))
 
     def commit_position(
         self,
@@ -385,20 +396,45 @@ class Broker:
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY) when there are too many positions.
         """
+        self.commit_positions(
+            full_name, {partition_number: offset}, kind, name, generation=generation, level=level, done=done
+        )
+
+    def commit_positions(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        made = self.positions_stored(full_name, offsets, kind, name, generation=generation)
+        self.change_all(made, level=level, done=done)
+
+    def positions_stored(
+        self, full_name: str, offsets: Mapping[int, int], kind: PositionKind, name: str, *, generation: int = -1
+    ) -> list[changes.PositionStored]:
+        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
         check_name(name, self.settings.name_bytes_max)
-        if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= partition_number < self.settings.partition_count_max:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"position is out of range partition={partition_number} offset={offset}"
-            )
+        for number, offset in offsets.items():
+            if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < self.settings.partition_count_max:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
         key = self._state.topic_key(full_name)
         positions = self._state.positions
-        if positions.count >= self.settings.positions_max and positions.find(key, partition_number, kind, name) is None:
+        added = sum(positions.find(key, number, kind, name) is None for number in offsets)
+        if added and positions.count + added > self.settings.positions_max:
             raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
         if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
             raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
-        change = changes.PositionStored(*changes.split_key(key), partition_number, kind, name, offset, generation)
-        self._log.change(changes.encode(change), level=level, done=done)
-        positions.store(change)
+        identity = changes.split_key(key)
+        return [
+            changes.PositionStored(*identity, number, kind, name, offset, generation)
+            for number, offset in offsets.items()
+        ]
 
     def delete_positions(
         self,

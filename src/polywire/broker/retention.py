@@ -1,7 +1,7 @@
-"""Retention by age and size: every few seconds, a bounded number of partitions.
+"""Retention by age and size, and compaction by key: every few seconds, a bounded number of partitions.
 
-Promises: trims whole batches only, never the one being written; a pass looks at no more partitions than its limit and
-goes on where the last one ended. Must not know: how trimmed bytes are freed.
+Promises: trims whole batches only, never the one being written; asks for compaction where a topic wants
+it; a pass looks at no more partitions than its limit and goes on where the last one ended. Must not know: how trimmed bytes are freed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Retention:
         partition = self._catalog.find_partition(incarnation)
         if partition is None:
             return False
+        if partition.topic.settings.compaction:
+            self._log.compact(incarnation, null_age_us=self._settings.tombstone_age_us)
         age_us, size = limits_of(partition.topic.settings, self._settings)
         if age_us is None and size is None:
             return False

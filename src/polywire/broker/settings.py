@@ -12,6 +12,7 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.records.compression import Compression as StoredCompression
 from polywire.types import DEFAULT_PARTITION_COUNT, PARTITION_COUNT_MAX, KeyHash, Level
 
 KEEP: Final = 0  # a retention limit of 0 keeps records for ever
@@ -36,7 +37,7 @@ class TopicSettings:
     key_hash: overrides every wire's own function, so that equal keys meet (design §2); None leaves the wire's.
     retention_age_us, retention_bytes: per partition; None takes the broker's default, 0 keeps for ever.
     compaction: keep the newest record of each key only.
-    compression: how the bodies of its batches are compressed.
+    compression: how the bodies of its batches are compressed when they leave the journal.
     idempotent: producers' sequences are to be checked whatever the request says.
     event_sourcing: records are events of aggregates, one aggregate per key; such topics refuse to grow.
     wire_options: what only one wire understands (ids, policies, access lists), by wire name, opaque here.
@@ -51,6 +52,11 @@ class TopicSettings:
     idempotent: bool = False
     event_sourcing: bool = False
     wire_options: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def stored_compression(self) -> StoredCompression | None:
+        """How the log compresses bodies, None when it does not."""
+        return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
     def check(self) -> None:
         """Refuse impossible values. Raises Invalid(INVALID_REQUEST)."""
@@ -74,6 +80,7 @@ class BrokerSettings:
     record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy).
     durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
     retention_age_us, retention_bytes: defaults of topics that set none; 0 keeps for ever, so nothing is lost unasked.
+    tombstone_age_us: how long compaction keeps a key's last record when it is null, so that readers learn that the key is gone.
     retention_interval_s: how often limits are looked at.
     retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
     member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
@@ -106,6 +113,7 @@ class BrokerSettings:
     durability: Level = Level.WRITTEN
     retention_age_us: int = KEEP
     retention_bytes: int = KEEP
+    tombstone_age_us: int = DAY_US
     retention_interval_s: float = 10.0
     retention_partitions_max: int = 1_000
     member_timeout_s: float = 10.0

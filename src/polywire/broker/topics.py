@@ -27,6 +27,15 @@ class Partition:
         self.incarnation = incarnation
         self.ended = False
 
+    def attach(self, log: PartitionLog) -> None:
+        """Begin to use this log, as the topic's settings say."""
+        self.log = log
+        self.configure()
+
+    def configure(self) -> None:
+        """The topic's settings may be others."""
+        self.log.compression = self.topic.settings.stored_compression
+
     def __repr__(self) -> str:
         return f"Partition({self.topic.name.full!r}, {self.number}, incarnation={self.incarnation})"
 

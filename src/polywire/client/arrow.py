@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,15 @@ from polywire.client.arrow_columns import Space, as_type, constant, fixed, gathe
 from polywire.client.bulk import StoredChunk
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import from_columns, layout, walk
-from polywire.records.columns import BATCH_BYTES_MAX, RECORD_COUNT_MAX, BatchFlags, Column, HeaderKind
+from polywire.records.columns import (
+    BATCH_BYTES_MAX,
+    COLUMN_COUNT,
+    HEADER_BYTES,
+    RECORD_COUNT_MAX,
+    BatchFlags,
+    Column,
+    HeaderKind,
+)
 from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
@@ -35,7 +44,17 @@ FRAME_ROOM_BYTES: Final = 4096  # what a batch needs beside its columns' bytes
 # Batches made here: large enough to be wrapped by readers, small enough to be fetched in one frame.
 STORED_BYTES_MAX: Final = 4 << 20
 
-COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+COLUMNS: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+    "typedHeaders",
+)
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
 
@@ -44,6 +63,7 @@ _COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 _COMPACTED: Final = int(BatchFlags.COMPACTED)
 _VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
 _KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
+_NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
 # Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
 _FACTS: Final = Struct("<4xII16xIQ8xq28xI")
 
@@ -79,6 +99,9 @@ def chunk_to_arrow(
 
 
 def _runs(chunk: StoredChunk) -> Iterator[_Run]:
+    if not chunk.bodies:
+        yield from _bodiless_runs(chunk)
+        return
     data = chunk.data
     for at in walk(data).tolist():
         length, flags, record_count, base_offset, append_time_us, offset_span = _FACTS.unpack_from(data, at)
@@ -97,6 +120,21 @@ def _runs(chunk: StoredChunk) -> Iterator[_Run]:
             size = places[_VALUE_SIZE] + places[_KEY_SIZE]
             share = size * (stop - start) // record_count
             yield _Run(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
+
+
+def _bodiless_runs(chunk: StoredChunk) -> Iterator[_Run]:
+    """Of headers alone: rows without any column. A compacted batch is there as a whole."""
+    at = 0
+    while at + HEADER_BYTES <= len(chunk.data):
+        length, flags, record_count, base_offset, append_time_us, _ = _FACTS.unpack_from(chunk.data, at)
+        size = length if flags & _COMPACTED else HEADER_BYTES
+        if flags & _COMPACTED:
+            yield from _runs(replace(chunk, data=chunk.data[at : at + size], bodies=True))
+        else:
+            start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
+            if start < stop:
+                yield _Run(chunk.data, [at, start, stop, base_offset, append_time_us, *_NO_COLUMNS], stop - start, 0)
+        at += size
 
 
 def _column(source: memoryview, places: Sequence[int], column: Column) -> memoryview:
@@ -166,7 +204,8 @@ class _Rows:
                 gather.time_rows(self._plan, target)
                 return fixed(TIMESTAMP, self.row_count, target)
             case _:
-                return headers_column(self._source, self._plan, self.row_count, self._space)
+                typed = name == "typedHeaders"
+                return headers_column(self._source, self._plan, self.row_count, self._space, typed=typed)
 
     def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array[Any]:
         if not self._alone:

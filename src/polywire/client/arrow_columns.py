@@ -17,6 +17,10 @@ from polywire.records.arena import BLOCK_BYTES, Arena
 from polywire.records.columns import Column, Header, HeaderKind, Record
 from polywire.records.rows import to_records
 
+TYPED_HEADER_LIST: Final = pa.list_(
+    pa.struct([pa.field("key", pa.string()), pa.field("type", pa.string()), pa.field("value", pa.binary())])
+)
+_KIND_NAMES: Final = pa.array([kind.name.lower() for kind in HeaderKind], pa.string())
 HEADER_LIST: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, made once and cut to size
 ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
@@ -105,26 +109,42 @@ def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
         return pa.array(texts, type=pa.string())
 
 
-def headers_column(source: memoryview, plan: memoryview, row_count: int, space: Space) -> pa.Array[Any]:
-    """The headers of each row as a list of (key, value); null where a row has none, as Spark's Kafka source has it."""
+def headers_column(
+    source: memoryview, plan: memoryview, row_count: int, space: Space, *, typed: bool = False
+) -> pa.Array[Any]:
+    """The headers of each row as a list of (key, value), or (key, type, value); null where a row has none, as Spark's Kafka source has it.
+
+    Types are the names of ``HeaderKind`` in small letters; a number's value is its bytes, little-endian.
+    """
+    kind = TYPED_HEADER_LIST if typed else HEADER_LIST
     inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
     if _is_odd(source, plan, inner):
-        return pa.array(_slow_headers(source, plan), type=HEADER_LIST)
+        return pa.array(_slow_headers(source, plan), type=kind)
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, Column.HEADER_COUNTS, offsets)
     marks = space.cut_bits(row_count)
     nulls = gather.mark_lists(offsets, row_count, marks)
     if nulls == row_count:
-        return pa.nulls(row_count, HEADER_LIST)
+        return pa.nulls(row_count, kind)
     count = offsets[4 * row_count :].cast("i")[0]
     keys = _as_text(gathered_binary(source, inner, count, Column.HEADER_KEY_OFFSETS, None, space))
     values = gathered_binary(source, inner, count, Column.HEADER_VALUE_OFFSETS, None, space)
     bits = space.cut_bits(count)
     if empty := gather.gather_kinds(source, inner, Column.HEADER_VALUE_KINDS, bits):
         values = pa.Array.from_buffers(pa.binary(), count, [pa.py_buffer(bits), *values.buffers()[1:]], empty)
-    pairs = pa.Array.from_buffers(HEADER_LIST.value_type, count, [None], 0, children=[keys, values])
+    children = [keys, _kind_names(source, inner), values] if typed else [keys, values]
+    pairs = pa.Array.from_buffers(kind.value_type, count, [None], 0, children=children)
     buffers = [pa.py_buffer(marks) if nulls else None, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(HEADER_LIST, row_count, buffers, nulls, children=[pairs])
+    return pa.Array.from_buffers(kind, row_count, buffers, nulls, children=[pairs])
+
+
+def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
+    """What the values of headers are, by name."""
+    at = gather.PLAN_FACTS + 2 * Column.HEADER_VALUE_KINDS
+    lines = range(0, len(inner), gather.PLAN_WIDTH)
+    kinds = b"".join([source[inner[n + at] + inner[n + 1] : inner[n + at] + inner[n + 2]] for n in lines])
+    numbers = pa.Array.from_buffers(pa.uint8(), len(kinds), [None, pa.py_buffer(kinds)])
+    return _KIND_NAMES.take(numbers)
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
@@ -147,15 +167,22 @@ def _slow_headers(source: memoryview, plan: memoryview) -> list[list[dict[str, A
 
 
 def _pairs(record: Record) -> list[dict[str, Any]]:
-    pairs = [{"key": header_key_text(header), "value": header.value} for header in record.headers]
+    pairs: list[dict[str, Any]] = [
+        {"key": header_key_text(header), "type": header.value_kind.name.lower(), "value": header.value}
+        for header in record.headers
+    ]
     if record.event is not None:
         # Readers without the notion see event fields as headers (design §2).
-        pairs.append({"key": "event.type", "value": record.event.type.encode()})
-        pairs.append({"key": "event.schema_version", "value": str(record.event.schema_version).encode()})
-        pairs.append({"key": "event.aggregate_version", "value": str(record.event.aggregate_version).encode()})
+        pairs.append(_event_pair("type", record.event.type.encode()))
+        pairs.append(_event_pair("schema_version", str(record.event.schema_version).encode()))
+        pairs.append(_event_pair("aggregate_version", str(record.event.aggregate_version).encode()))
         if record.event.metadata is not None:
-            pairs.append({"key": "event.metadata", "value": record.event.metadata})
+            pairs.append(_event_pair("metadata", record.event.metadata))
     return pairs
+
+
+def _event_pair(name: str, value: bytes) -> dict[str, Any]:
+    return {"key": f"event.{name}", "type": "raw" if name == "metadata" else "string", "value": value}
 
 
 def header_key_text(header: Header) -> str:

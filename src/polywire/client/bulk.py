@@ -67,6 +67,8 @@ class TopicDetail:
 class StoredChunk:
     """Whole stored batches of one partition back to back; rows outside ``[offset, offset_end)`` were not asked for.
 
+    Without ``bodies`` only their headers, but for compacted batches, which are always whole.
+
     ``data`` lies in a reused block: it and whatever was made from it without a copy stay valid for as long as they are referred to.
     """
 
@@ -76,6 +78,7 @@ class StoredChunk:
     offset: int
     offset_end: int
     next_offset: int
+    bodies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +109,22 @@ class PublishResult:
 class _Progress:
     """How far a range was read. Guards: no offset is handed out twice, however often the connection is lost."""
 
-    __slots__ = ("_asked_from", "_bytes_left", "_offset_end", "_partition", "_topic", "complete", "next_offset")
+    __slots__ = (
+        "_asked_from",
+        "_bodies",
+        "_bytes_left",
+        "_offset_end",
+        "_partition",
+        "_topic",
+        "complete",
+        "next_offset",
+    )
 
-    def __init__(self, topic: str, partition: int, offset: int, offset_end: int, bytes_max: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, offset: int, offset_end: int, bytes_max: int, *, bodies: bool
+    ) -> None:
         self._topic: Final = topic
+        self._bodies: Final = bodies
         self._partition: Final = partition
         self._offset_end: Final = offset_end
         self._bytes_left = bytes_max if bytes_max >= 0 else None
@@ -122,7 +137,15 @@ class _Progress:
         self._asked_from = self.next_offset
         bytes_max = -1 if self._bytes_left is None else max(self._bytes_left, 1)
         return messages.Fetch(
-            self._topic, self._partition, self.next_offset, self._offset_end, incarnation, epoch, bytes_max, wait_ms
+            self._topic,
+            self._partition,
+            self.next_offset,
+            self._offset_end,
+            incarnation,
+            epoch,
+            bytes_max,
+            wait_ms,
+            self._bodies,
         )
 
     def moved(self) -> bool:
@@ -137,7 +160,7 @@ class _Progress:
         if not len(data):
             return None
         last = next_offset if self._offset_end < 0 else min(self._offset_end, next_offset)
-        return StoredChunk(self._topic, self._partition, data, first, last, next_offset)
+        return StoredChunk(self._topic, self._partition, data, first, last, next_offset, self._bodies)
 
 
 class BulkConnection:
@@ -220,16 +243,18 @@ class BulkConnection:
         epoch: int = ANY_EPOCH,
         bytes_max: int = -1,
         wait_ms: int = 0,
+        bodies: bool = True,
     ) -> Iterator[StoredChunk]:
         """Chunks that hold ``[offset, offset_end)`` in order; without an end, up to what can be read now.
 
         ``bytes_max`` ends it early, after at least one batch. ``wait_ms`` waits for the first record. A lost connection is replaced and
-        the range goes on where it stood. The broker sends ahead while a chunk is being used.
+        the range goes on where it stood. The broker sends ahead while a chunk is being used. Without ``bodies``
+        only headers are sent, for who wants to know offsets and times.
 
         Raises Conflict(TOPIC_REPLACED) or Conflict(EPOCH_ENDED) when incarnation or epoch say that other data was meant,
         Missing(OFFSET_OUT_OF_RANGE) when part of the range does not exist.
         """
-        at = _Progress(topic, partition, offset, offset_end, bytes_max)
+        at = _Progress(topic, partition, offset, offset_end, bytes_max, bodies=bodies)
         retries = self.retries()
         while not at.complete:
             try:
@@ -383,18 +408,19 @@ class BulkConnection:
         wire.close()
 
 
-_connections: dict[tuple[int, str], BulkConnection] = {}
+_connections: dict[tuple[int, str, float, float], BulkConnection] = {}
 _connections_lock = threading.Lock()
 
 
-def connect(address: str) -> BulkConnection:
+def connect(address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S) -> BulkConnection:
     """The process's connection to ``host:port`` (``polywire://`` in front is allowed), made once; a forked child makes its own."""
     host, port = split_address(address)
-    key = (os.getpid(), f"{host}:{port}")
+    key = (os.getpid(), f"{host}:{port}", timeout_s, reconnect_s)
     with _connections_lock:
         connection = _connections.get(key)
         if connection is None:
-            connection = _connections[key] = BulkConnection(host, port)
+            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s)
+            _connections[key] = connection
         return connection
 
 

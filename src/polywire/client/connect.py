@@ -13,11 +13,11 @@ from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
-SCHEMES: Final = ("flux", "iggy", "polywire")
+SCHEMES: Final = ("cursus", "flux", "iggy", "polywire")
 
 
 async def connect(url: str) -> Client:
-    """A connected client for ``polywire://host:port``, ``flux://host:port``, ``iggy://host:port`` or plain ``host:port``.
+    """A connected client for ``polywire://host:port``, ``flux://…``, ``cursus://…``, ``iggy://…`` or plain ``host:port``.
 
     Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
     """
@@ -28,6 +28,10 @@ async def connect(url: str) -> Client:
     match scheme:
         case "polywire":
             return await PolywireClient.open(host, port)
+        case "cursus":
+            from polywire.client.cursus import CursusClient
+
+            return await CursusClient.open(host, port)
         case "flux":
             from polywire.client.flux import FluxClient
 

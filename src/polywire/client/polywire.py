@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
+from polywire.client.group_info import GroupInfo, MemberInfo
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -335,6 +336,19 @@ class PolywireClient:
         head = messages.AskPosition(topic, partition, number, group)
         return (await self._ask(Verb.POSITION, head, messages.Position)).offset
 
+    async def groups(self, group: str | None = None) -> list[GroupInfo]:
+        """Groups that have members or positions, by topic and name; with ``group`` those of this name."""
+        found: list[GroupInfo] = []
+        after: list[str] = []
+        more = True
+        while more:
+            answer = await self._ask(Verb.GROUPS, messages.AskGroups(group, after), messages.GroupList)
+            found += [_group(entry) for entry in answer.groups]
+            more = answer.more and bool(answer.groups)
+            if more:
+                after = [found[-1].topic, found[-1].name]
+        return found
+
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> AsyncGenerator[Delivered, None]:
@@ -394,6 +408,12 @@ def _records(payload: bytes) -> list[Record]:
         else:
             records += to_records(payload, at)
     return records
+
+
+def _group(entry: messages.GroupEntry) -> GroupInfo:
+    members = tuple(MemberInfo(m.member, m.wire, m.idle_ms, tuple(m.partitions)) for m in entry.members)
+    positions = {position[0]: position[1] for position in entry.positions}
+    return GroupInfo(entry.name, entry.group, entry.generation, entry.assignor, members, positions)
 
 
 def _membership(answer: messages.Membership) -> Membership:

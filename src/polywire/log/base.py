@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
+from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
 Done = Callable[[int, BrokerError | None], None]
@@ -62,6 +63,9 @@ class PartitionLog(Protocol):
     @property
     def incarnation(self) -> int:
         """Number of this partition's life; never used again."""
+
+    compression: Compression | None
+    """How bodies of this partition are compressed when they are sealed from now on; the log does not remember it."""
 
     @property
     def first_offset(self) -> int:
@@ -175,6 +179,11 @@ class Log(Protocol):
 
     def trim(self, incarnation: int, first_offset: int) -> None:
         """Make offsets below ``first_offset`` unreadable and their space free in time."""
+
+    def compact(self, incarnation: int, *, null_age_us: int) -> None:
+        """Keep of each key the newest record only, some time soon and of what is sealed, if that is worth it by now; and no null that
+        is the newest of its key for longer than this. Offsets and addresses of what stays do not change. Raises
+        Missing(PARTITION_MISSING)."""
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones

@@ -73,6 +73,11 @@ class ColdReads:
             self._windows[key] = waiting
             self._worker.run(partial(self._read, key, segments), partial(self._arrived, key))
 
+    def forget(self, incarnation: int) -> None:
+        """What was read of a partition is not what it holds any more."""
+        for key in [key for key, found in self._windows.items() if key[0] == incarnation and isinstance(found, Window)]:
+            del self._windows[key]
+
     def _arrived(self, key: Key, window: Window | None, error: BrokerError | None) -> None:
         waiting = self._windows.pop(key)
         assert isinstance(waiting, list), "a window arrives once"

@@ -64,7 +64,8 @@ def _bytes_of(data: bytearray) -> cython.p_uchar:
     """The memory of a bytearray nobody else sees; valid until it is resized."""
     if cython.compiled:
         return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
-    return data
+    else:  # Cython would call a plain return unreachable
+        return data
 
 
 @cython.cclass

@@ -167,6 +167,9 @@ class FileLog:
         self._admit_change(ENTRY_BYTES)
         self._add(Trim(trimmed, first_offset), ENTRY_BYTES, closing=True)
 
+    def compact(self, incarnation: int, *, null_age_us: int) -> None:
+        self._sealer.compact(self._history.find(incarnation), self._clock.now_us() - null_age_us)
+
     # Additions
 
     def reserve(self, size: int, *, data: bool = True) -> None:

@@ -16,6 +16,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log import lookup
 from polywire.log.base import Found, Read
 from polywire.log.index import TailIndex
+from polywire.records.compression import Compression
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class FilePartition:
 
     __slots__ = (
         "_reader",
+        "clean_offset",
+        "compression",
         "ended",
         "epoch_numbers",
         "epoch_offsets",
@@ -73,6 +76,9 @@ class FilePartition:
         self.runs: Final = TailIndex()
         """Entries (first offset, 0, bytes, segment's place, first address, first append time)."""
         self.sealed_bytes = 0
+        self.compression: Compression | None = None
+        self.clean_offset = 0
+        """Below this there is one record of a key, as far as this start knows."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")

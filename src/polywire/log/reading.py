@@ -124,6 +124,10 @@ class Reader:
         batch = self.overlays[number].batch
         return batch.place < 0 or self.segment(batch.place).holds_warm(batch.position, batch.position + batch.length)
 
+    def forget(self, partition: FilePartition) -> None:
+        """Records that were read, and may be read again, are gone."""
+        self._cold.forget(partition.incarnation)
+
     # Looking into one batch or segment
 
     def look(self, place: int, job: Callable[[Segment], int], then: Found, again: Callable[[], None]) -> None:

@@ -93,10 +93,12 @@ class Player:
     def _hand_out(self, sealed: Collection[Sealed]) -> None:
         """Give every run that is still needed to its partition or token, in offset order."""
         runs = sorted(
-            ((run.first_offset, number, run, item) for number, item in enumerate(sealed) for run in item.segment.info),
+            ((run.first_offset, -number, run, item) for number, item in enumerate(sealed) for run in item.segment.info),
             key=lambda found: found[:2],
         )
         ends: dict[int, int] = {}
+        newest: dict[int, int] = {}
+        """By partition: the segment that holds the run before."""
         for _, _, run, item in runs:
             if run.token:
                 self._hand_out_staged(run, item)
@@ -105,12 +107,15 @@ class Player:
             if partition is None or run.next_offset <= self._first_kept(partition):
                 item.lost_partition |= partition is None
                 continue
+            if run.next_offset <= ends.get(run.partition, 0) and item.number < newest[run.partition]:
+                continue  # these offsets were compacted into the run before
             if ends.setdefault(run.partition, run.first_offset) != run.first_offset:
                 raise Corrupt(
                     ErrorCode.CORRUPT,
                     f"segments have a hole partition={run.partition} offset={ends[run.partition]} next={run.first_offset}",
                 )
             ends[run.partition] = run.next_offset
+            newest[run.partition] = item.number
             partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
             item.keep(run.size, run.first_time_us)
         self._check_ends(ends)

@@ -6,15 +6,18 @@ checksums, or nothing is written. Must not know: the journal, when it is time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from polywire.errors import BrokerError
 from polywire.log.history import History
+from polywire.log.partition import FilePartition
 from polywire.log.segment import Run, Segment, SegmentInfo
 from polywire.log.segment_write import RunSource, write_segment
 from polywire.log.segments import Sealed
+from polywire.records.compression import Compression
 from polywire.store.base import Store
 
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
@@ -32,11 +35,13 @@ Source = tuple[Segment, Run]
 @dataclass(frozen=True, slots=True)
 class Rewrite:
     """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
-    a checksum did not match."""
+    a checksum did not match. ``over`` is told in the end, once the new blob is on the disk or was not needed, or why neither is so."""
 
     old: Sequence[Sealed]
     runs: Mapping[int, Sequence[Source]]
+    compression: Mapping[int, Compression | None] = field(default_factory=dict)
     damaged: list[Segment] = field(default_factory=list)
+    over: Callable[[BrokerError | None], None] | None = None
 
 
 def choose(history: History, now_us: int, *, merging: bool) -> Rewrite | None:
@@ -87,18 +92,28 @@ def _plan(history: History, old: Sequence[Sealed]) -> Rewrite | None:
     for sealed in old:
         for run in sealed.segment.info:
             partition = history.partitions.get(run.partition)
-            if partition is not None and not run.token and run.next_offset > partition.first_offset:
+            if partition is not None and not run.token and _is_read(partition, run, sealed):
                 runs.setdefault(run.partition, []).append((sealed.segment, run))
     for found in runs.values():
         found.sort(key=lambda source: source[1].first_offset)
         if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
             return None
-    return Rewrite(old, runs) if runs else None
+    packing = {incarnation: history.partitions[incarnation].compression for incarnation in runs}
+    return Rewrite(old, runs, packing) if runs else None
+
+
+def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
+    """Whether readers get these offsets from this blob: they were not trimmed, nor compacted into another."""
+    number = partition.runs.find_offset(run.next_offset - 1)
+    return run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.place
 
 
 def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
     """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``rewrite.damaged`` was told."""
-    sources = [RunSource.of_segments(runs, damaged=rewrite.damaged.append) for runs in rewrite.runs.values()]
+    sources = [
+        RunSource.of_segments(runs, damaged=rewrite.damaged.append, compression=rewrite.compression[incarnation])
+        for incarnation, runs in rewrite.runs.items()
+    ]
     return write_segment(store, name, sources)
 
 

@@ -14,10 +14,12 @@ from typing import Final, Protocol
 
 import structlog
 
-from polywire.errors import BrokerError, Busy, Corrupt, Missing
+from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Missing
 from polywire.log.base import Loop
+from polywire.log.compaction import NEVER, Compaction, is_worth_a_pass
 from polywire.log.history import History, Image
 from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.partition import FilePartition
 from polywire.log.rewriting import Rewrite, choose, replace, write_anew
 from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
 from polywire.log.segment import SegmentInfo
@@ -94,6 +96,8 @@ class Sealer:
         self._snapshot_name = snapshot_name
         self._snapshot_count = 0
         self._removing = False
+        self._compaction: Compaction | None = None
+        self._to_compact: dict[FilePartition, int] = {}
         self._replacing = False
         """A segment written anew is named and not yet installed."""
         self._stopped = False
@@ -222,13 +226,84 @@ class Sealer:
         busy = self._stopped or self._running or self._replacing or self._queue or self._installing
         if busy or not self._owner.seal_room(REWRITE_GROUPS):
             return
+        again = partial(self.tidy, now_us, merging=merging)
+        if self._compaction is not None:
+            self._compact(self._compaction, again)
+            return
         rewrite = choose(self._history, now_us, merging=merging)
         if rewrite is not None:
+            self._rewrite(rewrite, partial(write_anew, self._store), again)
+        elif self._to_compact and merging:
+            partition, null_time_us = self._to_compact.popitem()
+            if not partition.ended:
+                self._compaction = Compaction(partition, null_time_us)
+                self._compact(self._compaction, again)
+
+    def compact(self, partition: FilePartition, null_time_us: int) -> None:
+        """Compact a partition when there is nothing else to do, if it is worth it; nulls older than this go as well."""
+        if is_worth_a_pass(partition) and (self._compaction is None or self._compaction.partition is not partition):
+            self._to_compact[partition] = null_time_us
+
+    def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
+        """The next step of a pass."""
+        partition = compaction.partition
+        sources = compaction.sources(self._history.reader) if not partition.ended else []
+        if sources and compaction.noting:
             self._running = True
-            number = self._history.segments.next_number()
-            job = partial(write_anew, self._store, segment_name(number), rewrite)
-            again = partial(self.tidy, now_us, merging=merging)
-            self._worker.run(job, partial(self._rewritten, rewrite, number, again))
+            self._worker.run(partial(compaction.note, sources), partial(self._noted, compaction, again))
+        elif sources:
+            over = partial(self._compacted, compaction, sources[-1][1].next_offset)
+            rewrite = Rewrite((), {partition.incarnation: sources}, over=over)
+            self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
+        else:
+            if not compaction.noting:
+                partition.clean_offset = compaction.noted
+                self._compaction = None
+            compaction.noting = False
+            self._loop.call_later(TIDY_SECONDS, again)
+
+    def _noted(
+        self,
+        compaction: Compaction,
+        again: Callable[[], None],
+        found: tuple[int, bool] | None,
+        error: BrokerError | None,
+    ) -> None:
+        self._running = False
+        if found is None:
+            assert error is not None, "a job gives a result or an error"
+            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+        else:
+            compaction.noted, full = found
+            compaction.noting = not full
+            if full and compaction.noted <= compaction.partition.clean_offset:
+                self._compacted(compaction, 0, _too_many_keys(compaction.noted))
+        self.advance(self._synced)
+        if not self._stopped:
+            self._loop.call_later(TIDY_SECONDS, again)
+
+    def _compacted(self, compaction: Compaction, end: int, error: BrokerError | None) -> None:
+        """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
+        that was older; when something was trimmed meanwhile, another pass finds out."""
+        compaction.written = end
+        self._history.reader.forget(compaction.partition)
+        if error is not None:
+            self._compaction = None
+        if error is not None and not isinstance(error, Missing):
+            compaction.partition.clean_offset = NEVER
+            logger.error(
+                "a partition is not compacted; an operator must look",
+                partition=compaction.partition.incarnation,
+                error=str(error),
+            )
+
+    def _rewrite(
+        self, rewrite: Rewrite, write: Callable[[str, Rewrite], SegmentInfo | None], again: Callable[[], None]
+    ) -> None:
+        self._running = True
+        number = self._history.segments.next_number()
+        job = partial(write, segment_name(number), rewrite)
+        self._worker.run(job, partial(self._rewritten, rewrite, number, again))
 
     def _rewritten(
         self,
@@ -241,9 +316,12 @@ class Sealer:
         self._running = False
         if self._stopped:
             return
-        if info is None:
-            assert error is not None, "a job gives a result or an error"
+        if error is not None:
             self._not_rewritten(rewrite, error)
+        elif info is None:
+            assert rewrite.over is not None, "only compaction may find that nothing is to be written"
+            rewrite.over(None)
+            self._loop.call_later(TIDY_SECONDS, again)
         elif not self._owner.seal_room(REWRITE_GROUPS):
             self._delete([segment_name(number)])  # another pass of the timer writes it again
         else:
@@ -257,6 +335,8 @@ class Sealer:
         if not isinstance(error, (Corrupt, Missing)):
             self._owner.seal_failed(error)
             return
+        if rewrite.over is not None:
+            rewrite.over(error)
         kept = [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)]
         for item in kept:
             if item.place in self._history.segments.by_place:
@@ -277,6 +357,8 @@ class Sealer:
             replace(self._history, rewrite, new)
             self._delete(self._history.segments.removed(old))
             self._remove_soon()
+            if rewrite.over is not None:
+                rewrite.over(None)
             self._loop.call_later(TIDY_SECONDS, again)
 
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], None, installed)
@@ -290,6 +372,10 @@ class Sealer:
 def snapshot_name(start: int, count: int) -> str:
     """Blob name of a snapshot."""
     return f"{SNAPSHOTS}/{start:08x}-{count:08x}.pwt"
+
+
+def _too_many_keys(offset: int) -> Invalid:
+    return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
 
 
 def _delete_all(store: Store, names: Sequence[str]) -> None:

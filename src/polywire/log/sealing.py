@@ -84,7 +84,7 @@ def _partition_run(
         if positions:
             parts.append(Part(views[serial], positions, lengths))
             size += sum(lengths)
-    return RunSource(partition.incarnation, parts), size
+    return RunSource(partition.incarnation, parts, compression=partition.compression), size
 
 
 def _overlaid_run(
@@ -107,7 +107,7 @@ def _overlaid_run(
             last.lengths.append(length)
         else:
             parts.append(Part(views[serial], _numbers(position), _numbers(length)))
-    return RunSource(partition.incarnation, _Parts(reader, parts)), size
+    return RunSource(partition.incarnation, _Parts(reader, parts), compression=partition.compression), size
 
 
 def _staged_runs(serials: Collection[int], image: Image) -> dict[Key, list[StagedBatch]]:

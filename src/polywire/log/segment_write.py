@@ -48,12 +48,14 @@ from polywire.log.segment import (
 from polywire.records.batch import first_damaged, merge
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.records.compression import Compression, compress_body
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
 OWN_BLOB_BYTES_MIN: Final = (
     4 * 1024 * 1024
 )  # decision 0002: a partition with this much in a slot gets a blob of its own
+PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 
 Key = TypeVar("Key", bound=Hashable)
@@ -72,11 +74,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """What one run is made of, in order. With a token: staged batches, not numbered, never merged."""
+    """What one run is made of, in order. With a token: staged batches, not numbered, never merged. compression: how bodies are compressed
+    that are not yet, and large enough."""
 
     partition: int
     parts: Iterable[Part]
     token: bytes = NO_TOKEN
+    compression: Compression | None = None
 
     @classmethod
     def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
@@ -86,17 +90,21 @@ class RunSource:
 
     @classmethod
     def of_segments(
-        cls, runs: Sequence[tuple[Segment, Run]], *, damaged: Callable[[Segment], None] | None = None
+        cls,
+        runs: Sequence[tuple[Segment, Run]],
+        *,
+        damaged: Callable[[Segment], None] | None = None,
+        compression: Compression | None = None,
     ) -> RunSource:
         """A run that joins runs of one partition (or token) from older segments, in order; for merging and rewriting blobs.
 
         They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
         told, and writing raises Corrupt.
         """
-        return cls(runs[0][1].partition, _StoredParts(runs, damaged), runs[0][1].token)
+        return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
 
 
-class _StoredParts(Iterable[Part]):
+class StoredParts(Iterable[Part]):
     """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
 
     def __init__(self, runs: Sequence[tuple[Segment, Run]], damaged: Callable[[Segment], None] | None) -> None:
@@ -200,7 +208,7 @@ class _SegmentWriter:
         position, index_start = self._state[RUN_POSITION], self._state[RUN_ENTRIES]
         epoch_start = len(self._epochs) // EPOCH.size
         for part in source.parts:
-            for stretch in _stretches(part, merging=not source.token):
+            for stretch in _packed(_stretches(part, merging=not source.token), source.compression):
                 self._survey(stretch, source)
                 yield from self._copy(stretch)
         state = self._state
@@ -295,6 +303,28 @@ class _SegmentWriter:
 
 def _whole(content: Buffer) -> _Stretch:
     return _Stretch(content, array("q", (0,)), array("q", (len(content),)), 0, 1)
+
+
+def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator[_Stretch]:
+    """The same batches, compressed where that is wanted and worth it."""
+    for stretch in stretches:
+        if kind is None:
+            yield stretch
+            continue
+        view, plain = memoryview(stretch.base), stretch.start
+        for index in range(stretch.start, stretch.stop):
+            length = stretch.lengths[index]
+            if length >= PACKED_BYTES_MIN:
+                yield from _between(stretch, plain, index)
+                yield _whole(compress_body(view[stretch.positions[index] : stretch.positions[index] + length], kind))
+                plain = index + 1
+        yield from _between(stretch, plain, stretch.stop)
+
+
+def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
+    """A piece of a stretch, if it holds any batch."""
+    if start < stop:
+        yield _Stretch(stretch.base, stretch.positions, stretch.lengths, start, stop)
 
 
 def _stretches(part: Part, *, merging: bool) -> Iterator[_Stretch]:

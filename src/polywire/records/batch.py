@@ -12,6 +12,7 @@ from polywire.records.header import (
     check_body,
     check_header,
     first_damaged,
+    headers_of,
     layout,
     read_header,
     stamp,
@@ -27,7 +28,7 @@ from polywire.records.lookup import (
     record_at_offset,
     spans_of,
 )
-from polywire.records.reshape import merge, slice_records, take
+from polywire.records.reshape import keep, merge, slice_records, take
 
 __all__ = [
     "address_of",
@@ -36,6 +37,8 @@ __all__ = [
     "first_damaged",
     "from_columns",
     "from_spans",
+    "headers_of",
+    "keep",
     "layout",
     "longest_payload",
     "merge",

@@ -227,13 +227,12 @@ def flagged(
 def _deltas_fit(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
 ) -> cython.bint:
-    """A compacted batch: deltas begin at 0 and ascend, addresses by at least each record's size, and end within the spans."""
+    """A compacted batch: deltas ascend, addresses by at least each record's size, and end within the spans. The first may be above 0:
+    then the batch begins with a hole."""
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
     size: cython.longlong
     i: cython.Py_ssize_t
-    if load_u32(p, offsets) != 0 or load_u32(p, addresses) != 0:
-        return False
     for i in range(count):
         size = 10 + load_i32(p, places[0] + 4 * i + 4) - load_i32(p, places[0] + 4 * i)
         if places[20] >= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from struct import pack_into
+from typing import Final
 
 import cramjam
 
@@ -17,6 +18,7 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES, BatchFlags
 from polywire.records.header import check_body, check_header, read_header
 from polywire.types import Buffer
 
+ZSTD_LEVEL: Final = 1  # sealing has to keep up with producing; the next level costs twice the time for some percent
 _KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
@@ -42,7 +44,7 @@ def compress_body(batch: Buffer, kind: Compression) -> Buffer:
         case Compression.LZ4:
             packed, flag = bytes(cramjam.lz4.compress_block(body, store_size=False)), BatchFlags.LZ4
         case Compression.ZSTD:
-            packed, flag = bytes(cramjam.zstd.compress(body)), BatchFlags.ZSTD
+            packed, flag = bytes(cramjam.zstd.compress(body, level=ZSTD_LEVEL)), BatchFlags.ZSTD
     if len(packed) >= header.body_bytes:
         return batch
     return _with_body(batch, packed, header.flags | flag)

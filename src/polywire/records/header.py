@@ -24,18 +24,30 @@ if cython.compiled:
         lend_writable,
         load_u32,
         load_u64,
+        move,
         store_i64,
         store_u32,
         store_u64,
     )
 else:
     from polywire.records.checksum import xxh64_raw
-    from polywire.records.memory import Lent, lend, lend_writable, load_u32, load_u64, store_i64, store_u32, store_u64
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_u32,
+        load_u64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
 
 _MAGIC = cython.declare(cython.uint, 0x31425750)
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _SEALED_BYTES = cython.declare(cython.Py_ssize_t, 96)  # what the header checksum covers
 _BATCH_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 * 1024 * 1024 - 4096)
+_COMPACTED = cython.declare(cython.uint, 8)
 _COLUMN_COUNT = cython.declare(cython.int, 27)
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
 
@@ -210,6 +222,29 @@ def walk(chunk: Buffer) -> array[int]:
     if length < 0:
         raise Invalid(ErrorCode.INVALID_BATCH, f"bytes that begin no batch position={at}")
     return positions
+
+
+def headers_of(chunk: Buffer) -> bytearray:
+    """The headers of the whole batches in ``chunk``, back to back, without their bodies; compacted batches stay whole, because where
+    their records lie is told by a column.
+
+    Raises Invalid(INVALID_BATCH) as ``walk``.
+    """
+    lent: Lent = lend(chunk)
+    at: cython.Py_ssize_t
+    size: cython.Py_ssize_t
+    kept: cython.Py_ssize_t = 0
+    positions = walk(chunk)
+    for at in positions:
+        kept += load_u32(lent.p, at + 4) if load_u32(lent.p, at + 8) & _COMPACTED else _HEADER_BYTES
+    made = bytearray(kept)
+    target: Lent = lend_writable(made)
+    kept = 0
+    for at in positions:
+        size = load_u32(lent.p, at + 4) if load_u32(lent.p, at + 8) & _COMPACTED else _HEADER_BYTES
+        move(target.p, kept, lent.p, at, size)
+        kept += size
+    return made
 
 
 def layout(batch: Buffer, at: int = 0) -> array[int]:

@@ -1,4 +1,4 @@
-"""New batches from the records of old ones: merge, slice, take (decision 0001).
+"""New batches from the records of old ones: merge, slice, take, keep (decision 0001).
 
 Promises: every column survives with its record, and so do offsets, addresses and sequences where the docstrings say so. Sources must have
 been validated. Must not know: when the log merges, any wire.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import cython
 
+from polywire.errors import ErrorCode, Invalid
 from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
@@ -31,6 +32,9 @@ else:
     from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
 
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
+_LEAD_MAX = cython.declare(
+    cython.longlong, 0x8000_0000
+)  # spans have 32 bits; half of them for the hole a batch begins with
 
 
 @cython.cfunc
@@ -122,12 +126,9 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
     return result
 
 
-def take(batch: Buffer, rows: Lendable) -> bytearray:
-    """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
-
-    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.
-    """
-    runs: Runs = open_sources((batch,))
+@cython.cfunc
+def _pick(runs: Runs, rows: Lendable) -> cython.void:
+    """Runs of one source that hold these records (i32 array). Raises IndexError for a record that is not there."""
     source: Lent = runs.sources[0]
     lent: Lent = lend(rows)
     count: cython.longlong = load_u32(source.p, 28)
@@ -150,4 +151,38 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
         run_count += 1
     runs.sequences = runs.layouts[12] >= 0 and (runs.layouts[14] >= 0 or run_count > 1)
     set_runs(runs, triples, run_count)
+
+
+def take(batch: Buffer, rows: Lendable) -> bytearray:
+    """The records whose indexes are in ``rows`` (i32 array), in that order, as an unnumbered batch; a producer keeps its sequences.
+
+    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows.
+    """
+    runs: Runs = open_sources((batch,))
+    _pick(runs, rows)
     return concatenate(runs)
+
+
+def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
+    """The records whose indexes are in ``rows`` (ascending i32 array) in their places: a compacted batch that covers everything from the
+    base given, at or below the batch's own, to the end of the last of them. Partition, epoch, time and producer stay.
+
+    Raises IndexError for a record that is not there, Invalid(INVALID_BATCH) for no rows or where a hole does not fit 32 bits.
+    """
+    runs: Runs = open_sources((batch,))
+    source: Lent = runs.sources[0]
+    runs.lead_offset = cython.cast(cython.longlong, load_u64(source.p, 32)) - base_offset
+    runs.lead_address = cython.cast(cython.longlong, load_u64(source.p, 40)) - base_address
+    if not (0 <= runs.lead_offset < _LEAD_MAX and 0 <= runs.lead_address < _LEAD_MAX):
+        raise Invalid(ErrorCode.INVALID_BATCH, f"hole is too wide offset={base_offset} address={base_address}")
+    runs.deltas = True
+    runs.holes = True
+    _pick(runs, rows)
+    result = concatenate(runs)
+    target: Lent = runs.batch
+    move(target.p, 16, source.p, 16, 12)  # partition, epoch
+    store_u64(target.p, 32, base_offset)
+    store_u64(target.p, 40, base_address)
+    move(target.p, 48, source.p, 48, 8)  # time
+    seal_header(target.p, 0)
+    return result

@@ -12,6 +12,9 @@ cdef class Runs:
     cdef Py_ssize_t run_count
     cdef Py_ssize_t count  # records of all runs
     cdef bint deltas  # offsets and addresses go on from run to run, with the holes of compaction
+    cdef bint holes  # offsets and addresses stay what they are in the one source
+    cdef long long lead_offset  # offsets before the source's first record that the batch covers
+    cdef long long lead_address
     cdef bint sequences  # the producer's sequences do not stay consecutive
     cdef long long offset_span
     cdef long long address_span

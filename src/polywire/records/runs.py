@@ -69,6 +69,9 @@ class Runs:
         run_count: int
         count: int
         deltas: bool
+        holes: bool
+        lead_offset: int
+        lead_address: int
         sequences: bool
         offset_span: int
         address_span: int
@@ -98,6 +101,9 @@ def open_sources(batches: Sequence[Buffer]) -> Runs:
     runs.layouts = zeros(runs, _LAYOUT * len(runs.sources))
     runs.places = zeros(runs, _LAYOUT)
     runs.deltas = False
+    runs.holes = False
+    runs.lead_offset = 0
+    runs.lead_address = 0
     runs.sequences = False
     if cython.compiled:
         lent = lend_writable(bytearray(8 * len(runs.sources)))
@@ -466,7 +472,8 @@ def _record_size(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
-    """Offsets and addresses that go on from run to run, holes of compaction included, and the spans they add up to."""
+    """Offsets and addresses that go on from run to run, holes of compaction included, and the spans they add up to. With ``holes`` the
+    runs are those of one source, and what lies between and before them becomes holes."""
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
     layouts: cython.p_longlong = runs.layouts
@@ -474,8 +481,8 @@ def _fill_deltas(runs: Runs) -> cython.void:
     start: cython.longlong
     stop: cython.longlong
     place: cython.longlong = 0
-    offset: cython.longlong = 0  # of the record 0 of the source, as the result counts
-    address: cython.longlong = 0
+    offset: cython.longlong = runs.lead_offset  # of the record 0 of the source, as the result counts
+    address: cython.longlong = runs.lead_address
     step: cython.longlong
     i: cython.Py_ssize_t
     j: cython.longlong
@@ -485,8 +492,9 @@ def _fill_deltas(runs: Runs) -> cython.void:
         start = runs.triples[3 * i + 1]
         stop = runs.triples[3 * i + 2]
         step = address_delta(p, layouts, base, start)
-        offset -= offset_delta(p, layouts[base + 50], start)
-        address -= step
+        if not runs.holes:
+            offset -= offset_delta(p, layouts[base + 50], start)
+            address -= step
         for j in range(start, stop):
             if layouts[base + 52] >= 0:
                 step = load_u32(p, layouts[base + 52] + 4 * j)
@@ -494,8 +502,9 @@ def _fill_deltas(runs: Runs) -> cython.void:
             store_u32(target, runs.places[52] + place, address + step)
             step += _record_size(p, layouts, base, j)
             place += 4
-        offset += offset_delta(p, layouts[base + 50], stop)
-        address += address_delta(p, layouts, base, stop)
+        if not runs.holes:
+            offset += offset_delta(p, layouts[base + 50], stop)
+            address += address_delta(p, layouts, base, stop)
     runs.offset_span = offset
     runs.address_span = address
 
@@ -531,7 +540,7 @@ def _fill(runs: Runs) -> cython.void:
     if runs.deltas:
         _fill_deltas(runs)
     finish(target, runs.places, runs.count)
-    if runs.deltas:  # a compacted batch covers the holes behind its last record, too
+    if runs.deltas and not runs.holes:  # the holes behind the last record, too
         store_u32(target, 80, runs.address_span)
         store_u32(target, 84, runs.offset_span)
         seal_header(target, 0)

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.offsets import PartitionKey
 from polywire.spark.option_values import ADDRESSES, addresses, choice, count, known, refuse, switch
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
+ONE_QUERY: Final = "oneQueryPerLoad"  # what pushFilters must say to be on
+GROUP_BYTES_MAX: Final = 255  # docs/protocols/polywire.md §3
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
 OPTIONS: Final = (
@@ -30,7 +33,7 @@ OPTIONS: Final = (
     "minPartitions", "maxRecordsPerPartition",
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
-    "groupIdPrefix", "kafka.group.id",
+    "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters",
 )  # fmt: skip
 _STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SOURCES: Final = ("subscribe", "subscribePattern", "assign")
@@ -50,6 +53,14 @@ class MissingTime(Enum):
 
     ERROR = "error"
     LATEST = "latest"
+
+
+class Headers(Enum):
+    """Which column of headers a read has (includeHeaders)."""
+
+    NONE = "false"
+    PLAIN = "true"
+    TYPED = "typed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All options of a read, checked. Counts are records, None is no limit. ``group`` is told a stream's positions, to show its lag."""
+    """All options of a read, checked. Counts are records, None is no limit. ``group`` is told a stream's positions, to show its lag.
+
+    timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is tried again.
+    """
 
     addresses: tuple[str, ...]
     subscription: Subscription
@@ -93,14 +107,17 @@ class SourceOptions:
     ending: Place
     missing_time: MissingTime
     fail_on_data_loss: bool
-    include_headers: bool
+    headers: Headers
     partitions_min: int | None
     partition_records_max: int | None
     trigger_records_max: int | None
     trigger_bytes_max: int | None
     trigger_records_min: int | None
     trigger_delay_s: float
+    timeout_s: float
+    reconnect_s: float
     group: str | None
+    push_filters: bool
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -123,15 +140,50 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
             among=[strategy.value for strategy in MissingTime],
         ),
         fail_on_data_loss=switch(options, "failOnDataLoss", default=True),
-        include_headers=switch(options, "includeHeaders", default=False),
+        headers=choice(options, "includeHeaders", Headers, Headers.NONE, among=[kind.value for kind in Headers]),
         partitions_min=count(options, "minPartitions"),
         partition_records_max=count(options, "maxRecordsPerPartition"),
         trigger_records_max=count(options, "maxOffsetsPerTrigger"),
         trigger_bytes_max=count(options, "maxBytesPerTrigger"),
         trigger_records_min=count(options, "minOffsetsPerTrigger"),
         trigger_delay_s=_duration_s(options, "maxTriggerDelay", default_s=15 * 60.0),
-        group=options.get("kafka.group.id"),
+        timeout_s=max(TIMEOUT_S, (count(options, "kafkaConsumer.pollTimeoutMs") or 0) / 1000),
+        reconnect_s=_reconnect_s(options),
+        group=_group(options),
+        push_filters=_push_filters(options),
     )
+
+
+def _reconnect_s(options: Mapping[str, str]) -> float:
+    """Kafka's words for patience, where they mean more of it than we have anyway."""
+    retries = count(options, "fetchOffset.numRetries", zero=True)
+    interval_ms = count(options, "fetchOffset.retryIntervalMs", zero=True)
+    return max(RECONNECT_S, (3 if retries is None else retries) * (10 if interval_ms is None else interval_ms) / 1000)
+
+
+def _group(options: Mapping[str, str]) -> str | None:
+    given = [name for name in ("commitGroup", "kafka.group.id") if name in options]
+    if len(given) > 1:
+        refuse("commitGroup", "is given twice, once as kafka.group.id")
+    name = options[given[0]] if given else None
+    if name is not None and not 0 < len(name.encode()) <= GROUP_BYTES_MAX:
+        refuse(given[0], f"must have 1 to {GROUP_BYTES_MAX} bytes")
+    return name
+
+
+def _push_filters(options: Mapping[str, str]) -> bool:
+    """Spark (4.3) keeps what one query's filters left and hands it to the next query over the same DataFrame: whoever wants this says that
+    they know."""
+    text = options.get("pushFilters", "false").strip()
+    if text.lower() == "true":
+        refuse(
+            "pushFilters",
+            f"would make later queries over the same DataFrame read too little, because Spark keeps the filters of the first; load one for "
+            f"each query and say pushFilters={ONE_QUERY}",
+        )
+    if text.lower() not in ("false", ONE_QUERY.lower()):
+        refuse("pushFilters", f"must be false or {ONE_QUERY}, not {text!r}")
+    return text.lower() != "false"
 
 
 def _subscription(options: Mapping[str, str]) -> Subscription:

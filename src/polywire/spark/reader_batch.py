@@ -5,15 +5,16 @@ Promises: the range is fixed when the read is planned; it holds no socket (Spark
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from polywire.spark import planning, snapshot
 from polywire.spark.farewell import depart_quietly
+from polywire.spark.narrowing import Narrowing, narrow, narrowing_of
 from polywire.spark.options import SourceOptions
 from polywire.spark.planning import ReadRange
 from polywire.spark.rows import record_batches
@@ -37,11 +38,13 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
         """One task per group of ranges. Spark wants a list and replaces an empty one by a single None."""
         options = self._options
-        times_us = planning.times_asked(options.starting, options.ending)
+        narrowing = self._narrowing
+        times_us = sorted({*planning.times_asked(options.starting, options.ending), *narrowing.times()})
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         start = planning.start_offset(found, options.starting, options.missing_time)
         ranges = planning.batch_ranges(start, planning.end_offset(found, options.ending))
@@ -49,10 +52,21 @@ class BatchReader(DataSourceReader):
             planning.refuse_losses(planning.losses(ranges, found))
         else:
             ranges = planning.clip(ranges, found)
+        ranges = narrow(ranges, narrowing, found)
         return list(input_partitions(options, ranges))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, self._schema, partition)
+
+
+class FilteringReader(BatchReader):
+    """Leaves out what the query's filters refuse by place. Only made where asked for: with Spark's switch off a reader that could take
+    filters fails every read."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """All filters stay Spark's to check: what is read less is only less to check."""
+        self._narrowing = narrowing_of(filters)
+        return filters
 
 
 def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> list[RangesPartition]:

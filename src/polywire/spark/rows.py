@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ from polywire.spark.offsets import PartitionKey
 from polywire.spark.options import SourceOptions, Subscription
 from polywire.spark.planning import ReadRange, clip
 
+BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})  # the rest is told by headers of batches
 SURVIVABLE = (Missing, Conflict)  # what failOnDataLoss=false goes on after
 
 
@@ -42,6 +44,7 @@ def _range(connection: BulkConnection, wanted: ReadRange, schema: pa.Schema) -> 
         wanted.offset,
         wanted.offset_end,
         epoch=wanted.epoch,
+        bodies=not BODY_COLUMNS.isdisjoint(schema.names),
     )
     for chunk in chunks:
         yield from chunk_to_arrow(chunk, schema.names, schema)
@@ -66,7 +69,12 @@ def _with_progress(
 ) -> Iterator[tuple[list[pa.RecordBatch], int]]:
     # The epoch is not checked: the numbers of lost records may have been used again, and what they hold now is what is left.
     for chunk in connection.fetch_range(
-        wanted.topic, wanted.partition, wanted.incarnation, wanted.offset, wanted.offset_end
+        wanted.topic,
+        wanted.partition,
+        wanted.incarnation,
+        wanted.offset,
+        wanted.offset_end,
+        bodies=not BODY_COLUMNS.isdisjoint(schema.names),
     ):
         yield chunk_to_arrow(chunk, schema.names, schema), min(chunk.next_offset, wanted.offset_end)
 

@@ -24,8 +24,13 @@ from pyspark.sql.types import (
 )
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.spark.options import Headers
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+_TYPED_HEADER: Final = StructType(
+    [StructField("key", StringType()), StructField("type", StringType()), StructField("value", BinaryType())]
+)
 
 COLUMNS: Final[dict[str, DataType]] = {
     "key": BinaryType(),
@@ -36,12 +41,18 @@ COLUMNS: Final[dict[str, DataType]] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
     "headers": ArrayType(_HEADER),
+    "typedHeaders": ArrayType(_TYPED_HEADER),
 }
 
 
-def source_schema(*, include_headers: bool) -> StructType:
+def source_schema(headers: Headers) -> StructType:
     """The schema when the user gives none."""
-    names = [name for name in COLUMNS if include_headers or name != "headers"]
+    left_out = {
+        Headers.NONE: ("headers", "typedHeaders"),
+        Headers.PLAIN: ("typedHeaders",),
+        Headers.TYPED: ("headers",),
+    }
+    names = [name for name in COLUMNS if name not in left_out[headers]]
     return StructType([StructField(name, COLUMNS[name]) for name in names])
 
 

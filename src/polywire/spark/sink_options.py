@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from polywire.spark.option_values import ADDRESSES, addresses, choice, known, refuse, switch
+from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
+from polywire.spark.option_values import ADDRESSES, addresses, choice, count, known, refuse, switch
 from polywire.types import Level
 
 # What configures Kafka's producer and needs no counterpart here: accepted, so that code moves over, and without effect.
 WITHOUT_EFFECT: Final = (
     "includeHeaders",
-    "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type", "kafka.delivery.timeout.ms",
+    "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type",
     "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
-    "kafka.max.request.size", "kafka.request.timeout.ms", "kafka.retries",
+    "kafka.max.request.size", "kafka.retries",
 )  # fmt: skip
 # Spark hands its own options of a query on to the sink.
 OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
 OPTIONS: Final = (
     *ADDRESSES,
     "topic", "createTopics", "exactlyOnce", "sinkId", "txnAppId", "txnId", "txnVersion", "acks", "kafka.acks",
+    "kafka.delivery.timeout.ms", "kafka.request.timeout.ms",
     *WITHOUT_EFFECT, *OF_SPARK,
 )  # fmt: skip
 NUMBER_MAX: Final = 2**63 - 1
@@ -53,7 +55,8 @@ class SinkOptions:
     """All options of a write, checked.
 
     topic: where every row goes; None leaves it to the column. sink_id: who a streaming query is to the broker, instead of the id in its
-    checkpoint. level: of appends that are not staged.
+    checkpoint. level: of appends that are not staged. timeout_s: longest wait for one answer. reconnect_s: how long a broker that is gone is
+    tried again.
     """
 
     addresses: tuple[str, ...]
@@ -63,6 +66,8 @@ class SinkOptions:
     sink_id: str | None
     transaction: Transaction | None
     level: Level
+    timeout_s: float
+    reconnect_s: float
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -86,6 +91,8 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         sink_id=_name(options, "sinkId"),
         transaction=transaction,
         level=_level(options),
+        timeout_s=max(TIMEOUT_S, (count(options, "kafka.request.timeout.ms") or 0) / 1000),
+        reconnect_s=max(RECONNECT_S, (count(options, "kafka.delivery.timeout.ms") or 0) / 1000),
     )
 
 

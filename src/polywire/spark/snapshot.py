@@ -25,12 +25,18 @@ class Addressed(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]: ...
 
+    @property
+    def timeout_s(self) -> float: ...
+
+    @property
+    def reconnect_s(self) -> float: ...
+
 
 def connect(options: Addressed) -> BulkConnection:
     """This process's connection to the first address that answers. Raises Unavailable when none does."""
     reasons = []
     for address in options.addresses:
-        connection = bulk.connect(address)
+        connection = bulk.connect(address, timeout_s=options.timeout_s, reconnect_s=options.reconnect_s)
         if len(options.addresses) == 1:
             return connection
         try:

@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.farewell import depart_quietly
-from polywire.spark.options import read_options
-from polywire.spark.reader_batch import BatchReader
+from polywire.spark.options import Headers, read_options
+from polywire.spark.reader_batch import BatchReader, FilteringReader
 from polywire.spark.reader_stream import StreamReader
 from polywire.spark.schema import check_schema, source_schema
 from polywire.spark.sink import BatchSink, StreamSink
@@ -29,13 +29,14 @@ class PolywireDataSource(DataSource):
     def schema(self) -> StructType:
         """Spark asks before it says whether the read is a stream, so only the one option that matters is looked at."""
         depart_quietly()
-        asked = self.options.get("includeHeaders", "false")
-        return source_schema(include_headers=asked.strip().lower() == "true")
+        asked = self.options.get("includeHeaders", "false").strip().lower()
+        return source_schema(Headers(asked) if asked in [kind.value for kind in Headers] else Headers.NONE)
 
     def reader(self, schema: StructType) -> BatchReader:
         depart_quietly()
         check_schema(schema)
-        return BatchReader(read_options(dict(self.options), streaming=False), schema)
+        options = read_options(dict(self.options), streaming=False)
+        return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         depart_quietly()

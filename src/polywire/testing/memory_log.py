@@ -144,6 +144,10 @@ class MemoryLog:
         self.partition(incarnation)
         self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
 
+    def compact(self, incarnation: int, *, null_age_us: int) -> None:
+        """Memory has no sealed part: everything stays."""
+        self.partition(incarnation)
+
     # Additions
 
     def reserve(self, size: int, *, data: bool = True) -> None:

@@ -12,6 +12,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Found, Read
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader
+from polywire.records.compression import Compression
 
 
 class NoPin:
@@ -33,6 +34,7 @@ class MemoryPartition:
         "_current_epoch",
         "_hides_unsynced",
         "bodies",
+        "compression",
         "ended",
         "first_offset",
         "headers",
@@ -49,6 +51,7 @@ class MemoryPartition:
         self.first_offset = 0
         self.next_offset = 0
         self.synced_offset = 0
+        self.compression: Compression | None = None
         self.next_address = 0
         self.last_append_time_us = 0
         self.headers: list[BatchHeader] = []

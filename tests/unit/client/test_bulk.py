@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from polywire.client import bulk
+from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import BulkConnection, split_address
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
@@ -16,7 +19,7 @@ from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.arena import Arena
 from polywire.records.batch import walk
-from polywire.records.columns import Record
+from polywire.records.columns import HEADER_BYTES, Record
 from polywire.records.rows import from_records, to_records
 from polywire.types import Level
 from tests.unit.client.served import Served
@@ -29,7 +32,7 @@ def connection(served: Served) -> Iterator[BulkConnection]:
     made.close()
 
 
-def values_in(connection: BulkConnection, topic: str, partition: int = 0, **options: int) -> list[bytes | None]:
+def values_in(connection: BulkConnection, topic: str, partition: int = 0, **options: Any) -> list[bytes | None]:
     found: list[bytes | None] = []
     for chunk in connection.fetch_range(topic, partition, **options):
         wanted = range(chunk.offset, chunk.offset_end)
@@ -51,6 +54,21 @@ def test_topics_are_made_found_described_and_deleted(connection: BulkConnection)
     with pytest.raises(Missing):
         connection.describe("orders")
     assert connection.describe("other").settings["retention_bytes"] == 10
+
+
+def test_offsets_are_read_without_bodies(connection: BulkConnection) -> None:
+    connection.create_topic("t", 1)
+    for first in range(0, 60, 20):
+        connection.produce("t", 0, [batch(*[b"x" * 1000] * 20)])
+        assert first < 60
+    chunks = list(connection.fetch_range("t", 0, offset=5, offset_end=50, bodies=False))
+    assert sum(len(chunk.data) for chunk in chunks) == 3 * HEADER_BYTES
+    fields: list[tuple[str, pa.DataType]] = [("offset", pa.int64()), ("value", pa.binary())]
+    schema = pa.schema(fields)
+    tables = [rows for chunk in chunks for rows in chunk_to_arrow(chunk, schema.names, schema)]
+    table = pa.Table.from_batches(tables)
+    assert table["offset"].to_pylist() == list(range(5, 50))
+    assert table["value"].null_count == 45
 
 
 def test_ranges_are_read_as_asked(connection: BulkConnection) -> None:

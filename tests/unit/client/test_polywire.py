@@ -11,6 +11,7 @@ import pytest
 from polywire.client import sync
 from polywire.client.connect import connect
 from polywire.client.consume import LATEST
+from polywire.client.group_info import lags_of
 from polywire.client.polywire import BATCH_BYTES, PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.columns import Header, HeaderKind, Record
@@ -30,6 +31,30 @@ def play(served: Served) -> Callable[[Scenario], None]:
         asyncio.run(whole())
 
     return played
+
+
+def test_groups_tell_how_far_behind_they_are(play: Callable[[Scenario], None]) -> None:
+    async def scenario(client: PolywireClient) -> None:
+        await client.create_topic("t", 3)
+        for partition in range(3):
+            await client.produce("t", [Record(b"v")] * 10, partition=partition)
+        membership = await client.join("g", "t", "m")
+        await client.commit("g", "t", 0, 4)
+        await client.commit("g", "t", 1, 10)
+        (group,) = await client.groups()
+        assert (group.topic, group.name, group.generation) == ("t", "g", membership.generation)
+        assert [(member.id, member.wire, member.partitions) for member in group.members] == [
+            ("m", "polywire", (0, 1, 2))
+        ]
+        behind, done, unknown = await lags_of(client, group)
+        assert (behind.records, done.records, done.seconds, unknown.records) == (6, 0, 0.0, None)
+        assert behind.seconds is not None
+        assert 0 <= behind.seconds < 20
+        await client.delete_topic("t")
+        assert await lags_of(client, group) == []
+        assert await client.groups("other") == []
+
+    play(scenario)
 
 
 def test_records_come_back_with_all_they_had(play: Callable[[Scenario], None]) -> None:

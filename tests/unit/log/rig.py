@@ -24,6 +24,7 @@ from polywire.log.partition import FilePartition
 from polywire.log.settings import LogSettings
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchHeader, Record
+from polywire.records.compression import expand_body
 from polywire.records.rows import from_records, to_records
 from polywire.types import Level
 
@@ -207,8 +208,9 @@ def records_of(found: Read) -> list[Record]:
     for chunk in found.chunks:
         at = 0
         while at < len(chunk):
-            records += to_records(chunk, at)
-            at += read_header(chunk, at).length
+            length = read_header(chunk, at).length
+            records += to_records(expand_body(chunk[at : at + length]))
+            at += length
     return records
 
 

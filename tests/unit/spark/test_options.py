@@ -6,7 +6,7 @@ import pytest
 
 from polywire.errors import Invalid
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.options import ByOffset, ByTime, Edge, MissingTime, SourceOptions, read_options
+from polywire.spark.options import ByOffset, ByTime, Edge, Headers, MissingTime, SourceOptions, read_options
 
 BASE = {"address": "localhost:7660", "subscribe": "orders"}
 
@@ -20,7 +20,7 @@ def test_defaults_are_those_of_kafkas_source() -> None:
     assert (batch.starting, batch.ending) == (Edge.EARLIEST, Edge.LATEST)
     assert stream.starting is Edge.LATEST
     assert batch.fail_on_data_loss
-    assert not batch.include_headers
+    assert batch.headers is Headers.NONE
     assert batch.trigger_records_max is None
     assert stream.trigger_delay_s == 900.0
 
@@ -38,8 +38,18 @@ def test_without_an_address_it_is_this_machines_broker() -> None:
 def test_options_of_kafkas_consumer_are_taken_without_effect() -> None:
     given = {"kafkaConsumer.pollTimeoutMs": "512", "fetchOffset.numRetries": "3", "groupIdPrefix": "g"}
     assert read_options({**BASE, **given}, streaming=True) == read(streaming=True)
-    grouped = read_options({**BASE, "kafka.group.id": "g"}, streaming=True)
-    assert grouped.group == "g"
+    for name in ("kafka.group.id", "commitGroup"):
+        assert read_options({**BASE, name: "g"}, streaming=True).group == "g"
+
+
+def test_more_patience_is_granted_and_less_is_not() -> None:
+    given = {
+        "kafkaConsumer.pollTimeoutMs": "300000",
+        "fetchOffset.numRetries": "600",
+        "fetchOffset.retryIntervalMs": "100",
+    }
+    patient = read_options({**BASE, **given}, streaming=True)
+    assert (patient.timeout_s, patient.reconnect_s) == (300.0, 60.0)
 
 
 def test_subscriptions() -> None:

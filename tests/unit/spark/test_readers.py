@@ -16,7 +16,7 @@ from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.spark import rows, snapshot
 from polywire.spark.offsets import decode_offset
-from polywire.spark.options import Subscription, read_options
+from polywire.spark.options import Headers, Subscription, read_options
 from polywire.spark.planning import ReadRange
 from polywire.spark.reader_batch import BatchReader, RangesPartition
 from polywire.spark.reader_stream import StreamReader
@@ -24,7 +24,7 @@ from polywire.spark.schema import source_schema
 
 CHUNK_RECORDS = 10
 RECORD_BYTES = 100
-SCHEMA = source_schema(include_headers=False)
+SCHEMA = source_schema(Headers.NONE)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class FakeBroker:
 
     def fetch_range(
         self, topic: str, partition: int, incarnation: int = 0, offset: int = 0, offset_end: int = -1, *,
-        epoch: int = -1, bytes_max: int = -1,
+        epoch: int = -1, bytes_max: int = -1, bodies: bool = True,
     ) -> Iterator[StoredChunk]:  # fmt: skip
         if epoch in self.epoch_ends and max(offset, offset_end) > self.epoch_ends[epoch]:
             raise Conflict(ErrorCode.EPOCH_ENDED, f"epoch ended end={self.epoch_ends[epoch]}")

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from polywire.errors import Invalid
+from polywire.spark.options import Headers
 from polywire.spark.schema import arrow_schema, check_schema, source_schema
 
 
@@ -14,13 +15,15 @@ def test_the_columns_are_kafkas() -> None:
     kafka = (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
     )
-    assert source_schema(include_headers=False).simpleString() == kafka
+    assert source_schema(Headers.NONE).simpleString() == kafka
     with_headers = kafka[:-1] + ",headers:array<struct<key:string,value:binary>>>"
-    assert source_schema(include_headers=True).simpleString() == with_headers
+    assert source_schema(Headers.PLAIN).simpleString() == with_headers
+    typed = kafka[:-1] + ",typedHeaders:array<struct<key:string,type:string,value:binary>>>"
+    assert source_schema(Headers.TYPED).simpleString() == typed
 
 
 def test_arrow_types_are_those_spark_checks() -> None:
-    schema = arrow_schema(source_schema(include_headers=True))
+    schema = arrow_schema(source_schema(Headers.PLAIN))
     assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
     assert schema.field("value").type == pa.binary()
     assert schema.field("topic").type == pa.string()
@@ -31,7 +34,7 @@ def test_a_schema_chooses_columns_in_any_order() -> None:
     check_schema(
         StructType([StructField("offset", LongType()), StructField("partition", IntegerType(), nullable=False)])
     )
-    check_schema(source_schema(include_headers=True))
+    check_schema(source_schema(Headers.PLAIN))
 
 
 @pytest.mark.parametrize(

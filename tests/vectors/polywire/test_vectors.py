@@ -41,7 +41,7 @@ REQUESTS = {
         messages.AskBounds(["t"], [1]),
     ),
     "fetch t/0 from 7": (
-        "0a000000 21 00 0000 07000000 0a000000 98 a174 00 07 ff 00 ff ff 00",
+        "0b000000 21 00 0000 07000000 0b000000 99 a174 00 07 ff 00 ff ff 00 c3",
         Verb.FETCH,
         7,
         messages.Fetch("t", 0, 7),

@@ -9,7 +9,7 @@ beyond its ``Host``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,19 +32,18 @@ class Host(Protocol):
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
         """Journal changes as one group and make them true; with none, ``done`` follows what was journalled before."""
 
-    def commit_position(
+    def commit_positions(
         self,
         full_name: str,
-        partition_number: int,
+        offsets: Mapping[int, int],
         kind: PositionKind,
         name: str,
-        offset: int,
         *,
         generation: int,
         level: Level,
         done: Done | None,
     ) -> None:
-        """Store a next offset."""
+        """Store next offsets by partition number, all or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +66,25 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as lists show it."""
+    """A group as lists show it; ``changed_at_us`` is when it last changed since the broker started, None when it did not."""
 
     topic: str
     name: str
     generation: int
     assignor: Assignor
     members: tuple[MemberView, ...]
+    partition_count: int = 0
+    changed_at_us: int | None = None
 
 
 class Coordinator:
     """All groups of one broker.
 
     Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started.
+    ``_changed`` holds when groups that still exist last changed, since the broker started.
     """
 
-    __slots__ = ("_clock", "_host", "_seen", "_settings", "_started_at", "_state")
+    __slots__ = ("_changed", "_clock", "_host", "_seen", "_settings", "_started_at", "_state")
 
     def __init__(self, host: Host, state: State, settings: BrokerSettings, clock: Clock) -> None:
         self._host = host
@@ -91,6 +93,7 @@ class Coordinator:
         self._clock = clock
         self._started_at = clock.monotonic()
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
+        self._changed: dict[tuple[str, str], int] = {}
 
     def join(
         self,
@@ -140,7 +143,8 @@ class Coordinator:
         if wanted is not current:
             made.append(stored(wanted))
         self._host.change_all(made, level=level, done=done)
-        self._forget(wanted)
+        if wanted is not current:
+            self._forget(wanted)
         self._mark(wanted, member, math.inf if connected else now)
         return Membership(wanted.generation, tuple(wanted.assignments[member]))
 
@@ -214,18 +218,52 @@ class Coordinator:
 
         Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
         """
+        self.commit_all(
+            group, topic, member, generation, {partition: offset}, wire=wire, refresh=refresh, level=level, done=done
+        )
+
+    def commit_all(
+        self,
+        group: str,
+        topic: str,
+        member: str,
+        generation: int,
+        offsets: Mapping[int, int],
+        *,
+        wire: str,
+        refresh: bool = False,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store the group's next offsets by partition, all or none. Raises as ``commit``."""
+        self.check_owner(group, topic, member, generation, offsets, wire=wire, refresh=refresh)
+        self._host.commit_positions(
+            topic, offsets, PositionKind.GROUP, group, generation=generation, level=level, done=done
+        )
+
+    def check_owner(
+        self,
+        group: str,
+        topic: str,
+        member: str,
+        generation: int,
+        partitions: Iterable[int],
+        *,
+        wire: str,
+        refresh: bool = False,
+    ) -> None:
+        """Refuse a member that does not own these partitions in this generation. Raises as ``commit``."""
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, now=now)
-        if partition not in found.assignments[member]:
-            raise Conflict(
-                ErrorCode.PARTITION_NOT_ASSIGNED,
-                f"partition is not assigned to member={member!r} partition={partition}",
-            )
+        owned = found.assignments[member]
+        for partition in partitions:
+            if partition not in owned:
+                raise Conflict(
+                    ErrorCode.PARTITION_NOT_ASSIGNED,
+                    f"partition is not assigned to member={member!r} partition={partition}",
+                )
         if refresh:
             self._mark(found, member, now)
-        self._host.commit_position(
-            topic, partition, PositionKind.GROUP, group, offset, generation=generation, level=level, done=done
-        )
 
     def delete(self, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None) -> None:
         """End a group; its positions go with it. Raises Missing(GROUP_MISSING)."""
@@ -235,6 +273,29 @@ class Coordinator:
         positions = changes.PositionsDeleted(PositionKind.GROUP, group, *key, None)
         self._host.change_all([changes.GroupDeleted(topic, group), positions], level=level, done=done)
         self._seen.pop((topic, group), None)
+        self._changed.pop((topic, group), None)
+
+    def bind(
+        self, wire: str, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None
+    ) -> None:
+        """Have a wire that names groups alone mean this topic by this name; the group itself begins with its first member.
+
+        Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many names.
+        """
+        check_name(group, self._settings.name_bytes_max)
+        bindings = self._state.bindings
+        if (wire, group) not in bindings and len(bindings) >= self._settings.groups_max:
+            raise Busy(ErrorCode.BUSY, f"too many names of groups limit={self._settings.groups_max}")
+        self._host.change_all([changes.GroupBound(wire, group, topic)], level=level, done=done)
+
+    def bound(self, wire: str) -> dict[str, str]:
+        """The topics a wire means by the names of groups, by name."""
+        return {name: topic for (of, name), topic in self._state.bindings.items() if of == wire}
+
+    def find(self, group: str, topic: str) -> GroupView | None:
+        """A group as it is."""
+        found = self._state.groups.get((topic, group))
+        return None if found is None else self._view(found, self._clock.monotonic())
 
     def topic_of(self, wire: str, group: str) -> str | None:
         """The topic a wire that names groups alone means by this name."""
@@ -267,7 +328,15 @@ class Coordinator:
             )
             for member in group.members
         )
-        return GroupView(group.topic, group.name, group.generation, group.assignor, members)
+        return GroupView(
+            topic=group.topic,
+            name=group.name,
+            generation=group.generation,
+            assignor=group.assignor,
+            members=members,
+            partition_count=group.partition_count,
+            changed_at_us=self._changed.get((group.topic, group.name)),
+        )
 
     def _begin(self, topic: str, group: str, generation: int, assignor: Assignor) -> Group:
         if len(self._state.groups) >= self._settings.groups_max:
@@ -319,7 +388,10 @@ class Coordinator:
         seen[member] = max(seen.get(member, now), now)  # a connected member stays one
 
     def _forget(self, group: Group) -> None:
-        """Times are kept of members only; otherwise the table would grow with every consumer that ever was."""
+        """The group changed. Times are kept of members only; otherwise the table would grow with every consumer that ever was."""
+        self._changed[group.topic, group.name] = self._clock.now_us()
+        if len(self._changed) > 2 * len(self._state.groups) + 16:
+            self._changed = {key: at for key, at in self._changed.items() if key in self._state.groups}
         seen = self._seen.get((group.topic, group.name), {})
         for member in [member for member in seen if not group.has(member)]:
             del seen[member]

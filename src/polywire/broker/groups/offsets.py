@@ -55,6 +55,13 @@ class Positions:
             for partition, position in owners.get((kind, name), {}).items():
                 yield topic, partition, position
 
+    def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
+        """Everybody of this kind who has positions in a topic: topic, name, position by partition."""
+        for topic, owners in self._by_topic.items():
+            for (owner_kind, name), partitions in owners.items():
+                if owner_kind is kind:
+                    yield topic, name, partitions
+
     def store(self, change: PositionStored) -> None:
         """Somebody's next offset is another one."""
         owners = self._by_topic.setdefault(change.topic, {})

@@ -263,6 +263,22 @@ def _scan_message(
     if not eventful:
         clear(details, detail + 32, 48)
         return at
+    return _scan_event(p, size, at, details, detail)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _scan_event(
+    p: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+    at: cython.Py_ssize_t,
+    details: cython.p_uchar,
+    detail: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """The event fields of a message; where it ends, or a fault."""
+    length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
     length = _u16(p, at)

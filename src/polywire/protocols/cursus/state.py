@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
+from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.scratch import Scratch
 
@@ -100,6 +101,7 @@ class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
+    confirmed: which members have used which generation.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     """
 
@@ -111,3 +113,4 @@ class CursusState:
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
+    confirmed: Confirmed = field(default_factory=Confirmed)

@@ -288,13 +288,13 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
     put = cython.declare(cython.Py_ssize_t)
     if (
         places[1] != 4 * count + 4
-        or (places[52] >= 0 and places[53] != 4 * count)
+        or (places[50] >= 0 and places[51] != 4 * count)
         or (places[20] >= 0 and places[21] != count)
     ):
         return -1
     while state[_ROW] < count:
         row = state[_ROW]
-        offset = base + (row if places[52] < 0 else load_u32(p, places[52] + 4 * row))
+        offset = base + (row if places[50] < 0 else load_u32(p, places[50] + 4 * row))
         if offset >= state[_END]:
             return _STOPPED  # type: ignore[no-any-return]
         if offset < state[_START]:

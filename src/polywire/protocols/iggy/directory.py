@@ -85,8 +85,12 @@ class Directory:
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(_STREAM):
                 self._enter(Stream(_STREAMS.decode(value)))
-        if DEFAULT_STREAM not in self._by_space:  # it need not be kept: it is always there, and listed once it has topics
-            self._enter(Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us())))
+        if (
+            DEFAULT_STREAM not in self._by_space
+        ):  # it need not be kept: it is always there, and listed once it has topics
+            self._enter(
+                Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
+            )
         self._refresh()
 
     # Streams

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from polywire.broker.settings import TopicSettings
+from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Found
 from polywire.protocols.polywire import messages
@@ -28,6 +28,15 @@ BOUNDS_MAX: Final = (
     100_000  # partitions, once more for each time: some tenth of a second in which nobody else is served
 )
 _KEY_HASHES: Final = {kind.value: kind for kind in KeyHash}
+_COMPRESSIONS: Final = {kind.value: kind for kind in Compression}
+_SETTINGS: Final = {
+    "compaction",
+    "compression",
+    "key_hash",
+    "replication_factor",
+    "retention_age_us",
+    "retention_bytes",
+}
 
 
 class Catalog:
@@ -181,6 +190,8 @@ class _BoundsAnswer:
 def describe(topic: Topic) -> messages.TopicDescription:
     """A topic in this wire's words."""
     settings: dict[str, SettingValue] = {
+        "compaction": int(topic.settings.compaction),
+        "compression": topic.settings.compression.value,
         "key_hash": topic.settings.key_hash.value if topic.settings.key_hash else None,
         "replication_factor": topic.settings.replication_factor,
         "retention_age_us": topic.settings.retention_age_us,
@@ -192,18 +203,23 @@ def describe(topic: Topic) -> messages.TopicDescription:
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
     """Settings of a new topic. Raises Invalid(INVALID_REQUEST) for an unknown name or a value of another type."""
-    unknown = sorted(given.keys() - {"key_hash", "replication_factor", "retention_age_us", "retention_bytes"})
+    unknown = sorted(given.keys() - _SETTINGS)
     if unknown:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")
     key_hash = given.get("key_hash")
     if key_hash is not None and key_hash not in _KEY_HASHES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown key hash key_hash={key_hash!r}")
+    compression = given.get("compression")
+    if compression is not None and compression not in _COMPRESSIONS:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown compression compression={compression!r}")
     factor = _number(given, "replication_factor")
     settings = TopicSettings(
         replication_factor=1 if factor is None else factor,
         key_hash=None if key_hash is None else _KEY_HASHES[str(key_hash)],
         retention_age_us=_number(given, "retention_age_us"),
         retention_bytes=_number(given, "retention_bytes"),
+        compaction=bool(_number(given, "compaction")),
+        compression=Compression.NONE if compression is None else _COMPRESSIONS[str(compression)],
     )
     settings.check()
     return settings

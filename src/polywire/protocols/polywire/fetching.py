@@ -6,7 +6,7 @@ an ended fetch holds neither pin, wait nor timer. Must not know: other requests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
@@ -14,6 +14,8 @@ from polywire.log.base import Read
 from polywire.protocols.base import Output
 from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_head
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, Verb
+from polywire.records.batch import headers_of
+from polywire.types import Buffer
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -39,6 +41,7 @@ class RangeFetch:
     """The state of one FETCH. Guards: frames go out in offset order and end exactly once."""
 
     __slots__ = (
+        "_bodies",
         "_bytes_left",
         "_offset",
         "_offset_end",
@@ -62,6 +65,7 @@ class RangeFetch:
         self._offset = head.offset
         self._offset_end = head.offset_end
         self._bytes_left = head.bytes_max if head.bytes_max >= 0 else None
+        self._bodies: Final = head.bodies
         self._started = False
         self._read: Read | None = None
         self._waiting_read = False
@@ -164,6 +168,10 @@ class RangeFetch:
         more = self._offset < min(self._offset_end, read.readable_offset) and (
             self._bytes_left is None or self._bytes_left > 0
         )
+        chunks: Sequence[Buffer] = read.chunks
+        if not self._bodies:
+            chunks = [headers_of(chunk) for chunk in chunks]
+            size = sum([len(chunk) for chunk in chunks])
         head = encode_head(
             Verb.FETCH,
             self.correlation,
@@ -171,7 +179,7 @@ class RangeFetch:
             payload_bytes=size,
             flags=MORE if more else 0,
         )
-        output.write_many([head, *read.chunks], read.pin.release)
+        output.write_many([head, *chunks], read.pin.release)
         if more:
             self._owner.ready(self)
         else:

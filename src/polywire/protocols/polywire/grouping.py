@@ -6,7 +6,9 @@ dealt out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -17,11 +19,14 @@ from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
+    from polywire.broker.groups.coordinator import GroupView
 
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
-Grouped = messages.Commit | messages.AskPosition | messages.Join | messages.Member
+Grouped = messages.Commit | messages.AskPosition | messages.Join | messages.Member | messages.AskGroups
+GROUPS_MAX: Final = 1_000  # page §3: of one answer
+GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
 
 class Grouping:
@@ -46,6 +51,8 @@ class Grouping:
                 self._join(correlation, request)
             case messages.Member():
                 self._stay(verb, correlation, request)
+            case messages.AskGroups():
+                self._session.answer(verb, correlation, self._groups(request))
 
     def _commit(self, correlation: int, request: messages.Commit) -> None:
         check_name("owner", request.owner)
@@ -114,8 +121,42 @@ class Grouping:
         membership = ask(request.group, request.name, request.member, request.generation, wire=WIRE)
         self._session.answer(verb, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
+    def _groups(self, request: messages.AskGroups) -> messages.GroupList:
+        """Groups that have members or positions, by topic and name."""
+        if request.after and len(request.after) != 2:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
+        after = tuple(request.after)
+        views = {(view.topic, view.name): view for view in self._broker.groups.views()}
+        positions = self._broker.position_owners(PositionKind.GROUP)
+        wanted = [key for key in views.keys() | positions.keys() if request.group in (None, key[1]) and key > after]
+        chosen = nsmallest(GROUPS_MAX, wanted)
+        entries: list[messages.GroupEntry] = []
+        room = GROUP_ENTRIES_MAX
+        for key in chosen:
+            entry = _entry(key, views.get(key), positions.get(key, {}))
+            room -= len(entry.members) + len(entry.positions)
+            if entries and room < 0:
+                break
+            entries.append(entry)
+        return messages.GroupList(entries, len(entries) < len(wanted))
+
     def _done(self, verb: Verb, correlation: int, head: Head, _: int, error: BrokerError | None) -> None:
         if error is None:
             self._session.settle(verb, correlation, head)
         else:
             self._session.settle_error(verb, correlation, error)
+
+
+def _entry(key: tuple[str, str], view: GroupView | None, positions: Mapping[int, int]) -> messages.GroupEntry:
+    members = () if view is None else view.members
+    return messages.GroupEntry(
+        name=key[0],
+        group=key[1],
+        generation=-1 if view is None else view.generation,
+        assignor=None if view is None else view.assignor.value,
+        members=[
+            messages.MemberEntry(member.id, member.wire, int(member.idle_s * 1000), list(member.partitions))
+            for member in members
+        ],
+        positions=[[partition, offset] for partition, offset in sorted(positions.items())],
+    )

@@ -45,6 +45,7 @@ class Verb(IntEnum):
     SYNC = 65
     HEARTBEAT = 66
     LEAVE = 67
+    GROUPS = 68
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -152,6 +153,7 @@ class Fetch(Head, frozen=True):
     epoch: Int = ANY_EPOCH
     bytes_max: Int = -1
     wait_ms: Int = 0
+    bodies: bool = True
 
 
 class Fetched(Head, frozen=True):
@@ -252,6 +254,36 @@ class Membership(Head, frozen=True):
     partitions: list[Int]
 
 
+class AskGroups(Head, frozen=True):
+    """``after`` is topic and group of the last entry seen, or empty."""
+
+    group: str | None = None
+    after: list[str] = []
+
+
+class MemberEntry(Head, frozen=True):
+    member: str
+    wire: str
+    idle_ms: Int
+    partitions: list[Int]
+
+
+class GroupEntry(Head, frozen=True):
+    """A group on one topic; ``generation`` is -1 and ``assignor`` None where it has only positions, [partition, offset] each."""
+
+    name: str
+    group: str
+    generation: Int
+    assignor: str | None
+    members: list[MemberEntry]
+    positions: list[list[Int]]
+
+
+class GroupList(Head, frozen=True):
+    groups: list[GroupEntry]
+    more: bool
+
+
 class Failure(Head, frozen=True):
     """Head of a frame with the flag ERROR (§5)."""
 
@@ -283,4 +315,5 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.SYNC: Member,
     Verb.HEARTBEAT: Member,
     Verb.LEAVE: Member,
+    Verb.GROUPS: AskGroups,
 }

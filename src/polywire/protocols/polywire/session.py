@@ -257,7 +257,9 @@ class PolywireSession:
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):
             self._appending.abandon(correlation, request)
-        elif isinstance(request, (messages.Commit, messages.AskPosition, messages.Join, messages.Member)):
+        elif isinstance(
+            request, (messages.Commit, messages.AskPosition, messages.Join, messages.Member, messages.AskGroups)
+        ):
             self._grouping.handle(verb, correlation, request)
         else:
             self._catalog.handle(verb, correlation, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import ErrorCode
-from polywire.protocols.polywire import messages
+from polywire.protocols.polywire import grouping, messages
 from polywire.protocols.polywire.messages import Head, Verb
 from tests.unit.protocols.polywire.peer import Peer
 
@@ -77,3 +77,44 @@ def test_groups_need_a_topic_and_a_known_assignor(peer: Peer) -> None:
     assert peer.ask(Verb.JOIN, messages.Join("g", "gone", "a")).error.code is ErrorCode.TOPIC_MISSING
     assert peer.ask(Verb.JOIN, messages.Join("g", "t", "a", "sticky")).error.code is ErrorCode.INVALID_REQUEST
     assert join(peer, "a", "range").partitions == [0, 1, 2, 3]
+
+
+def test_groups_are_told_with_members_and_positions(peer: Peer) -> None:
+    membership = join(peer, "a")
+    peer.ask(Verb.COMMIT, messages.Commit("t", 2, 1, "g", 42)).decode(Head)
+    peer.ask(Verb.COMMIT, messages.Commit("t", 0, 1, "only-positions", 7)).decode(Head)
+    peer.ask(Verb.COMMIT, messages.Commit("t", 0, 0, "a-consumer", 7)).decode(Head)
+    told = peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList)
+    with_members, without = told.groups
+    assert (with_members.name, with_members.group, with_members.generation) == ("t", "g", membership.generation)
+    assert (with_members.assignor, with_members.positions) == ("round_robin", [[2, 42]])
+    assert [(m.member, m.wire, m.partitions) for m in with_members.members] == [("a", "polywire", [0, 1, 2, 3])]
+    assert (without.group, without.generation, without.assignor, without.positions) == (
+        "only-positions",
+        -1,
+        None,
+        [[0, 7]],
+    )
+    named = peer.ask(Verb.GROUPS, messages.AskGroups("g")).decode(messages.GroupList)
+    assert [entry.group for entry in named.groups] == ["g"]
+    assert peer.ask(Verb.GROUPS, messages.AskGroups(None, ["t"])).error.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(("groups_max", "entries_max", "expected"), [(2, 100, 2), (100, 3, 1), (100, 100, 5)])
+def test_many_groups_are_told_in_pages(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, groups_max: int, entries_max: int, expected: int
+) -> None:
+    monkeypatch.setattr(grouping, "GROUPS_MAX", groups_max)
+    monkeypatch.setattr(grouping, "GROUP_ENTRIES_MAX", entries_max)
+    for number in range(5):
+        for partition in range(2):
+            peer.ask(Verb.COMMIT, messages.Commit("t", partition, 1, f"g{number}", 1)).decode(Head)
+    pages: list[list[str]] = []
+    after: list[str] = []
+    more = True
+    while more:
+        told = peer.ask(Verb.GROUPS, messages.AskGroups(None, after)).decode(messages.GroupList)
+        pages.append([entry.group for entry in told.groups])
+        after, more = [told.groups[-1].name, told.groups[-1].group], told.more
+    assert [name for page in pages for name in page] == [f"g{number}" for number in range(5)]
+    assert len(pages[0]) == expected

@@ -129,6 +129,8 @@ def test_settings_of_a_topic_are_kept_and_wrong_ones_named(peer: Peer) -> None:
     head = messages.CreateTopic("t", 1, settings={"retention_bytes": 5, "key_hash": "xxh32"})
     made = peer.ask(Verb.CREATE_TOPIC, head).decode(messages.TopicDescription)
     assert made.settings == {
+        "compaction": 0,
+        "compression": "none",
         "key_hash": "xxh32",
         "replication_factor": 1,
         "retention_age_us": None,

@@ -1,0 +1,99 @@
+"""``polywire group``: who reads what, and how far behind.
+
+Promises: looking changes nothing. Must not know: files of the broker.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
+from polywire.cli.output import ListFormat, print_list
+from polywire.cli.usage import examples
+from polywire.client.base import Client
+from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
+from polywire.client.polywire import PolywireClient
+from polywire.errors import ErrorCode, Invalid, Missing
+
+app = App(
+    name="group",
+    help="List and describe groups: members, positions, lag. Spark's queries are among them with the option commitGroup.",
+    help_epilogue=examples("polywire group list", "polywire group describe billing"),
+)
+
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+
+
+@app.command(
+    name="list", help_epilogue=examples("polywire group list", "polywire group list --output jsonl | jq .lag_records")
+)
+def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
+    """List groups with their lag: records still to read, and the age of the oldest of them."""
+
+    async def work(client: Client) -> list[dict[str, object]]:
+        wire = _polywire(client)
+        return [_summary(group, await lags_of(wire, group)) for group in await wire.groups()]
+
+    columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds")
+    print_list(run_with_client(address, work), columns=columns, form=output)
+
+
+@app.command(help_epilogue=examples("polywire group describe billing", "polywire group describe billing --output csv"))
+def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
+    """Show a group's position and lag in every partition, and which member reads it.
+
+    Parameters
+    ----------
+    name
+        The group's name.
+    """
+
+    async def work(client: Client) -> list[dict[str, object]]:
+        wire = _polywire(client)
+        groups = await wire.groups(name)
+        if not groups:
+            raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r}")
+        return [row for group in groups for row in _rows(group, await lags_of(wire, group))]
+
+    columns = ("topic", "partition", "position", "next_offset", "lag_records", "lag_seconds", "member", "wire")
+    print_list(run_with_client(address, work), columns=columns, form=output)
+
+
+def _polywire(client: Client) -> PolywireClient:
+    if not isinstance(client, PolywireClient):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "groups are told over the polywire wire: use an address polywire://…")
+    return client
+
+
+def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
+    known = [lag for lag in lags if lag.records is not None]
+    return {
+        "group": group.name,
+        "topic": group.topic,
+        "members": len(group.members),
+        "generation": None if group.generation < 0 else group.generation,
+        "lag_records": sum(lag.records or 0 for lag in known) if known else None,
+        "lag_seconds": max(round(lag.seconds or 0.0, 3) for lag in known) if known else None,
+    }
+
+
+def _rows(group: GroupInfo, lags: list[PartitionLag]) -> list[dict[str, object]]:
+    owners = {number: member for member in group.members for number in member.partitions}
+    rows: list[dict[str, object]] = []
+    for lag in lags:
+        owner = owners.get(lag.partition)
+        rows.append(
+            {
+                "topic": group.topic,
+                "partition": lag.partition,
+                "position": lag.position,
+                "next_offset": lag.next_offset,
+                "lag_records": lag.records,
+                "lag_seconds": None if lag.seconds is None else round(lag.seconds, 3),
+                "member": None if owner is None else owner.id,
+                "wire": None if owner is None else owner.wire,
+            }
+        )
+    return rows

@@ -1,0 +1,364 @@
+"""The asynchronous client of the Cursus wire, in its modern dialect.
+
+Promises: requests are pipelined on one connection and answered in order; reads that wait have connections of their own; what the wire cannot
+carry is refused before anything is sent. Must not know: the broker's insides, other wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.cursus_groups import Groups
+from polywire.client.cursus_replies import (
+    cannot,
+    decode_batch,
+    encode_batch,
+    error_of,
+    fields,
+    last_offset,
+    nonsense,
+    number,
+)
+from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_fault
+from polywire.records.columns import Record
+from polywire.records.partitioner import partitions_of
+from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level
+
+OPEN_TIMEOUT_S: Final = 10.0
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch that is sent, one record always
+BATCH_RECORDS_MAX: Final = 10_000
+WAIT_MS_MAX: Final = 25_000  # of one request; a longer wait is several
+MEMBER: Final = "polywire"  # a read must name one; nobody looks at it
+
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.GENERATIONS,
+        Ability.KEYS_READ,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+        Ability.CREATE_TOPIC,
+        Ability.DELETE_TOPIC,
+        Ability.BOUNDS,
+        Ability.LONG_POLL,
+        Ability.LEVELS,
+        Ability.GROUPS,
+        Ability.POSITIONS,
+    }
+)
+
+_ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
+
+
+class _Connection(asyncio.Protocol):
+    """Frames out and in. Guards: replies are told to calls in the order in which these were made."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop: Final = loop
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._expected: deque[asyncio.Future[bytes]] = deque()
+        self._lost: Unavailable | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def fail(self, error: Unavailable) -> None:
+        """End the connection; whatever is under way fails with ``error``."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
+        while self._expected:
+            waiting = self._expected.popleft()
+            if not waiting.done():
+                waiting.set_exception(Unavailable(error.code, error.message))
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= 4:
+            end = at + 4 + int.from_bytes(buffer[at : at + 4], "big")
+            if end - at > FRAME_BYTES_MAX + 4 or (end <= len(buffer) and not self._expected):
+                self.fail(nonsense("a frame that is too long, or to no request"))
+                return
+            if end > len(buffer):
+                break
+            self._take(bytes(memoryview(buffer)[at + 4 : end]))
+            at = end
+        del buffer[:at]
+
+    def _take(self, body: bytes) -> None:
+        waiting = self._expected.popleft()
+        if not waiting.done():
+            waiting.set_result(body)
+
+    async def ask_all(self, bodies: Sequence[bytes]) -> list[bytes]:
+        """Send requests at once; returns the bodies of their replies. Raises Unavailable."""
+        if self._lost is not None:
+            raise Unavailable(self._lost.code, self._lost.message)
+        assert self._transport is not None, "asked before the connection was made"
+        waiting = [self._loop.create_future() for _ in bodies]
+        self._expected.extend(waiting)
+        self._transport.write(b"".join(map(frame, bodies)))
+        await self._writable.wait()
+        return list(await asyncio.gather(*waiting))
+
+    async def ask(self, body: bytes) -> bytes:
+        """Send one request; returns the body of its reply."""
+        (reply,) = await self.ask_all([body])
+        return reply
+
+
+class CursusClient:
+    """Implements ``Client`` as far as the wire goes; made by ``open``.
+
+    A record without a key and one with an empty key are the same on this wire. A topic that does not exist is made by the first ``produce``,
+    as this wire's own clients do.
+    """
+
+    __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_turn", "_waiting")
+
+    def __init__(self, connection: _Connection, host: str, port: int) -> None:
+        self._connection: Final = connection
+        self._address: Final = host, port
+        self._groups: Final = Groups(self._ask)
+        self._counts: dict[str, int] = {}
+        self._idle: list[_Connection] = []
+        self._waiting: set[_Connection] = set()
+        self._turn = 0
+        self._closed = False
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> CursusClient:
+        """Connect. Raises Unavailable."""
+        return cls(await _open(host, port), host, port)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return ABILITIES
+
+    async def close(self) -> None:
+        self._closed = True
+        for connection in (self._connection, *self._idle, *self._waiting):
+            connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+
+    async def _ask(self, text: str) -> bytes:
+        return await self._connection.ask(enveloped("", text.encode()))
+
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic, or let one that exists grow to this count."""
+        told = fields(await self._ask(f"CREATE topic={_topic(topic)} partitions={partition_count}"))
+        self._counts[topic] = number(told, "partitions")
+
+    async def delete_topic(self, topic: str) -> None:
+        fields(await self._ask(f"DELETE topic={_topic(topic)}"))
+        self._counts.pop(topic, None)
+
+    async def topics(self) -> list[TopicInfo]:
+        names = fields(await self._ask("LIST")).get("topics", "")
+        found = []
+        for name in filter(None, names.split(",")):
+            try:
+                found.append(TopicInfo(name, b"", await self._count(name)))
+            except Missing:
+                continue  # deleted meanwhile
+        return found
+
+    async def _count(self, topic: str) -> int:
+        """Partitions of a topic. Raises Missing."""
+        return number(fields(await self._ask(f"METADATA topic={_topic(topic)}")), "partitions")
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        told = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
+        found = []
+        for entry in filter(None, told.get("offsets", "").split(",")):
+            partition, *pairs = entry.split(":")
+            named = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            first, following = number(named, "earliest"), number(named, "leo")
+            found.append(PartitionBounds(number({"P": partition[1:]}, "P"), 0, 0, first, following))
+        return found
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        raise cannot("look records up by time")
+
+    async def produce(
+        self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
+    ) -> list[Produced]:
+        if not records:
+            return []
+        for attempt in range(2):
+            if topic not in self._counts:
+                self._counts[topic] = await self._ensure(topic)
+            rows_of = self._split(topic, records, partition)
+            try:
+                return await self._send(topic, records, rows_of, level)
+            except Missing:
+                del self._counts[topic]  # deleted, perhaps made anew, since its partitions were counted
+                if attempt or len(rows_of) > 1:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _ensure(self, topic: str) -> int:
+        try:
+            return await self._count(topic)
+        except Missing:
+            await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
+            return self._counts[topic]
+
+    def _split(self, topic: str, records: Sequence[Record], partition: int | None) -> dict[int, list[int]]:
+        """Rows by partition; records without a key take turns."""
+        if partition is not None:
+            return {partition: list(range(len(records)))}
+        count = self._counts[topic]
+        keys = [record.key or b"" for record in records]
+        spans, at = array("q"), 0
+        for key in keys:
+            spans.extend((at, len(key), 0, 0))
+            at += len(key)
+        found = partitions_of(b"".join(keys), memoryview(spans), count, KeyHash.FNV32)
+        rows_of: dict[int, list[int]] = {}
+        for row, (key, home) in enumerate(zip(keys, found, strict=True)):
+            if not key:
+                home, self._turn = self._turn % count, self._turn + 1
+            rows_of.setdefault(int(home), []).append(row)
+        return rows_of
+
+    async def _send(
+        self, topic: str, records: Sequence[Record], rows_of: dict[int, list[int]], level: Level
+    ) -> list[Produced]:
+        sent = [(home, rows) for home, all_rows in rows_of.items() for rows in _batches(records, all_rows)]
+        bodies = [
+            encode_batch(_topic(topic), home, _ACKS[level], [records[row] for row in rows]) for home, rows in sent
+        ]
+        produced = [Produced(0, 0)] * len(records)
+        for (home, rows), reply in zip(sent, await self._connection.ask_all(bodies), strict=True):
+            after = last_offset(reply) + 1
+            for index, row in enumerate(rows):
+                produced[row] = Produced(home, after - len(rows) + index)
+        return produced
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+    ) -> list[Record]:
+        if records_max < 1:
+            return []
+        most = min(records_max, 100_000)
+        place = f"CONSUME topic={_topic(topic)} partition={partition} offset={offset} member={MEMBER} batch={most}"
+        if wait_ms <= 0:
+            return _records(await self._ask(place))
+        end = asyncio.get_running_loop().time() + wait_ms / 1000
+        connection = self._idle.pop() if self._idle else await _open(*self._address)
+        self._waiting.add(connection)
+        try:
+            while True:
+                left_ms = int(1000 * (end - asyncio.get_running_loop().time()))
+                text = f"{place} wait_ms={max(0, min(left_ms, WAIT_MS_MAX))}"
+                records = _records(await connection.ask(enveloped("", text.encode())))
+                if records or left_ms <= WAIT_MS_MAX:
+                    self._idle.append(connection)
+                    return records
+        finally:
+            self._waiting.discard(connection)
+            if connection not in self._idle or self._closed:
+                connection.fail(Unavailable(ErrorCode.STOPPING, "a read was given up"))
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """The wire knows one assignor, ``range``; another is refused."""
+        if assignor is not None and assignor is not Assignor.RANGE:
+            raise cannot("choose an assignor")
+        return await self._groups.join(_word(group), _topic(topic), _word(member))
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        return await self._groups.heartbeat(_word(group), _topic(topic), _word(member), generation)
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        await self._groups.leave(_word(group), _topic(topic), _word(member), generation)
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        await self._groups.commit(_word(group), _topic(topic), partition, offset, member=member, generation=generation)
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """0 also when nothing was ever committed: the wire cannot tell."""
+        return await self._groups.position(_word(group), _topic(topic), partition)
+
+
+async def _open(host: str, port: int) -> _Connection:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
+    except (OSError, TimeoutError) as error:
+        raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+    return connection
+
+
+def _records(reply: bytes) -> list[Record]:
+    if reply.startswith(b"ERROR:"):
+        raise error_of(decoded(reply))
+    return decode_batch(reply)
+
+
+def _batches(records: Sequence[Record], rows: list[int]) -> list[list[int]]:
+    """Rows in batches of a size that every broker takes."""
+    found: list[list[int]] = [[]]
+    size = 0
+    for row in rows:
+        length = len(records[row].value or b"")
+        if found[-1] and (size + length > BATCH_BYTES_MAX or len(found[-1]) >= BATCH_RECORDS_MAX):
+            found.append([])
+            size = 0
+        found[-1].append(row)
+        size += length
+    return found
+
+
+def _topic(topic: str) -> str:
+    fault = topic_fault(topic)
+    if fault is not None:
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"the Cursus wire cannot carry this name: {fault}")
+    return topic
+
+
+def _word(name: str) -> str:
+    if not name or name.split() != [name] or not name.isprintable():
+        raise Invalid(ErrorCode.INVALID_NAME, f"a name must be one word name={name!r}")
+    return name

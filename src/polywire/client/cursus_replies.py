@@ -1,0 +1,181 @@
+"""What a Cursus broker answers, as the client understands it, and the batches that go both ways.
+
+Promises: every error becomes one kind of ``polywire.errors``; a reply that makes no sense is ``Unavailable``. Must not know: connections.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.messages import decoded, encoded
+from polywire.records.columns import Event, Record
+
+_U16: Final = Struct(">H")
+_HEAD: Final = Struct(">BQQi")  # idempotent, seqStart, seqEnd, count
+_NUMBERS: Final = Struct(">QQ")
+_EPOCH: Final = Struct(">qI")
+_VERSIONS: Final = Struct(">IQ")
+_PARTITION: Final = Struct(">i")
+_PRESENT: Final = re.compile(r"(\w+)=(\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|\S*)")
+
+# What the caller should do about an error, by its code; a code that is not here is unforeseen.
+_KINDS: Final[Mapping[str, BrokerError]] = {
+    "topic_not_found": Missing(ErrorCode.TOPIC_MISSING, ""),
+    "partition_not_found": Missing(ErrorCode.PARTITION_MISSING, ""),
+    "group_not_found": Missing(ErrorCode.GROUP_MISSING, ""),
+    "member_not_found": Missing(ErrorCode.MEMBER_MISSING, ""),
+    "OFFSET_OUT_OF_RANGE": Missing(ErrorCode.OFFSET_OUT_OF_RANGE, ""),
+    "GEN_MISMATCH": Conflict(ErrorCode.GENERATION_STALE, ""),
+    "NOT_OWNER": Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, ""),
+    "producer_fenced": Conflict(ErrorCode.PRODUCER_FENCED, ""),
+    "stale_producer_epoch": Conflict(ErrorCode.PRODUCER_FENCED, ""),
+    "create_topic_failed": Conflict(ErrorCode.TOPIC_EXISTS, ""),
+    "invalid_topic_name": Invalid(ErrorCode.INVALID_TOPIC, ""),
+    "invalid_partitions": Invalid(ErrorCode.INVALID_PARTITION_COUNT, ""),
+    "invalid_name": Invalid(ErrorCode.INVALID_NAME, ""),
+    "batch_decode_failed": Invalid(ErrorCode.INVALID_BATCH, ""),
+    "authentication_required": Denied(ErrorCode.DENIED, ""),
+    "authentication_failed": Denied(ErrorCode.DENIED, ""),
+    "NOT_AUTHORIZED_FOR_OPERATION": Denied(ErrorCode.DENIED, ""),
+    "NOT_AUTHORIZED_FOR_TOPIC": Denied(ErrorCode.DENIED, ""),
+    "request_cancelled": Unavailable(ErrorCode.STOPPING, ""),
+}
+
+
+class _Acknowledgement(msgspec.Struct):
+    status: str = ""
+    last_offset: int = 0
+    error: str = ""
+
+
+def nonsense(what: str) -> Unavailable:
+    """The broker cannot be understood."""
+    return Unavailable(ErrorCode.STOPPING, f"a reply makes no sense: {what}")
+
+
+def error_of(text: str) -> BrokerError:
+    """The error that a reply ``ERROR: …`` tells."""
+    code = text.removeprefix("ERROR: ").partition(" ")[0]
+    if "does not exist" in text:
+        code = "topic_not_found"
+    elif "out of range for topic" in text:
+        code = "partition_not_found"
+    known = _KINDS.get(code, Invalid(ErrorCode.INVALID_REQUEST, ""))
+    return type(known)(known.code, text.removeprefix("ERROR: "))
+
+
+def fields(body: bytes) -> dict[str, str]:
+    """The fields of a reply ``OK k=v …``; bracketed and quoted values whole. Raises BrokerError."""
+    text = decoded(body)
+    if text.startswith("ERROR:"):
+        raise error_of(text)
+    if not text.startswith("OK"):
+        raise nonsense(text[:80])
+    return dict(_PRESENT.findall(text))
+
+
+def number(told: Mapping[str, str], key: str) -> int:
+    """A field that is a number. Raises Unavailable."""
+    try:
+        return int(told[key])
+    except (KeyError, ValueError):
+        raise nonsense(f"no number {key}") from None
+
+
+def numbers(told: Mapping[str, str], key: str) -> tuple[int, ...]:
+    """A field that is a bracketed list of numbers. Raises Unavailable."""
+    try:
+        return tuple(map(int, told[key].strip("[]").replace(",", " ").split()))
+    except (KeyError, ValueError):
+        raise nonsense(f"no list {key}") from None
+
+
+def last_offset(body: bytes) -> int:
+    """Offset of the last record that an acknowledgement tells of. Raises BrokerError."""
+    if body.startswith(b"ERROR:"):
+        raise error_of(decoded(body))
+    try:
+        told = msgspec.json.decode(body, type=_Acknowledgement)
+    except msgspec.MsgspecError:
+        raise nonsense(decoded(body[:80])) from None
+    if told.status == "OK":
+        return told.last_offset
+    if "stale_producer_epoch" in told.error:
+        raise Conflict(ErrorCode.PRODUCER_FENCED, told.error)
+    if "idempotency" in told.error:
+        raise Invalid(ErrorCode.SEQUENCE_GAP, told.error)
+    raise Unavailable(ErrorCode.STORAGE_FAILED, told.error)
+
+
+def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record]) -> bytes:
+    """A batch in the modern layout; records without a key are sent with an empty one. Raises Invalid for what the wire cannot carry."""
+    parts = [b"\xba\x7c", _text(encoded(topic)), _PARTITION.pack(partition), bytes((len(acks),)), acks.encode()]
+    parts.append(_HEAD.pack(0, 0, 0, len(records)))
+    for record in records:
+        if record.value is None:
+            raise cannot("carry a null value")
+        if record.headers or record.id is not None or record.origin_time_us is not None:
+            raise cannot("carry headers, ids or times")
+        event = record.event or Event("", 0, 0)
+        parts += (
+            _NUMBERS.pack(0, record.sequence or 0),
+            _text(b""),
+            _text(record.key or b""),
+            _EPOCH.pack(0, len(record.value)),
+            record.value,
+            _text(event.type.encode()),
+            _VERSIONS.pack(event.schema_version, event.aggregate_version),
+            _text(event.metadata or b""),
+        )
+    return b"".join(parts)
+
+
+def _text(text: bytes) -> bytes:
+    if len(text) > 65_535:
+        raise Invalid(
+            ErrorCode.RECORD_TOO_LARGE, f"a key or event text has at most 65535 bytes on this wire got={len(text)}"
+        )
+    return _U16.pack(len(text)) + text
+
+
+def cannot(what: str) -> Invalid:
+    """The wire has no word for it."""
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the Cursus wire cannot {what}")
+
+
+def decode_batch(body: bytes) -> list[Record]:
+    """The records of a batch in the modern layout. Raises Unavailable for bytes that are none."""
+    room = len(body) // codec.MESSAGE_BYTES_MIN + 1
+    head = array("q", bytes(8 * codec.HEAD_WORDS))
+    spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * codec.DETAIL_WORDS * room))
+    if body[:2] != b"\xba\x7c" or codec.scan(body, codec.MODERN, head, spans, details) != 0:
+        raise nonsense("not a batch")
+    return [_record(body, spans, details, row) for row in range(head[codec.COUNT])]
+
+
+def _record(body: bytes, spans: array[int], details: array[int], row: int) -> Record:
+    key_at, key_size, value_at, value_size = spans[4 * row : 4 * row + 4]
+    detail = details[codec.DETAIL_WORDS * row : codec.DETAIL_WORDS * (row + 1)]
+    offset = int.from_bytes(
+        body[detail[codec.MESSAGE_PRODUCER_AT] - 18 : detail[codec.MESSAGE_PRODUCER_AT] - 10], "big"
+    )
+    event = None
+    if detail[codec.TYPE_SIZE] or detail[codec.SCHEMA_VERSION] or detail[codec.AGGREGATE_VERSION]:
+        metadata = body[detail[codec.METADATA_AT] : detail[codec.METADATA_AT] + detail[codec.METADATA_SIZE]]
+        kind = decoded(body[detail[codec.TYPE_AT] : detail[codec.TYPE_AT] + detail[codec.TYPE_SIZE]])
+        event = Event(kind, detail[codec.SCHEMA_VERSION], detail[codec.AGGREGATE_VERSION], metadata or None)
+    return Record(
+        value=body[value_at : value_at + value_size],
+        key=body[key_at : key_at + key_size] if key_size > 0 else None,
+        offset=offset,
+        sequence=detail[codec.SEQUENCE] if detail[codec.MESSAGE_PRODUCER_SIZE] else None,
+        event=event,
+    )

@@ -1,0 +1,90 @@
+"""What a broker tells of groups, and how far each is behind: in records and in seconds.
+
+Promises: looking changes nothing. Must not know: how lists are printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polywire.client.base import PartitionBounds
+from polywire.clock import Clock, SystemClock
+from polywire.errors import ErrorCode, Missing
+
+if TYPE_CHECKING:
+    from polywire.client.polywire import PolywireClient
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """A member of a group; ``wire`` is the one it joined over."""
+
+    id: str
+    wire: str
+    idle_ms: int
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group on one topic. ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1."""
+
+    topic: str
+    name: str
+    generation: int
+    assignor: str | None
+    members: tuple[MemberInfo, ...]
+    positions: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group is behind in one partition.
+
+    records: that can still be read. seconds: since the first of them was stored, 0 when there is none. Both None where the group has no
+    position. position may lie outside of what can be read: it is kept as it was committed.
+    """
+
+    partition: int
+    position: int | None
+    next_offset: int
+    records: int | None
+    seconds: float | None
+
+
+async def lags_of(client: PolywireClient, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
+    """The lag in every partition of the group's topic; none where the topic does not exist (any more)."""
+    now_us = (clock or SystemClock()).now_us()
+    try:
+        bounds = await client.bounds(group.topic)
+        return [await _lag(client, group, part, now_us) for part in bounds]
+    except Missing as error:
+        if error.code is not ErrorCode.TOPIC_MISSING:
+            raise
+        return []
+
+
+async def _lag(client: PolywireClient, group: GroupInfo, part: PartitionBounds, now_us: int) -> PartitionLag:
+    position = group.positions.get(part.partition)
+    if position is None:
+        return PartitionLag(part.partition, None, part.next_offset, None, None)
+    begin = max(position, part.first_offset)
+    records = max(0, part.next_offset - begin)
+    seconds = 0.0
+    if records:
+        first = await _stored_at_us(client, group.topic, part.partition, begin)
+        seconds = 0.0 if first is None else max(0.0, (now_us - first) / 1e6)
+    return PartitionLag(part.partition, position, part.next_offset, records, seconds)
+
+
+async def _stored_at_us(client: PolywireClient, topic: str, partition: int, offset: int) -> int | None:
+    """When a record was stored; None when retention was faster."""
+    try:
+        records = await client.fetch(topic, partition, offset, records_max=1)
+    except Missing as error:
+        if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise
+        return None
+    return records[0].append_time_us if records else None

@@ -1,0 +1,273 @@
+"""Which records are the newest of their keys: the table that compaction fills from one end of a partition and asks from the other.
+
+Promises: memory of one table whatever the keys are; a key is known by 128 bits made of XXH64, CRC-32 and its length; loops run without the
+GIL. Batches must have been validated. Must not know: segments, when to compact.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import crc32_raw, xxh64_raw
+    from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        load_u64,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+else:
+    from polywire.records.checksum import crc32_raw, xxh64_raw
+    from polywire.records.header import fill_layout
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        load_u64,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+
+_SLOT_BYTES = cython.declare(cython.Py_ssize_t, 24)  # u64 XXH64, u64 CRC-32 and length, i64 offset + 1 (0: free)
+
+NOTED_ALL = -1
+COMPRESSED = -1  # a batch whose records cannot be counted before it is expanded
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _slot_of(
+    table: cython.p_const_uchar, mask: cython.longlong, first: cython.ulonglong, second: cython.ulonglong
+) -> cython.Py_ssize_t:
+    """Position of a key's slot, or of the free one where it belongs."""
+    at: cython.longlong = first & mask
+    while load_i64(table, at * _SLOT_BYTES + 16) != 0:
+        if load_u64(table, at * _SLOT_BYTES) == first and load_u64(table, at * _SLOT_BYTES + 8) == second:
+            break
+        at = (at + 1) & mask
+    return at * _SLOT_BYTES
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _present(
+    p: cython.p_const_uchar, places: cython.p_const_longlong, bits: cython.int, index: cython.longlong
+) -> cython.bint:
+    """Whether a payload is not null, by the validity column whose position is ``places[bits]``."""
+    return places[bits] < 0 or ((p[places[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _find(
+    table: cython.p_const_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    index: cython.longlong,
+    identity: cython.p_ulonglong,
+) -> cython.Py_ssize_t:
+    """The slot of a record's key; what identifies the key goes to ``identity``."""
+    at: cython.Py_ssize_t = places[8] + load_i32(p, places[6] + 4 * index)
+    size: cython.Py_ssize_t = places[8] + load_i32(p, places[6] + 4 * index + 4) - at
+    first: cython.ulonglong = xxh64_raw(p, at, size)
+    second: cython.ulonglong = cython.cast(cython.ulonglong, crc32_raw(p, at, size)) << 32 | size
+    identity[0] = first
+    identity[1] = second
+    return _slot_of(table, mask, first, second)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _note(
+    table: cython.p_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    places: cython.p_longlong,
+) -> cython.longlong:
+    """Enter the keys of one batch whose columns are at ``places``; returns how many were new."""
+    found: cython.longlong = 0
+    base: cython.longlong = load_i64(p, at + 32)
+    count: cython.longlong = load_u32(p, at + 28)
+    index: cython.longlong
+    slot: cython.Py_ssize_t
+    if cython.compiled:
+        identity = cython.declare(cython.ulonglong[2])
+    else:
+        identity = [0, 0]
+    for index in range(count if places[6] >= 0 else 0):
+        if not _present(p, places, 10, index):
+            continue
+        slot = _find(table, mask, p, places, index, identity)
+        found += load_i64(table, slot + 16) == 0
+        store_u64(table, slot, identity[0])
+        store_u64(table, slot + 8, identity[1])
+        store_i64(table, slot + 16, 1 + base + (load_u32(p, places[50] + 4 * index) if places[50] >= 0 else index))
+    return found
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _stays(
+    table: cython.p_const_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    places: cython.p_const_longlong,
+    index: cython.longlong,
+    limits: cython.p_const_longlong,
+    identity: cython.p_ulonglong,
+) -> cython.bint:
+    """Whether a record is still needed; ``limits`` are the offset up to which the table was filled, and the time before which the newest
+    null of a key goes as well."""
+    offset: cython.longlong
+    slot: cython.Py_ssize_t
+    if places[6] < 0 or not _present(p, places, 10, index):
+        return True
+    offset = load_i64(p, at + 32) + (load_u32(p, places[50] + 4 * index) if places[50] >= 0 else index)
+    slot = _find(table, mask, p, places, index, identity)
+    if load_i64(table, slot + 16) > offset + 1:
+        return False
+    return offset >= limits[0] or load_i64(p, at + 48) >= limits[1] or _present(p, places, 4, index)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _keep_rows(
+    table: cython.p_const_uchar,
+    mask: cython.longlong,
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    places: cython.p_const_longlong,
+    limits: cython.p_const_longlong,
+    rows: cython.p_uchar,
+    rows_at: cython.Py_ssize_t,
+) -> cython.longlong:
+    """How many records of one batch are needed; their indexes (u32) go to ``rows`` unless ``rows_at`` is negative."""
+    found: cython.longlong = 0
+    index: cython.longlong
+    if cython.compiled:
+        identity = cython.declare(cython.ulonglong[2])
+    else:
+        identity = [0, 0]
+    for index in range(load_u32(p, at + 28)):
+        if _stays(table, mask, p, at, places, index, limits, identity):
+            if rows_at >= 0:
+                store_u32(rows, rows_at + 4 * found, index)
+            found += 1
+    return found
+
+
+@cython.final
+@cython.cclass
+class NewestOffsets:
+    """The newest offset of each key. Guards: at most three quarters of the slots are taken, so that a search always ends."""
+
+    if cython.compiled:
+        _table: Lent
+        _mask: cython.longlong
+        _count: cython.longlong
+    else:
+        __slots__ = ("_count", "_mask", "_table")
+
+    def __init__(self, slot_count: int) -> None:
+        assert slot_count & (slot_count - 1) == 0, "a power of two"
+        self._table = lend_writable(bytearray(slot_count * 24))
+        self._mask = slot_count - 1
+        self._count = 0
+
+    def note(self, chunk: Buffer) -> int:
+        """Enter the keys of whole batches back to back, in offset order. Returns NOTED_ALL, or the position of the first batch that was
+        not entered: it is compressed, or the table could be too small for it."""
+        lent: Lent = lend(chunk)
+        table: Lent = self._table
+        at: cython.Py_ssize_t = 0
+        length: cython.Py_ssize_t
+        if cython.compiled:
+            places = cython.declare(cython.longlong[54])
+        else:
+            places = [0] * 54
+        with cython.nogil:
+            while at < lent.size:
+                length = fill_layout(lent.p, at, lent.size, places)
+                if length < 0 or 4 * (self._count + load_u32(lent.p, at + 28)) > 3 * self._mask:
+                    break
+                self._count += _note(table.p, self._mask, lent.p, at, places)
+                at += length
+        return at if at < lent.size else NOTED_ALL
+
+    def count_kept(self, chunk: Buffer, positions: array[int], *, noted_end: int, null_time_us: int) -> array[int]:
+        """How many records of each batch (``positions`` in ``chunk``) are needed: i64 array, COMPRESSED where that cannot be told.
+
+        noted_end: the table knows all keys below this offset. null_time_us: the newest record of a key goes if it is null and older.
+        """
+        lent: Lent = lend(chunk)
+        table: Lent = self._table
+        starts: Lent = lend(memoryview(positions))
+        counts: array[int] = array("q", bytes(8 * len(positions)))
+        target: Lent = lend_writable(memoryview(counts))
+        number: cython.Py_ssize_t
+        batch_count: cython.Py_ssize_t = starts.size // 8
+        at: cython.Py_ssize_t
+        kept: cython.longlong
+        if cython.compiled:
+            places = cython.declare(cython.longlong[54])
+            limits = cython.declare(cython.longlong[2])
+        else:
+            places, limits = [0] * 54, [0, 0]
+        limits[0] = noted_end
+        limits[1] = null_time_us
+        with cython.nogil:
+            for number in range(batch_count):
+                at = load_i64(starts.p, number * 8)
+                kept = -1
+                if fill_layout(lent.p, at, lent.size, places) >= 0:
+                    kept = _keep_rows(table.p, self._mask, lent.p, at, places, limits, target.p, -1)
+                store_i64(target.p, number * 8, kept)
+        return counts
+
+    def rows_kept(self, batch: Buffer, *, noted_end: int, null_time_us: int) -> array[int]:
+        """Indexes (i32) of the records of one plain batch that are needed."""
+        lent: Lent = lend(batch)
+        table: Lent = self._table
+        found: cython.Py_ssize_t
+        if cython.compiled:
+            places = cython.declare(cython.longlong[54])
+            limits = cython.declare(cython.longlong[2])
+        else:
+            places, limits = [0] * 54, [0, 0]
+        if fill_layout(lent.p, 0, lent.size, places) < 0:
+            raise ValueError("no whole plain batch")
+        limits[0] = noted_end
+        limits[1] = null_time_us
+        count: cython.longlong = load_u32(lent.p, 28)
+        rows: bytearray = bytearray(4 * count)
+        target: Lent = lend_writable(rows)
+        with cython.nogil:
+            found = _keep_rows(table.p, self._mask, lent.p, 0, places, limits, target.p, 0)
+        return array("i", bytes(rows[: 4 * found]))

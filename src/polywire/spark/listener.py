@@ -1,0 +1,84 @@
+"""All streaming queries of a session, as they get on: for programs that export metrics or watch several queries at once.
+
+Promises: what is told is what ``progress`` tells of one query, with the query's name; a query that ended is told once. Must not know: what
+queries do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from polywire.spark.progress import BatchProgress, batch_progress
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProgress:
+    """How one query is getting on.
+
+    id: the one in its checkpoint. records: read since the listener was added. batch: the last micro-batch, None before the first.
+    ended, error: whether it is over, and why if it failed.
+    """
+
+    id: str
+    name: str | None
+    records: int = 0
+    batch: BatchProgress | None = None
+    ended: bool = False
+    error: str | None = None
+
+
+class ProgressListener(StreamingQueryListener):
+    """Spark calls it on a thread of its own. Guards: ``queries`` holds the latest of every query that is not over."""
+
+    def __init__(self, told: Callable[[QueryProgress], None] | None = None) -> None:
+        self._told: Final = told
+        self._queries: dict[str, QueryProgress] = {}
+
+    @property
+    def queries(self) -> Mapping[str, QueryProgress]:
+        """Running queries by id."""
+        return dict(self._queries)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._keep(QueryProgress(str(event.id), event.name))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        report = event.progress
+        batch = batch_progress(json.loads(report.json))
+        known = self._queries.get(str(report.id))
+        records = (0 if known is None else known.records) + batch.records
+        self._keep(QueryProgress(str(report.id), report.name, records, batch))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new is no news."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        known = self._queries.pop(str(event.id), QueryProgress(str(event.id), None))
+        self._tell(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
+
+    def _keep(self, progress: QueryProgress) -> None:
+        self._queries[progress.id] = progress
+        self._tell(progress)
+
+    def _tell(self, progress: QueryProgress) -> None:
+        if self._told is not None:
+            self._told(progress)
+
+
+def watch(spark: SparkSession, told: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
+    """Listen to all queries of a session from now on; ``spark.streams.removeListener`` ends it."""
+    listener = ProgressListener(told)
+    spark.streams.addListener(listener)
+    return listener

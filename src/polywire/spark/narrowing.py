@@ -1,0 +1,141 @@
+"""What the filters of a query say about where its records lie: topics, partitions, offsets and times (option pushFilters).
+
+Promises: only records that the filters refuse are left out, never one they may want; Spark looks at every row again. Must not know: the
+broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from polywire.spark.offsets import PartitionKey
+from polywire.spark.planning import Extents, ReadRange
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Numbers ``[begin, end)``; None is open."""
+
+    begin: int | None = None
+    end: int | None = None
+
+    def within(self, begin: int | None, end: int | None) -> Span:
+        """What is in both."""
+        return Span(
+            begin if self.begin is None else self.begin if begin is None else max(self.begin, begin),
+            end if self.end is None else self.end if end is None else min(self.end, end),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """Where wanted records lie. Offsets by number, times in µs; None: anywhere."""
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    offsets: Span = field(default_factory=Span)
+    times_us: Span = field(default_factory=Span)
+
+    def times(self) -> tuple[int, ...]:
+        """The times to be looked up."""
+        return tuple(sorted({time for time in (self.times_us.begin, self.times_us.end) if time is not None}))
+
+
+def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
+    """What all these filters together leave; those that say nothing about places are passed over."""
+    found = Narrowing()
+    for wanted in filters:
+        column = getattr(wanted, "attribute", ())
+        if column == ("topic",):
+            found = replace(found, topics=_both(found.topics, _named(wanted)))
+        elif column == ("partition",):
+            found = replace(found, partitions=_both(found.partitions, _named(wanted)))
+        elif column == ("offset",):
+            found = replace(found, offsets=found.offsets.within(*_ends(wanted, _whole)))
+        elif column == ("timestamp",):
+            found = replace(found, times_us=found.times_us.within(*_ends(wanted, _micros)))
+    return found
+
+
+def narrow(ranges: Sequence[ReadRange], narrowing: Narrowing, extents: Extents) -> list[ReadRange]:
+    """What is left of the ranges; ``extents`` answers the narrowing's times."""
+    kept = []
+    for wanted in ranges:
+        if narrowing.topics is not None and wanted.topic not in narrowing.topics:
+            continue
+        if narrowing.partitions is not None and wanted.partition not in narrowing.partitions:
+            continue
+        offsets = extents[PartitionKey(wanted.topic, wanted.partition)].time_offsets
+        span = narrowing.offsets.within(wanted.offset, wanted.offset_end)
+        span = span.within(_found(offsets, narrowing.times_us.begin), _found(offsets, narrowing.times_us.end))
+        if span.begin is not None and span.end is not None and span.begin < span.end:
+            kept.append(replace(wanted, offset=span.begin, offset_end=span.end))
+    return kept
+
+
+def _found(offsets: Mapping[int, int], time_us: int | None) -> int | None:
+    return None if time_us is None else offsets[time_us]
+
+
+def _named(wanted: Filter) -> frozenset[Any] | None:
+    match wanted:
+        case EqualTo(value=value) | EqualNullSafe(value=value):
+            return frozenset([value])
+        case In(value=values):
+            return frozenset(values)
+        case _:
+            return None
+
+
+def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one & other
+
+
+def _ends(wanted: Filter, number_of: Callable[[object], int | None]) -> tuple[int | None, int | None]:
+    """First number wanted, and first number no longer wanted."""
+    number = number_of(getattr(wanted, "value", None))
+    if number is None:
+        return None, None
+    match wanted:
+        case EqualTo() | EqualNullSafe():
+            return number, number + 1
+        case GreaterThan():
+            return number + 1, None
+        case GreaterThanOrEqual():
+            return number, None
+        case LessThan():
+            return None, number
+        case LessThanOrEqual():
+            return None, number + 1
+        case _:
+            return None, None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _micros(value: object) -> int | None:
+    """Microseconds since 1970; None for a time without a zone, which this column does not have."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    return (value - _EPOCH) // _MICROSECOND

@@ -1,0 +1,275 @@
+"""A partition is compacted while it is written, trimmed and stopped at every step: the newest record of each key is there, in its place."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polywire.log import compaction
+from polywire.log.base import NO_OFFSET
+from polywire.log.partition import FilePartition
+from polywire.records.columns import Record
+from polywire.records.compression import Compression, compress_body
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.crash.test_rewriting import Stops, copy_at_rest, lose_unsynced, tidy
+from tests.unit.log.rig import SMALL, Rig, expecting, records_of
+
+FOREVER = 2**61
+KEPT, OTHER = 1, 2
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "STEP_BYTES_MAX", 100 * 1024)
+    monkeypatch.setattr(compaction, "DIRTY_BYTES_MIN", 1)
+
+
+class Model:
+    """What was written, and what a reader must find."""
+
+    def __init__(self, rig: Rig, seed: int = 1) -> None:
+        self.rig = rig
+        self.chance = random.Random(seed)
+        self.records: list[Record] = []
+        self.addresses: list[int] = []
+        self.address = 0
+        self.synced = 0
+
+    @property
+    def partition(self) -> FilePartition:
+        return self.rig.log.partition(KEPT)
+
+    def write(self, count: int, *, keys: int, pack: Compression | None = None, values: bool = True) -> None:
+        records = []
+        for _ in range(count):
+            key = None if self.chance.random() < 0.05 else b"key-%d" % self.chance.randrange(keys)
+            value = None if key and (not values or self.chance.random() < 0.1) else bytes(self.chance.randrange(300))
+            records.append(Record(value, key))
+            self.addresses.append(self.address)
+            self.address += 10 + len(value or b"")
+        self.records += records
+        batch = from_records(records)
+        if pack is not None:
+            batch = bytearray(compress_body(batch, pack))
+        self.rig.log.append(self.partition, batch, level=Level.WRITTEN, done=expecting([]))
+
+    def fill_slots(self, count: int, **how: object) -> None:
+        for _ in range(count):
+            slot = self.rig.log._journal.current
+            while self.rig.log._journal.current is slot:
+                self.write(self.chance.randrange(1, 30), keys=40, **how)  # type: ignore[arg-type]
+                self.rig.append(self.rig.log.partition(OTHER), [b"%d" % self.rig.log.partition(OTHER).next_offset])
+                self.rig.log.commit()
+            self.rig.settle()
+        self.synced = len(self.records)
+
+    def needed(self, end: int) -> set[int]:
+        """Offsets below ``end`` that must be there: no later record below ``end`` has the key."""
+        newest = {record.key: offset for offset, record in enumerate(self.records[:end])}
+        return {offset for offset in range(end) if newest[self.records[offset].key] == offset} | {
+            offset for offset in range(end) if self.records[offset].key is None
+        }
+
+    def check(self, rig: Rig, *, first: int = 0, tombstones: bool = True) -> int:
+        """Read everything; returns how many records there are."""
+        partition = rig.log.partition(KEPT)
+        assert partition.next_offset >= self.synced
+        found, offset = {}, max(first, partition.first_offset)
+        while True:
+            read = rig.read_once(partition, offset, self.chance.choice((1, 1000, 100_000)))
+            for record in records_of(read):
+                found[record.offset] = record
+            assert read.next_offset > offset or not read.chunks
+            offset = read.next_offset
+            read.pin.release()
+            if not read.chunks:
+                break
+        assert offset == partition.next_offset
+        for offset, record in found.items():
+            assert (record.key, record.value) == (self.records[offset].key, self.records[offset].value)
+        missing = {offset for offset in self.needed(partition.next_offset) - found.keys() if offset >= first}
+        assert all(self.records[offset].value is None for offset in missing), "nulls may go, in time"
+        assert tombstones or not missing
+        return len(found)
+
+    def look_up(self) -> None:
+        for offset in self.chance.sample(range(self.partition.next_offset), 50):
+            address = self.rig.look_up(self.partition.address_of_offset, offset)
+            assert address >= self.addresses[offset]
+            back = self.rig.look_up(self.partition.offset_of_address, self.addresses[offset])
+            assert back in (offset, NO_OFFSET)
+            assert (back == offset) == (address == self.addresses[offset])
+            read = self.rig.read_once(self.partition, offset, 1)
+            following = min(record.offset for record in records_of(read) if record.offset >= offset)
+            read.pin.release()
+            assert address == self.addresses[following]
+
+    def tidy(self) -> None:
+        """One rewrite, if any blob is worth it."""
+        tidy(self.rig)
+        sealer = self.rig.log._sealer
+        self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
+
+    def compact(self, null_time_us: int = 0) -> None:
+        """A whole pass."""
+        self.rig.log._sealer.compact(self.partition, null_time_us)
+        assert self.rig.log._sealer._to_compact
+        tidy(self.rig)
+        sealer = self.rig.log._sealer
+        self.rig.loop.run_until(lambda: not sealer._to_compact and sealer._compaction is None)
+
+
+def make(tmp_path: Path) -> Model:
+    rig = Rig(tmp_path / "log", SMALL)
+    rig.log.open_partition(KEPT)
+    rig.log.open_partition(OTHER)
+    return Model(rig)
+
+
+@pytest.mark.parametrize("pack", [None, Compression.LZ4, Compression.ZSTD])
+def test_newest_records_stay(tmp_path: Path, pack: Compression | None) -> None:
+    model = make(tmp_path)
+    model.fill_slots(3, pack=pack)
+    before = model.partition.stored_bytes
+    assert model.check(model.rig) == len(model.records)
+    model.compact()
+    sealed = model.partition.tail_offset
+    left = model.check(model.rig, tombstones=False)
+    expected = len(model.needed(sealed)) + len(model.records) - sealed
+    assert expected <= left <= expected + len(model.partition.runs), "a group keeps its last record"
+    assert model.partition.stored_bytes < before / 2
+    model.look_up()
+    model.fill_slots(4, pack=pack)
+    model.compact()
+    model.check(model.rig, tombstones=False)
+    model.look_up()
+    for how in (model.rig.kill, model.rig.log.close):
+        how()
+        model.rig.open()
+        model.check(model.rig, tombstones=False)
+    model.rig.log.close()
+
+
+def test_nulls_go_in_time(tmp_path: Path) -> None:
+    model = make(tmp_path)
+    model.fill_slots(1)
+    model.fill_slots(2, values=False)
+    model.compact()
+    model.check(model.rig, tombstones=False)
+    model.fill_slots(4, values=False)
+    model.compact(null_time_us=FOREVER)
+    sealed = model.partition.tail_offset
+    keyless = sum(record.key is None for record in model.records[:sealed])
+    expected = keyless + len(model.records) - sealed
+    assert expected <= model.check(model.rig) <= expected + len(model.partition.runs)
+    read = model.rig.read_once(model.partition, 0)
+    keys = [record.key for record in records_of(read) if record.value is not None]
+    read.pin.release()
+    assert set(keys) <= {None}, "no older value came back"
+    model.rig.log.close()
+
+
+def test_passes_over_a_table_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "KEY_SLOTS", 128)
+    model = make(tmp_path)
+    model.fill_slots(3)
+    for _ in range(30):
+        if not compaction.is_worth_a_pass(model.partition):
+            break
+        before = model.partition.clean_offset
+        model.compact(null_time_us=FOREVER)
+        assert model.partition.clean_offset > before
+        model.check(model.rig)
+    monkeypatch.setattr(compaction, "KEY_SLOTS", 2)
+    model.partition.clean_offset = 0
+    model.compact()
+    assert model.partition.clean_offset == compaction.NEVER, "a batch has more keys than the table: it is let be"
+    model.check(model.rig)
+    model.rig.log.close()
+
+
+def test_stops_while_compacting(tmp_path: Path) -> None:
+    model = make(tmp_path)
+    rig = model.rig
+    model.fill_slots(3)
+
+    def check_stops() -> None:
+        for keep in ("all", None, random.Random(1)):
+            copy = rig.directory.with_name("copy")
+            copy_at_rest(rig.directory, copy)
+            if keep != "all":
+                lose_unsynced(copy, rig.log._syncer.synced, keep)  # type: ignore[arg-type]
+            other = Rig(copy, SMALL)
+            model.check(other, first=model.partition.first_offset)
+            numbers = other.read(other.log.partition(OTHER))
+            assert numbers == [b"%d" % number for number in range(len(numbers))]
+            other.log.close()
+            shutil.rmtree(copy)
+
+    sealer = rig.log._sealer
+    sealer.compact(model.partition, FOREVER)
+    tidy(rig)
+    steps = 0
+    while sealer._compaction is not None:
+        rig.loop.run_until(lambda: sealer._replacing or sealer._compaction is None)
+        if sealer._replacing:
+            steps += 1
+            rig.log._syncer._running = True  # no sync begins
+            check_stops()
+            if steps == 2:
+                rig.log.trim(KEPT, model.partition.runs.entry(1)[0] + 3)
+                rig.log.commit()
+                check_stops()
+            rig.log._syncer._running = False
+            rig.append(rig.log.partition(OTHER), [b"%d" % rig.log.partition(OTHER).next_offset], Level.SYNCED)
+            rig.loop.run_until(lambda: not sealer._replacing)
+            check_stops()
+    assert steps >= 2
+    first = model.partition.first_offset
+    model.fill_slots(2)
+    model.tidy()  # blobs that compaction left half empty
+    model.check(rig, first=first)
+    check_stops()
+    rig.kill()
+    rig.open()
+    model.check(rig, first=first)
+    rig.log.close()
+
+
+def test_damaged_partition_is_left_alone(tmp_path: Path) -> None:
+    model = make(tmp_path)
+    model.fill_slots(2)
+    path = sorted((tmp_path / "log" / "segments").iterdir())[0]
+    with path.open("r+b") as file:
+        file.seek(200)
+        file.write(b"\xff\xff")
+    model.rig.log._sealer.compact(model.partition, 0)
+    tidy(model.rig)
+    model.rig.loop.run_until(lambda: model.rig.log._sealer._compaction is None)
+    assert model.partition.clean_offset == compaction.NEVER
+    assert not compaction.is_worth_a_pass(model.partition)
+    model.fill_slots(1)
+    model.rig.log.close()
+
+
+def test_all_of_it_beside_rewriting(tmp_path: Path) -> None:
+    """Compaction leaves shared blobs half empty; writing those anew does not bring back what was compacted."""
+    model = make(tmp_path)
+    stops = Stops(model.rig)
+    for _ in range(3):
+        model.fill_slots(2)
+        model.compact()
+        for _ in range(4):
+            model.tidy()
+        model.check(model.rig, tombstones=False)
+        before = model.check(model.rig)
+        model.rig.kill()
+        model.rig.open()
+        assert model.check(model.rig) == before
+        model.partition.clean_offset = 0
+    assert stops.synced == {}
+    model.rig.log.close()

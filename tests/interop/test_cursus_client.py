@@ -1,0 +1,98 @@
+"""The unmodified Python SDK of Cursus (PyPI cursus-client 0.1.1) against a real broker: producers of every kind.
+
+It is no part of this project; ``make dev`` puts it beside the tests, ``POLYWIRE_INTEROP`` names another folder of such packages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.client.connect import connect
+from polywire.records.columns import Record
+from tests.broker_process import BrokerProcess
+
+PACKAGE = "cursus-client-0.1.1"
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def sdk() -> Iterator[Any]:
+    usual = Path(__file__).resolve().parents[2] / ".venv" / "interop"
+    place = Path(os.environ.get("POLYWIRE_INTEROP", str(usual))) / PACKAGE
+    if not (place / "cursus").exists():
+        pytest.skip(f"{place} is not there: the Cursus wire was NOT tried with its real Python SDK")
+    sys.path.insert(0, str(place))
+    try:
+        yield importlib.import_module("cursus")
+    finally:
+        sys.path.remove(str(place))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data") as process:
+        yield process
+
+
+def address(broker: BrokerProcess) -> str:
+    host, port = broker.addresses["cursus"]
+    return f"{host}:{port}"
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"did not happen in {WAIT_S} s: {what}"
+        time.sleep(0.02)
+
+
+def stored(broker: BrokerProcess, topic: str, partitions: int) -> list[Record]:
+    """Every record of a topic, read over another wire."""
+
+    async def read() -> list[Record]:
+        client = await connect(broker.url("polywire"))
+        try:
+            return [record for number in range(partitions) for record in await client.fetch(topic, number, 0)]
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
+
+
+def produce(sdk: Any, broker: BrokerProcess, topic: str, count: int, **options: Any) -> Any:
+    config = sdk.ProducerConfig(topic=topic, brokers=[address(broker)], partitions=2, linger_ms=5, **options)
+    with sdk.Producer(config) as producer:
+        for number in range(count):
+            producer.send(f"value-{number}", key=f"k{number % 5}")
+        producer.flush()
+        until(lambda: producer.unique_ack_count == count, f"acknowledgements of {topic}")
+    return producer
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("acks-none", {"acks": "0"}),
+        ("acks-all", {"acks": "-1"}),
+        ("idempotent", {"idempotent": True}),
+        ("gzip", {"compression_type": "gzip"}),
+        ("gzip-idempotent", {"compression_type": "gzip", "idempotent": True}),
+    ],
+)
+def test_producers(sdk: Any, broker: BrokerProcess, name: str, options: dict[str, Any]) -> None:
+    if "acks" in options:
+        options = {**options, "acks": sdk.Acks(options["acks"])}
+    produce(sdk, broker, f"producer-{name}", 1_200, **options)
+    found = stored(broker, f"producer-{name}", 2)
+    assert sorted(record.value or b"" for record in found) == sorted(b"value-%d" % n for n in range(1_200))
+    assert {record.key for record in found} == {b"k%d" % n for n in range(5)}
