@@ -13,11 +13,11 @@ from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
-SCHEMES: Final = ("cursus", "flux", "polywire")
+SCHEMES: Final = ("cursus", "flux", "iggy", "polywire")
 
 
 async def connect(url: str) -> Client:
-    """A connected client for ``polywire://host:port``, ``flux://…``, ``cursus://…`` or plain ``host:port``.
+    """A connected client for ``polywire://host:port``, ``flux://…``, ``cursus://…``, ``iggy://…`` or plain ``host:port``.
 
     Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
     """
@@ -36,5 +36,9 @@ async def connect(url: str) -> Client:
             from polywire.client.flux import FluxClient
 
             return await FluxClient.open(host, port)
+        case "iggy":
+            from polywire.client.iggy import IggyClient
+
+            return await IggyClient.open(host, port)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

@@ -39,6 +39,9 @@ MEMBER: Final = "polywire"  # a read must name one; nobody looks at it
 
 ABILITIES: Final = frozenset(
     {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.GENERATIONS,
         Ability.KEYS_READ,
         Ability.BINARY_VALUES,
         Ability.WHITE_SPACE_VALUES,

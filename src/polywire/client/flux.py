@@ -36,7 +36,16 @@ PIPELINE_RECORDS: Final = 1_000  # of one ``produce`` under way at a time
 SETTLE_MAX: Final = 16  # doubtful records settled by one ``fetch``; the next call goes on
 OFFSET_MAX: Final = 2**63 - 1
 
-ABILITIES: Final = frozenset({Ability.CREATE_TOPIC, Ability.GROUPS, Ability.POSITIONS})
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.CREATE_TOPIC,
+        Ability.GROUPS,
+        Ability.GENERATIONS,
+        Ability.POSITIONS,
+    }
+)
 
 _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
 
