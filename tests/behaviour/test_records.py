@@ -162,7 +162,7 @@ async def test_typed_headers_come_back(clients: WireClients, topic: str) -> None
     assert [record.headers for record in records] == [headers, ()]
 
 
-@needs(Ability.CHOOSE_PARTITION)
+@needs(Ability.CHOOSE_PARTITION, Ability.CREATE_TOPIC)
 async def test_a_chosen_partition(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     await client.create_topic(topic, 4)

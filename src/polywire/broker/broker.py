@@ -334,14 +334,26 @@ class Broker:
 
     # Staged batches
 
-    def stage(self, token: bytes, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def stage(
+        self,
+        token: bytes,
+        partition: Partition,
+        batch: Buffer,
+        *,
+        write: tuple[str, int] | None = None,
+        level: Level,
+        done: Done | None,
+    ) -> None:
         """Store a validated batch under a 16-byte token, invisible until published; it expires after ``stage_expiry_us``.
+
+        write: the writer and number it is meant for. When that or a later number is published, tokens meant for it that were not among
+        those published are dropped.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Busy(STAGE_FULL, DISK_FULL).
         """
         self.appended += 1
         self._admission.check(partition, batch)
-        self._transactions.stage(token, partition, batch, level=level, done=done)
+        self._transactions.stage(token, partition, batch, write=write, level=level, done=done)
 
     def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,

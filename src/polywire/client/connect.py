@@ -13,7 +13,7 @@ from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
-SCHEMES: Final = ("cursus", "flux", "iggy", "polywire")
+SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
 
 
 async def connect(url: str) -> Client:
@@ -40,5 +40,9 @@ async def connect(url: str) -> Client:
             from polywire.client.iggy import IggyClient
 
             return await IggyClient.open(host, port)
+        case "kafka07":
+            from polywire.client.kafka07 import Kafka07Client
+
+            return await Kafka07Client.open(host, port)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

@@ -16,7 +16,13 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = ("flux", "cursus", "iggy", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
+WIRES: Final = (
+    "flux",
+    "cursus",
+    "iggy",
+    "kafka07",
+    "polywire",
+)  # each a field of ``ServeConfig``, by the name of its listener
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
@@ -62,7 +68,7 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, iggy, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
@@ -79,6 +85,7 @@ class ServeConfig:
     data_dir: Path = Path("polywire-data")
     flux: str = "127.0.0.1:9092"
     cursus: str = "127.0.0.1:9000"
+    kafka07: str = "127.0.0.1:9093"
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
