@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from polywire.server import lifecycle
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level
+from tests.unit.server.peers import SILENT
 
 
 class Opened:
