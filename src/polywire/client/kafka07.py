@@ -44,7 +44,9 @@ from polywire.types import NAME_BYTES_MAX, PARTITION_COUNT_MAX, Assignor, Buffer
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024
-FETCH_BYTES_MAX: Final = 64 * 1024 * 1024  # a first message that does not fit is asked for again, twice as large, up to this
+FETCH_BYTES_MAX: Final = (
+    64 * 1024 * 1024
+)  # a first message that does not fit is asked for again, twice as large, up to this
 SET_BYTES_MAX: Final = 4 * 1024 * 1024  # of one PRODUCE
 SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # read at most to count records up to an offset that is not known yet
 MARKS_MAX: Final = 1_000  # places of one partition whose offset and address are known
@@ -310,7 +312,8 @@ class Kafka07Client:
             sent = wrap(plain, CompressionCodec.GZIP)
         if len(sent) > codec.PAYLOAD_BYTES_MAX and sent is not plain:
             raise Invalid(
-                ErrorCode.RECORD_TOO_LARGE, f"a value does not fit a message, packed or not limit={codec.PAYLOAD_BYTES_MAX}"
+                ErrorCode.RECORD_TOO_LARGE,
+                f"a value does not fit a message, packed or not limit={codec.PAYLOAD_BYTES_MAX}",
             )
         before, after = await self.write(topic, partition, sent)
         if after - before < len(plain):

@@ -30,6 +30,7 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share
 SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
 ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records can pass their share
 READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have heads, and may begin before the address
+SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
 READS_MAX: Final = 8  # of one entry
 TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
 HEAD_BYTES: Final = 6
@@ -169,7 +170,7 @@ class Answering:
                 return True
             return self._seek(partition, entry)
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             return True
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
@@ -207,7 +208,7 @@ class Answering:
                 raise found
             answered = self._read_from(partition, entry, found, is_cold=False)
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             answered = True
         if answered:
             self.run()
@@ -235,7 +236,7 @@ class Answering:
         while True:
             then = partial(self._thawed, self._await(), partition, entry, offset)
             read = self._broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
-            if read is None and self._written == 0:
+            if read is None and self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
                 return False
             if read is None or not self._write(partition, entry, offset, read):
                 break  # with None: what is there goes now, the rest will be at hand when it is asked for
@@ -261,7 +262,7 @@ class Answering:
                 self._end_entry()
                 answered = True
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             answered = True
         if answered:
             self.run()
@@ -349,6 +350,13 @@ class Answering:
         self._at += HEAD_BYTES
         self._size += HEAD_BYTES
         self._number += 1
+
+    def _refuse(self, error: BrokerError) -> None:
+        """End the entry with an error, unless it has bytes already: then the next request will meet it."""
+        if self._entry_at != NOT_BEGUN and self._written:
+            self._end_entry()
+        else:
+            self._put_code(wire_error(error))
 
     def _finish(self) -> None:
         self._await()
