@@ -52,7 +52,15 @@ SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # read at most to count records up to
 MARKS_MAX: Final = 1_000  # places of one partition whose offset and address are known
 PARTITIONS_PROBED: Final = 64  # asked for at a time to learn how many there are
 
-ABILITIES: Final = frozenset({Ability.BINARY_VALUES, Ability.WHITE_SPACE_VALUES, Ability.CHOOSE_PARTITION})
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+    }
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
