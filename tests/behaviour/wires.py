@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polywire.client import cursus, flux, polywire
+from polywire.client import cursus, flux, iggy, kafka07, polywire
 from polywire.client.base import Ability
 from polywire.protocols.cursus.messages import frame
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka07.messages import encode_fetch
 from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Fetch, Verb
 
@@ -36,12 +39,23 @@ def _cursus_fetch(number: int, topic: str, partition: int) -> bytes:
     return frame(f"CONSUME topic={topic} partition={partition} offset=0 member=m{number}".encode())
 
 
+def _iggy_fetch(number: int, topic: str, partition: int) -> bytes:
+    at = asking.place(iggy.READER, asking.ident("default") + asking.ident(topic), partition + 1)
+    return asking.request(Code.POLL, asking.poll(at, 1, 0, 1_000))
+
+
 def _polywire_fetch(number: int, topic: str, partition: int) -> bytes:
     return encode_head(Verb.FETCH, number, Fetch(topic, partition, 0))
+
+
+def _kafka07_fetch(number: int, topic: str, partition: int) -> bytes:
+    return encode_fetch(topic.encode(), partition, 0, 1 << 20)
 
 
 WIRES = (
     Wire("flux", flux.ABILITIES, b"", _flux_fetch),
     Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch),
+    Wire("iggy", iggy.ABILITIES, b"", _iggy_fetch),
+    Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch),
     Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )

@@ -32,11 +32,13 @@ from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.iggy.shared import IggySettings
+from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.tls import server_tls
 from polywire.server.users import read_users
 from polywire.types import Level
 
@@ -76,7 +78,8 @@ async def serve(config: ServeConfig) -> int:
         if config.users is not None:
             broker.access.configure(read_users(config.users))
         factories = _factories(broker, config)
-        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires())
+        tls = server_tls(config)
+        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires(), tls=tls)
     except BrokerError:
         broker.close()
         raise
@@ -191,7 +194,13 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         strict_leaders=config.flux_strict_leaders,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
-    return [FluxFactory(broker, flux), CursusFactory(broker), IggyFactory(broker, iggy), PolywireSessions(broker)]
+    return [
+        FluxFactory(broker, flux),
+        CursusFactory(broker),
+        IggyFactory(broker, iggy),
+        Kafka07Factory(broker),
+        PolywireSessions(broker),
+    ]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

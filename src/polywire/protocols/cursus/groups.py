@@ -140,7 +140,8 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     place = Place(session, topic, group, given, wanted)
     if wanted is not None:
         return _resume(place, request)
-    member = _returning(place) or _new_id(place)
+    returning = _returning(place)
+    member = returning or _new_id(place)
     new = place.view() is None
     answer = session.later(request.dialect, blocking=True)
     try:
@@ -159,14 +160,20 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     view = place.view()
     assert view is not None, "whoever joins has a group"
     confirmed = session.state.confirmed
-    confirmed.mark(place.key, member, membership.generation)
+    if (
+        returning is None or returning == given
+    ):  # who came back by its base name may do so again until it has used the generation
+        confirmed.mark(place.key, member, membership.generation)
     confirmed.keep(place.key, [known.id for known in view.members], broker.settings.groups_max)
     answer.body = _placed(member, membership)
     return None
 
 
 def _returning(place: Place) -> str | None:
-    """The member that this one already is (dossier §6.4)."""
+    """The member that this one already is (dossier §6.4).
+
+    By its base name also one without partitions: Java's client joins anew every second while it has none.
+    """
     view = place.view()
     if view is None:
         return None
@@ -174,9 +181,10 @@ def _returning(place: Place) -> str | None:
     if place.member in ids:
         return place.member
     confirmed = place.session.state.confirmed
-    for member in ids:
-        if base_of(member) == place.member and not confirmed.has(place.key, member, view.generation):
-            return member
+    for member in view.members:
+        known = confirmed.has(place.key, member.id, view.generation)
+        if base_of(member.id) == place.member and not (known and member.partitions):
+            return member.id
     return None
 
 
