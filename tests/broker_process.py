@@ -17,7 +17,7 @@ from typing import Final
 
 READY_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 20.0
-WIRES: Final = ("flux", "cursus", "iggy", "polywire")
+WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
 
 

@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, made to be killed: lands a topic in small micro-batches."""
+"""A Spark driver in a process of its own, made to be killed: lands a topic, or copies it to another, in small micro-batches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from pathlib import Path
 
 from polywire.spark import session
 from polywire.spark.pipelines.land import land
+from polywire.spark.pipelines.queries import into_topic, run_query, topic_stream
 from polywire.spark.sessions import JAVA_OPTIONS
 
 BATCH_RECORDS_MAX = 1_000
 
 
-def main(address: str, topic: str, directory: str) -> None:
+def main(address: str, topic: str, directory: str, copy: str = "") -> None:
+    """Land the topic in the directory, or copy it to the topic ``copy``."""
     scratch = Path(directory) / "scratch"  # a killed Spark leaves its own behind
     scratch.mkdir(exist_ok=True)
     conf = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.local.dir": str(scratch)}
     spark = session("driver", master="local[2]", **conf)
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"
-    land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
+    if copy:
+        records = topic_stream(spark, address, topic, batch_records_max=BATCH_RECORDS_MAX)
+        # Through a shuffle, so that a micro-batch that is run again has other tasks with other rows.
+        writer = into_topic(records.select("key", "value").repartition(3), address, copy)
+        run_query(writer, "copy", checkpoint, available_now=True, told=None)
+    else:
+        land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
     spark.stop()
 
 

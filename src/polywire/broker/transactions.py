@@ -22,6 +22,7 @@ from polywire.log.base import Done, Log
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
+STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered, as many as batches may lie staged
 TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job, and the group that publishes stays small
 
 
@@ -45,6 +46,43 @@ class PublishAnswer:
 PublishDone = Callable[[PublishAnswer | BrokerError], None]
 
 
+class _Stagers:
+    """Who staged under which token, as far as they said: what is left over of a writer when it has published can go at once.
+
+    Kept in memory only, oldest forgotten first: whatever is not remembered expires. Guards: at most ``STAGERS_MAX`` are remembered.
+    """
+
+    __slots__ = ("_by_token", "_tokens")
+
+    def __init__(self) -> None:
+        self._by_token: dict[bytes, tuple[str, int]] = {}
+        self._tokens: dict[str, set[bytes]] = {}
+
+    def note(self, token: bytes, writer: str, number: int) -> None:
+        """A writer stages under a token, for its publish of this number."""
+        if token in self._by_token:
+            return
+        if len(self._by_token) >= STAGERS_MAX:
+            self.forget([next(iter(self._by_token))])
+        self._by_token[token] = (writer, number)
+        self._tokens.setdefault(writer, set()).add(token)
+
+    def forget(self, tokens: Sequence[bytes]) -> None:
+        """Tokens that were published or abandoned."""
+        for token in tokens:
+            known = self._by_token.pop(token, None)
+            if known is None:
+                continue
+            own = self._tokens[known[0]]
+            own.discard(token)
+            if not own:
+                del self._tokens[known[0]]
+
+    def left_over(self, writer: str, number: int) -> list[bytes]:
+        """Tokens for this or an earlier number of a writer that were neither published nor abandoned."""
+        return sorted(token for token in self._tokens.get(writer, ()) if self._by_token[token][1] <= number)
+
+
 class _Publishing:
     """A publish on its way to the disk, and the repeats that wait for it."""
 
@@ -60,7 +98,7 @@ class Transactions:
     Invariant: ``_publishing`` holds a writer's latest publish while the log has not answered for it.
     """
 
-    __slots__ = ("_clock", "_log", "_publishing", "_settings", "_state")
+    __slots__ = ("_clock", "_log", "_publishing", "_settings", "_stagers", "_state")
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: Clock) -> None:
         self._log = log
@@ -68,8 +106,18 @@ class Transactions:
         self._settings = settings
         self._clock = clock
         self._publishing: dict[str, _Publishing] = {}
+        self._stagers = _Stagers()
 
-    def stage(self, token: bytes, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def stage(
+        self,
+        token: bytes,
+        partition: Partition,
+        batch: Buffer,
+        *,
+        write: tuple[str, int] | None = None,
+        level: Level,
+        done: Done | None,
+    ) -> None:
         """Store a batch under a token, as ``Broker.stage`` says."""
         check_token(token)
         if producer_identity(batch) is not None:
@@ -78,26 +126,37 @@ class Transactions:
             )
         expires_at_us = self._clock.now_us() + self._settings.stage_expiry_us
         self._log.stage(token, partition.log, batch, expires_at_us=expires_at_us, level=level, done=done)
+        if write is not None:
+            self._stagers.note(token, *write)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
         """Drop staged batches, as ``Broker.abandon`` says."""
         for token in tokens:
             check_token(token)
+        self._stagers.forget(tokens)
         if tokens:
             self._log.abandon(tokens)
 
-    def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
+    def publish(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        positions: Sequence[changes.PositionStored] = (),
+        done: PublishDone | None,
+    ) -> None:
         """Publish staged batches, as ``Broker.publish`` says."""
         self._check(writer, number, tokens)
         last = self._state.writers.last(writer)
         if last is not None and number <= last:
-            self.abandon(tokens)
+            self.abandon([*tokens, *self._left_over(writer, number, tokens)])
             self._answer_duplicate(writer, done)
             return
         now_us = self._clock.now_us()
         self._state.writers.check_room(writer, now_us)
-        self._check_staged(tokens)
-        change = changes.Published(writer, number, now_us)
+        self.check_staged(tokens)
+        change = changes.Published(writer, number, now_us, tuple(positions))
         publishing = _Publishing()
 
         def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
@@ -109,6 +168,12 @@ class Transactions:
             self._log.change(changes.encode(change), level=Level.SYNCED, done=lambda _, error: settled((), error))
         self._publishing[writer] = publishing
         self._state.apply_change(change)
+        self._stagers.forget(tokens)
+        self.abandon(self._left_over(writer, number, tokens))
+
+    def _left_over(self, writer: str, number: int, tokens: Sequence[bytes]) -> list[bytes]:
+        """What attempts that failed have left of this write, or of an earlier one."""
+        return [token for token in self._stagers.left_over(writer, number) if token not in tokens]
 
     def _check(self, writer: str, number: int, tokens: Sequence[bytes]) -> None:
         check_name(writer, self._settings.name_bytes_max)
@@ -121,8 +186,11 @@ class Transactions:
         for token in tokens:
             check_token(token)
 
-    def _check_staged(self, tokens: Sequence[bytes]) -> None:
-        """Publishing to a partition that ended would lose records silently: refuse it as a whole."""
+    def check_staged(self, tokens: Sequence[bytes]) -> None:
+        """Publishing to a partition that ended would lose records silently: refuse it as a whole.
+
+        Raises Missing(STAGE_MISSING, PARTITION_MISSING).
+        """
         for token in tokens:
             for incarnation in self._log.staged_partitions(token):
                 if self._state.catalog.find_partition(incarnation) is None:

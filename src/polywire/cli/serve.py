@@ -45,6 +45,7 @@ class Listeners:
         "127.0.0.1:9092"
     )
     cursus: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire, or off.")] = "127.0.0.1:9000"
+    kafka07: Annotated[str, Parameter(help="HOST:PORT of the Kafka 0.7 wire, or off.")] = "127.0.0.1:9093"
     iggy: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire, or off.")] = "127.0.0.1:8090"
     polywire: Annotated[str, Parameter(help="HOST:PORT of the polywire wire, or off.")] = "127.0.0.1:9555"
     any: Annotated[
@@ -152,6 +153,7 @@ def serve(
             data_dir=storage.data_dir,
             flux=listeners.flux,
             cursus=listeners.cursus,
+            kafka07=listeners.kafka07,
             iggy=listeners.iggy,
             polywire=listeners.polywire,
             any_wire=listeners.any,

@@ -14,12 +14,12 @@ from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
-SCHEMES: Final = ("cursus", "flux", "polywire")
+SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
 
 
 async def connect(url: str) -> Client:
-    """A connected client for ``polywire://host:port``, ``flux://…``, ``cursus://…`` or plain ``host:port``; with ``+tls`` behind the
-    scheme under TLS (``client.tls``).
+    """A connected client for ``polywire://host:port``, the same with another wire's name, or plain ``host:port``; with ``+tls`` behind
+    the scheme under TLS (``client.tls``).
 
     Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
     """
@@ -39,5 +39,13 @@ async def connect(url: str) -> Client:
             from polywire.client.flux import FluxClient
 
             return await FluxClient.open(host, port, tls=tls)
+        case "iggy":
+            from polywire.client.iggy import IggyClient
+
+            return await IggyClient.open(host, port, tls=tls)
+        case "kafka07":
+            from polywire.client.kafka07 import Kafka07Client
+
+            return await Kafka07Client.open(host, port, tls=tls)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

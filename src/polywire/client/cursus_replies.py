@@ -104,7 +104,7 @@ def last_offset(body: bytes) -> int:
         raise error_of(decoded(body))
     try:
         told = msgspec.json.decode(body, type=_Acknowledgement)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise nonsense(decoded(body[:80])) from None
     if told.status == "OK":
         return told.last_offset

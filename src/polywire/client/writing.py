@@ -123,10 +123,14 @@ def _insist(connection: BulkConnection, step: Callable[[], None], again: Callabl
 class StageWriter:
     """Guards: a token under which a batch may have arrived twice, or in doubt, is never handed out."""
 
-    __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens")
+    __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens", "_write")
 
-    def __init__(self, connection: BulkConnection, level: Level = Level.WRITTEN) -> None:
+    def __init__(
+        self, connection: BulkConnection, write: tuple[str, int] = ("", 0), level: Level = Level.WRITTEN
+    ) -> None:
+        """``write``: writer and number of the publish that it is for, so that leftovers can be told."""
         self._connection: Final = connection
+        self._write: Final = write
         self._level: Final = int(level)
         self._ahead: Final = _Ahead(connection, _nothing)
         self._held: list[_Item] = []
@@ -172,7 +176,9 @@ class StageWriter:
         self._size = 0
 
     def _send(self, item: _Item) -> None:
-        self._ahead.send(Verb.STAGE, messages.Stage(self._token, item.topic, item.partition, self._level), item.batch)
+        self._ahead.send(
+            Verb.STAGE, messages.Stage(self._token, item.topic, item.partition, self._level, *self._write), item.batch
+        )
 
     def _send_again(self) -> None:
         """Nobody knows what arrived under the token: begin another with the same batches."""

@@ -107,9 +107,9 @@ class PartitionLog(Protocol):
         This and the other two look-ups return the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
         """
 
-    def offset_of_address(self, address: int, then: Found) -> int | None:
+    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
         """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
-        or below what is kept."""
+        or below what is kept. covering: the record that the address lies in will do."""
 
     def address_of_offset(self, offset: int, then: Found) -> int | None:
         """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
@@ -229,6 +229,10 @@ class Log(Protocol):
 
     def barrier(self, level: Level, done: Done) -> None:
         """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
 
     def commit(self) -> None:
         """Write the turn as one group now and call the ``done`` of everything that asked for ``written`` or less."""

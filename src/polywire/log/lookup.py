@@ -38,20 +38,23 @@ def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Foun
     return max(found, partition.first_offset)
 
 
-def offset_of_address(partition: FilePartition, reader: Reader, address: int, then: Found) -> int | None:
+def offset_of_address(
+    partition: FilePartition, reader: Reader, address: int, then: Found, *, covering: bool
+) -> int | None:
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
     told = _kept(partition, then)
-    again = _asked_again(partition.offset_of_address, address, then)
+    again = _asked_again(partial(partition.offset_of_address, covering=covering), address, then)
     number = partition.tail.find_address(address)
     if number >= 0:
-        found = reader.look_tail(partition, number, partial(_offset_in, address), told, again)
+        found = reader.look_tail(partition, number, partial(_offset_in, address, covering), told, again)
         return found if found is None or found >= partition.first_offset else NO_OFFSET
     number = partition.runs.find_address(address)
     if number < 0:
         return NO_OFFSET
-    reader.look(partition.runs.entry(number)[3], partial(_by_address, partition.incarnation, address), told, again)
+    job = partial(_by_address, partition.incarnation, address, covering)
+    reader.look(partition.runs.entry(number)[3], job, told, again)
     return None
 
 
@@ -76,19 +79,19 @@ def _by_time(incarnation: int, time_us: int, segment: Segment) -> int:
     return segment.by_time(incarnation, time_us)
 
 
-def _by_address(incarnation: int, address: int, segment: Segment) -> int:
+def _by_address(incarnation: int, address: int, covering: bool, segment: Segment) -> int:
     batch = segment.by_address(incarnation, address)
-    return NO_OFFSET if batch is None else _offset_in(address, batch)
+    return NO_OFFSET if batch is None else _offset_in(address, covering, batch)
 
 
 def _by_offset(incarnation: int, offset: int, segment: Segment) -> int:
     return _address_in(offset, segment.batch_at(incarnation, offset))
 
 
-def _offset_in(address: int, batch: Buffer) -> int:
-    """Offset of the record of a batch that begins at an address."""
+def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
+    """Offset of the record of a batch that begins at an address, or covers it."""
     batch = expand_body(batch)
-    index = record_at_address(batch, address)
+    index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 

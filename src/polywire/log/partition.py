@@ -127,8 +127,8 @@ class FilePartition:
     def offset_at(self, time_us: int, then: Found) -> int | None:
         return lookup.offset_at(self, self._reader, time_us, then)
 
-    def offset_of_address(self, address: int, then: Found) -> int | None:
-        return lookup.offset_of_address(self, self._reader, address, then)
+    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
+        return lookup.offset_of_address(self, self._reader, address, then, covering=covering)
 
     def address_of_offset(self, offset: int, then: Found) -> int | None:
         return lookup.address_of_offset(self, self._reader, offset, then)

@@ -80,8 +80,11 @@ def offset_of(batch: Buffer, index: int) -> int:
     return load_u64(lent.p, 32) + (load_u32(lent.p, places[50] + 4 * i) if places[50] >= 0 else i)
 
 
-def record_at_address(batch: Buffer, address: int) -> int:
-    """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere)."""
+def record_at_address(batch: Buffer, address: int, *, covering: bool = False) -> int:
+    """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere).
+
+    covering: the record that the address lies in will do; -1 in a hole or elsewhere.
+    """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
     middle: cython.Py_ssize_t
@@ -104,6 +107,13 @@ def record_at_address(batch: Buffer, address: int) -> int:
             low = middle + 1
         else:
             high = middle
+    if covering and low > 0:  # low is the first record beyond the address, so the one before begins below it
+        low -= 1
+        delta = 10 + load_i32(lent.p, places[0] + 4 * low + 4) - load_i32(lent.p, places[0] + 4 * low)
+        if places[20] >= 0:
+            delta -= lent.p[places[20] + low] & 1
+        if wanted < _delta(lent.p, places, low) + delta:
+            return low
     return -1
 
 

@@ -16,7 +16,8 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = ("flux", "cursus", "iggy", "polywire")  # each a field of ``ServeConfig``, by the name of its listener
+# Each is a field of ``ServeConfig``, by the name of its listener.
+WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
@@ -63,7 +64,7 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, iggy, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
@@ -83,6 +84,7 @@ class ServeConfig:
     data_dir: Path = Path("polywire-data")
     flux: str = "127.0.0.1:9092"
     cursus: str = "127.0.0.1:9000"
+    kafka07: str = "127.0.0.1:9093"
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF

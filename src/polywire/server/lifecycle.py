@@ -32,6 +32,7 @@ from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.iggy.shared import IggySettings
+from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
@@ -193,7 +194,13 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         strict_leaders=config.flux_strict_leaders,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
-    return [FluxFactory(broker, flux), CursusFactory(broker), IggyFactory(broker, iggy), PolywireSessions(broker)]
+    return [
+        FluxFactory(broker, flux),
+        CursusFactory(broker),
+        IggyFactory(broker, iggy),
+        Kafka07Factory(broker),
+        PolywireSessions(broker),
+    ]
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:

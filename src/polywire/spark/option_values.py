@@ -14,6 +14,19 @@ from polywire.errors import ErrorCode, Invalid
 ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # where `polywire serve` listens for the polywire wire unless told otherwise
 ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
 
+# What Spark's Kafka source and sink refuse, too, with what to do instead.
+_CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
+_REFUSED_AS_BY_KAFKA: Final = {
+    "group.id": "is not supported: a query keeps its positions in its checkpoint; commitGroup shows them as a group's",
+    "auto.offset.reset": "is not supported: set startingOffsets",
+    "enable.auto.commit": "is not supported: a query keeps its positions in its checkpoint; remove it",
+    "interceptor.classes": "is not supported; remove it",
+    "key.deserializer": _CAST_COLUMNS,
+    "value.deserializer": _CAST_COLUMNS,
+    "key.serializer": _CAST_COLUMNS,
+    "value.serializer": _CAST_COLUMNS,
+}
+
 _T = TypeVar("_T")
 
 
@@ -35,6 +48,9 @@ def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dic
 def _refuse_unknown(key: str, by_lower: Mapping[str, str], topics: str) -> NoReturn:
     if key.lower() == "path":
         refuse("path", f"is not used; name topics with the option {topics}")
+    for ending, why in _REFUSED_AS_BY_KAFKA.items():
+        if key.lower().removeprefix("kafka.") == ending:
+            refuse(key, why)
     if key.lower().startswith("kafka."):
         refuse(key, "configures Kafka's own client and has no meaning here; remove it")
     near = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)

@@ -119,7 +119,7 @@ def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordB
         outgoing = _numbered(outgoing, f"{write.writer}/{task}".encode()[-255:], epoch=write.number)
     writer: Writer
     if options.guarantee is Guarantee.PUBLISHED:
-        writer = StageWriter(connection)
+        writer = StageWriter(connection, write)
     else:
         writer = ProduceWriter(connection, options.level)
     return TaskWritten(write.writer, *_put_all(writer, outgoing))

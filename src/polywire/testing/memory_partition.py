@@ -126,14 +126,14 @@ class MemoryPartition:
             max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
         )
 
-    def offset_of_address(self, address: int, then: Found) -> int:
-        """Offset of the record that starts at this address."""
+    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int:
+        """Offset of the record that starts at this address, or covers it."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
         if index < 0 or address > self.next_address:
             return NO_OFFSET
-        record = batches.record_at_address(self.bodies[index], address)
+        record = batches.record_at_address(self.bodies[index], address, covering=covering)
         return NO_OFFSET if record < 0 else batches.offset_of(self.bodies[index], record)
 
     def address_of_offset(self, offset: int, then: Found) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polywire.broker import transactions
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactions import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
@@ -159,3 +160,33 @@ def test_young_writers_are_never_forgotten() -> None:
     publish(memory, 0, writer="c")
     assert not publish(memory, 0, writer="a").duplicate
     assert publish(memory, 0, writer="c").duplicate
+
+
+def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: MemoryBroker) -> None:
+    topic = memory.broker.ensure_topic("orders")
+    meant = {A: ("query", 1), B: ("query", 1), C: ("query", 2), b"d" * 16: ("other", 1)}
+    for token, write in meant.items():
+        memory.broker.stage(
+            token, topic.partitions[0], batch_of(b"x"), write=write, level=Level.WRITTEN, done=Answers()
+        )
+    memory.run()
+    publish(memory, 1, A)
+    assert refused(memory, 3, B) is ErrorCode.STAGE_MISSING
+    assert not publish(memory, 2, C).duplicate
+    assert not publish(memory, 1, b"d" * 16, writer="other").duplicate
+    assert ends(memory)[0] == 3
+    memory.broker.stage(B, topic.partitions[0], batch_of(b"x"), write=("query", 2), level=Level.WRITTEN, done=None)
+    assert publish(memory, 2, b"e" * 16).duplicate
+    assert refused(memory, 3, B) is ErrorCode.STAGE_MISSING
+
+
+def test_only_so_many_writers_of_tokens_are_remembered(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "STAGERS_MAX", 1)
+    topic = memory.broker.ensure_topic("orders")
+    for token in (A, B, C):
+        memory.broker.stage(
+            token, topic.partitions[0], batch_of(b"x"), write=("query", 1), level=Level.WRITTEN, done=None
+        )
+    publish(memory, 1, A)
+    assert not publish(memory, 2, B).duplicate
+    assert refused(memory, 3, C) is ErrorCode.STAGE_MISSING

@@ -65,6 +65,7 @@ def test_defaults_and_names() -> None:
     [
         (False, {"tpoic": "t"}, "did you mean 'topic'"),
         (False, {"kafka.security.protocol": "SSL"}, "no meaning here"),
+        (False, {"kafka.value.serializer": "x"}, "cast the columns"),
         (False, {"path": "t"}, "name topics with the option topic"),
         (False, {"topic": " "}, "is empty"),
         (False, {"exactlyOnce": "maybe"}, "must be true, sequence or false"),

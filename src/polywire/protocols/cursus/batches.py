@@ -1,6 +1,6 @@
 """Batch frames: which layout they have, what they ask for, and their acknowledgement (dossier §3, §4).
 
-Promises: layouts are tried in the order of the dossier; what one call of the codec found is all that is looked at.
+Promises: layouts are tried in the order of the dossier (§3.2); what one call of the codec found is all that is looked at.
 Must not know: sessions, the broker.
 """
 
@@ -19,6 +19,10 @@ from polywire.types import Buffer, Level
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
 """What an acknowledgement means (design §4), by the acks that ask for it in lower case."""
 
+DIGITS_MAX: Final = 10  # of a partition's number
+
+_OLDER: Final = (codec.APRIL, codec.DECEMBER)
+_LAYOUTS: Final = (codec.MODERN, codec.POSITIONAL, *_OLDER)
 _UNSIGNED: Final = (1 << 64) - 1
 _HEAD: Final = Struct(">i2sBQQi")  # partition, length and text of acks, idempotent, seqStart, seqEnd, count
 _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"","error":""}'
@@ -49,17 +53,24 @@ class Batch:
 def read_batch(body: Buffer, scratch: Scratch) -> Batch:
     """Read a batch in the first layout that fits (dossier §3.2). Raises Refused ``batch_decode_failed``."""
     scratch.reserve(len(body))
+    layouts = (codec.POSITIONAL, codec.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
+    for layout in layouts:
+        if not codec.scan(body, layout, scratch.head, scratch.spans, scratch.details) and _plausible(
+            body, scratch.head
+        ):
+            return _batch(body, scratch.head)
     fault = codec.scan(body, codec.MODERN, scratch.head, scratch.spans, scratch.details)
-    if fault != 0 or not _plausible(body, scratch.head):
-        for layout in (codec.POSITIONAL, codec.APRIL, codec.DECEMBER):
-            if not codec.scan(body, layout, scratch.head, scratch.spans, scratch.details) and _plausible(
-                body, scratch.head
-            ):
-                return _batch(body, scratch.head)
-        fault = codec.scan(body, codec.MODERN, scratch.head, scratch.spans, scratch.details)
     if fault < 0:
         raise Refused("batch_decode_failed", f"reason={quote(_fault(-1 - fault, scratch.head[codec.FAULT_MESSAGE]))}")
     return _batch(body, scratch.head)
+
+
+def _begins_positional(body: Buffer) -> bool:
+    """Whether the partition is a text of digits: in the modern layout that would be one above 65,536, which no topic has."""
+    view = memoryview(body)
+    at = 4 + int.from_bytes(view[2:4], "big")
+    size = int.from_bytes(view[at : at + 2], "big")
+    return 1 <= size <= DIGITS_MAX and bytes(view[at + 2 : at + 2 + size]).isdigit()
 
 
 def _plausible(body: Buffer, head: memoryview) -> bool:

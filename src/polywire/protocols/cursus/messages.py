@@ -190,6 +190,8 @@ def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> 
         return Dialect.LEGACY
     if not arguments:
         return last
+    if name == "LIST":
+        return Dialect.MODERN  # it takes no positional arguments, so these are a mistake
     return Dialect.LEGACY if name in _LEGACY_ONLY else Dialect.POSITIONAL
 
 

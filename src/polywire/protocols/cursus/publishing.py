@@ -227,7 +227,9 @@ class Storing:
         if self._waiting:
             return
         batch = self._batch
-        last_offset = self._last_offset if self._last_offset >= 0 else self._partition.log.next_offset - 1
+        last_offset = self._last_offset
+        if last_offset < 0:  # nothing new was stored; clients read digits only
+            last_offset = 0 if self._error else self._partition.log.next_offset - 1
         self._answer.ok(
             acknowledged(
                 last_offset=last_offset,
@@ -260,14 +262,17 @@ def _columns(body: memoryview, details: memoryview, run: Run, start: int, *, eve
 
 
 def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
-    """The event fields of messages, in columns of their own. Raises Rejected for a type that is no UTF-8."""
+    """The event fields of messages, in columns of their own; none when no message has any. Raises Rejected for a type that is no UTF-8."""
     count = stop - start
+    flags = bytearray(count)
+    codec.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
+    if not any(flags):
+        return {}
     type_offsets, types = codec.texts(body, details, codec.TYPE_AT, start, stop)
     metadata_offsets, metadata = codec.texts(body, details, codec.METADATA_AT, start, stop)
-    versions, schemas, flags = array("q", bytes(8 * count)), array("i", bytes(4 * count)), bytearray(count)
+    versions, schemas = array("q", bytes(8 * count)), array("i", bytes(4 * count))
     codec.pick(details, codec.AGGREGATE_VERSION, start, stop, versions)
     codec.pick(details, codec.SCHEMA_VERSION, start, stop, schemas)
-    codec.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
     if not codec.is_text(type_offsets, types):
         raise Rejected("an event type is not valid UTF-8")
     columns: dict[int, Lendable] = {

@@ -421,8 +421,11 @@ class CursusSession:
         """Handle what was left when the peer finished, as far as it goes now."""
         rest = self._rest
         self._rest = b""
-        rest = rest[self.receive(memoryview(rest)) :]
-        if self._waits():
+        try:
+            rest = rest[self.receive(memoryview(rest)) :]
+        except PeerError:  # nobody is left to be told; what is owed still goes out
+            rest = b""
+        if rest and self._waits():
             self._rest = rest
         else:
             self._ending = True

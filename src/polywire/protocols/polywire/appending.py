@@ -14,7 +14,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.protocols.polywire.splitting import Part, accepted_batches, split_by_key
-from polywire.protocols.polywire.words import Answering, level_of, partition_of
+from polywire.protocols.polywire.words import Answering, check_name, level_of, partition_of
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -96,12 +96,15 @@ class Appending:
     def stage(self, correlation: int, request: messages.Stage, payload: memoryview) -> None:
         """Store invisibly. Raises BrokerError when nothing was taken."""
         level = level_of(request.level)
+        if request.writer:
+            check_name("writer", request.writer)
         parts, _ = self._parts(self._broker.topic(request.name), request.partition, accepted_batches(payload))
         collected = _Collected(self._session, Verb.STAGE, correlation, parts, b"")
+        write = (request.writer, request.number) if request.writer else None
         for index, part in enumerate(parts):
             try:
                 done = partial(collected.done, index)
-                self._broker.stage(request.token, part.partition, part.batch, level=level, done=done)
+                self._broker.stage(request.token, part.partition, part.batch, write=write, level=level, done=done)
             except BrokerError as error:
                 collected.refused(index, error)
                 return

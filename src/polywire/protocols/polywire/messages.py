@@ -183,6 +183,8 @@ class Stage(Head, frozen=True):
     name: str
     partition: Int
     level: Int = 1
+    writer: str = ""
+    number: Int = 0
 
 
 class Staged(Head, frozen=True):

@@ -62,6 +62,7 @@ def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
     """A topic as a stream from its beginning, or from where the query's checkpoint says."""
+    _activate(spark)
     reader = spark.readStream.format(SOURCE).option("address", address)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
@@ -72,6 +73,7 @@ def topic_stream(
 
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
     """Everything a topic holds now."""
+    _activate(spark)
     reader = spark.read.format(SOURCE).option("address", address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
 
@@ -134,3 +136,9 @@ def run_query(
 
     records = follow(writer.start(), count)
     return Ran(records, batches, left_out, corrupt)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Spark finds sinks written in Python by the thread's active session, and a thread of one's own begins without any."""
+    if SparkSession.getActiveSession() is None:
+        spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]

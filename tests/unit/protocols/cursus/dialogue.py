@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polywire.broker.settings import BrokerSettings
+from polywire.errors import PeerError
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.cursus.state import CursusSettings
@@ -52,6 +53,7 @@ class Dialogue:
         self.on_loopback = True
         self._pending = b""
         self._offering = False
+        self.gave_up = False
         self.session = world.factory.open(self, self._resumed)
 
     def write(self, data: Buffer) -> None:
@@ -68,8 +70,13 @@ class Dialogue:
         self.closed = True
 
     def _resumed(self) -> None:
-        if not self._offering:
+        if self._offering or self.gave_up:
+            return
+        try:
             self._offer()
+        except PeerError:
+            self.gave_up = True
+            self._offering = False
 
     def _offer(self) -> None:
         self._offering = True

@@ -148,6 +148,13 @@ def test_a_batch_of_several_producers_is_stored_in_order() -> None:
     assert json.loads(peer.ask(batch("orders", 1, many)))["last_offset"] == 398
 
 
+def test_a_run_without_events_beside_one_with_events() -> None:
+    world, peer = started()
+    event = {"seq": 1, "pid": "a", "payload": b"e", "type": "Paid", "schema": 1, "version": 1}
+    assert json.loads(peer.ask(batch("orders", 0, [event, *messages(1, pid="b")])))["status"] == "OK"
+    assert [record.event is None for record in stored(world, "orders")] == [False, True]
+
+
 def test_publish_in_every_dialect() -> None:
     world, peer = started("partitions=1")
     answer = peer.ask("PUBLISH topic=orders producerId=p1 partition=0 message=hello world")

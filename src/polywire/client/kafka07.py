@@ -1,0 +1,493 @@
+"""The asynchronous client of the Kafka 0.7 wire.
+
+Promises: requests are pipelined on one connection and answered in order; what was produced is known to be stored when ``produce`` returns;
+offsets are counted from the partition's beginning, because the wire tells byte addresses only. Must not know: the broker's insides, other
+wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+from array import array
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, ParamSpec, Self, TypeVar
+
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.opening import open_connection
+from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07.expansion import Expander, wrap
+from polywire.protocols.kafka07.messages import (
+    EARLIEST,
+    ENTRY_BYTES_MIN,
+    LATEST,
+    CompressionCodec,
+    FetchEntry,
+    WireError,
+    encode_fetch,
+    encode_multifetch,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+    parse_error,
+    parse_offsets_answer,
+    split_multifetch_answer,
+)
+from polywire.records.columns import Record
+from polywire.records.partitioner import partitions_of
+from polywire.types import NAME_BYTES_MAX, PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
+
+OPEN_TIMEOUT_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+FETCH_BYTES: Final = 1024 * 1024
+FETCH_BYTES_MAX: Final = (
+    64 * 1024 * 1024
+)  # a first message that does not fit is asked for again, twice as large, up to this
+SET_BYTES_MAX: Final = 4 * 1024 * 1024  # of one PRODUCE
+SCAN_BYTES_MAX: Final = 256 * 1024 * 1024  # read at most to count records up to an offset that is not known yet
+MARKS_MAX: Final = 1_000  # places of one partition whose offset and address are known
+PARTITIONS_PROBED: Final = 64  # asked for at a time to learn how many there are
+
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+    }
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Connection(asyncio.Protocol):
+    """Frames out and in. Guards: answers are told to calls in the order in which these were made."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop: Final = loop
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._expected: deque[asyncio.Future[bytes]] = deque()
+        self._lost: Unavailable | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'the broker refused a request'}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def fail(self, error: Unavailable) -> None:
+        """End the connection; whatever is under way fails with ``error``."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
+        while self._expected:
+            call = self._expected.popleft()
+            if not call.done():
+                call.set_exception(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        at = 0
+        while len(self._received) - at >= 4:
+            size = int.from_bytes(self._received[at : at + 4], "big")
+            if size < 2 or size > ANSWER_BYTES_MAX or not self._expected:
+                self.fail(Unavailable(ErrorCode.STOPPING, f"an answer makes no sense bytes={size}"))
+                return
+            if len(self._received) - at < 4 + size:
+                break
+            call = self._expected.popleft()
+            if not call.done():
+                call.set_result(bytes(memoryview(self._received)[at + 4 : at + 4 + size]))
+            at += 4 + size
+        del self._received[:at]
+
+    async def ask(self, frames: bytes, answers: int) -> list[bytes]:
+        """Send frames at once; returns the bodies of their answers. Raises Unavailable."""
+        if self._lost is not None:
+            raise Unavailable(self._lost.code, self._lost.message)
+        assert self._transport is not None, "asked before the connection was made"
+        calls = [self._loop.create_future() for _ in range(answers)]
+        self._expected.extend(calls)
+        self._transport.write(frames)
+        await self._writable.wait()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in found:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in found if isinstance(answer, bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Values of the messages from an address on, and the address after the last of them."""
+
+    values: list[bytes]
+    next_address: int
+
+
+class Kafka07Client:
+    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
+
+    A record's key chooses its partition and is not sent. The wire tells addresses: ``read``, ``addresses`` and ``write`` speak of those. An
+    offset is found by counting records from address 0, or from the nearest place that is known; after retention has removed the
+    partition's beginning offsets cannot be told any more (-1 in ``Produced``). A broker that drops a set or hangs up is noticed.
+    """
+
+    __slots__ = ("_connection", "_marks", "_run", "_turn")
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection: Final = connection
+        self._marks: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._run = codec.Run()
+        self._turn = itertools.count()
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> Kafka07Client:
+        """Connect. Raises Unavailable."""
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        return ABILITIES
+
+    async def close(self) -> None:
+        self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+
+    # In the wire's own words
+
+    async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
+        """Addresses to begin at, newest first: at or before a time, ``LATEST`` or ``EARLIEST``. Raises Unavailable when refused."""
+        [answer] = await self._connection.ask(encode_offsets(_topic(topic), partition, time_ms, count), 1)
+        return _checked(parse_offsets_answer, answer)
+
+    async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
+        """Messages from an address on, none at the end.
+
+        Raises Missing(OFFSET_OUT_OF_RANGE, PARTITION_MISSING), Invalid for an impossible topic, and for a message above ``FETCH_BYTES_MAX``.
+        """
+        while True:
+            frame = encode_fetch(_topic(topic), partition, address, bytes_max)
+            [answer] = await self._connection.ask(frame, 1)
+            _raise_code(_checked(parse_error, answer, 0), topic, partition, address)
+            found = self.decode(memoryview(answer)[2:], address)
+            if found.values or len(answer) == 2 or found.next_address > address:
+                return found
+            if bytes_max >= FETCH_BYTES_MAX:
+                raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"a message is too long to be read limit={FETCH_BYTES_MAX}")
+            bytes_max *= 2
+
+    async def read_many(
+        self, topic: str, places: Sequence[tuple[int, int]], *, bytes_max: int = FETCH_BYTES
+    ) -> list[Fetched | BrokerError]:
+        """``read`` for several (partition, address) at once, an error or a result for each; a message that does not fit is left out."""
+        entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
+        [answer] = await self._connection.ask(encode_multifetch(entries), 1)
+        results: list[Fetched | BrokerError] = []
+        for (code, part), entry in zip(_checked(split_multifetch_answer, answer), entries, strict=True):
+            try:
+                _raise_code(code, topic, entry.partition, entry.address)
+                results.append(self.decode(part, entry.address))
+            except BrokerError as error:
+                results.append(error)
+        return results
+
+    async def write(self, topic: str, partition: int, message_set: bytes) -> tuple[int, int]:
+        """Send a set; returns the partition's end before and after it, which others may have moved as well. Raises Unavailable when it
+        was refused."""
+        name = _topic(topic)
+        end = encode_offsets(name, partition, LATEST, 1)
+        before, after = await self._connection.ask(end + encode_produce(name, partition, message_set) + end, 2)
+        return _checked(parse_offsets_answer, before)[0], _checked(parse_offsets_answer, after)[0]
+
+    async def send(self, frames: bytes, topic: str, partition: int = 0) -> None:
+        """Send produce frames and wait until the broker has carried them out. Raises Unavailable when it refused one."""
+        await self._connection.ask(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
+
+    async def partition_count(self, topic: str) -> int:
+        """Partitions of a topic, also of one that does not exist yet."""
+        for first in range(0, PARTITION_COUNT_MAX, PARTITIONS_PROBED):
+            entries = [FetchEntry(_topic(topic), first + step, 0, 0) for step in range(PARTITIONS_PROBED)]
+            [answer] = await self._connection.ask(encode_multifetch(entries), 1)
+            codes = [code for code, _ in _checked(split_multifetch_answer, answer)]
+            if WireError.UNKNOWN in codes:
+                raise Invalid(ErrorCode.INVALID_TOPIC, f"the broker refuses the topic name={topic!r}")
+            if WireError.WRONG_PARTITION in codes:
+                return first + codes.index(WireError.WRONG_PARTITION)
+        return PARTITION_COUNT_MAX
+
+    def decode(self, data: memoryview, address: int) -> Fetched:
+        """Values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken."""
+        end = _checked(_whole_end, data)
+        if end == 0:
+            return Fetched([], address)
+        parts = _checked(Expander(FETCH_BYTES_MAX, payload_bytes_max=FETCH_BYTES_MAX).open_set, data, 0, end) or ()
+        values: list[bytes] = []
+        for part in parts:
+            at, left = part.start, part.records
+            source = memoryview(part.data)
+            while left > 0:
+                at, count = codec.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
+                spans = self._run.spans
+                values += [
+                    bytes(source[spans[4 * row + 2] : spans[4 * row + 2] + spans[4 * row + 3]]) for row in range(count)
+                ]
+                left -= count
+        return Fetched(values, address + end)
+
+    # Client
+
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        raise _impossible("create topics")
+
+    async def delete_topic(self, topic: str) -> None:
+        raise _impossible("delete topics")
+
+    async def topics(self) -> list[TopicInfo]:
+        raise _impossible("list topics")
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        raise _impossible("tell offsets of bounds")
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        raise _impossible("look offsets up by time")
+
+    async def produce(
+        self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
+    ) -> list[Produced]:
+        if level is not Level.WRITTEN:
+            raise _impossible("choose what an acknowledgement means")
+        values = [_value(record) for record in records]
+        homes = await self._homes(topic, records) if partition is None else [partition] * len(records)
+        produced: list[Produced] = [Produced(home, -1) for home in homes]
+        for home in sorted(set(homes)):
+            rows = [row for row, number in enumerate(homes) if number == home]
+            for part in _portions(rows, values):
+                first = await self._produce_part(topic, home, [values[row] for row in part])
+                for step, row in enumerate(part):
+                    produced[row] = Produced(home, -1 if first < 0 else first + step)
+        return produced
+
+    async def _homes(self, topic: str, records: Sequence[Record]) -> list[int]:
+        """The partition of each record: by its key, in turn for those without one."""
+        count = await self.partition_count(topic)
+        keys = [record.key or b"" for record in records]
+        ends = list(itertools.accumulate(map(len, keys), initial=0))
+        spans = memoryview(
+            array("q", [number for at, key in zip(ends, keys, strict=False) for number in (at, len(key), 0, 0)])
+        )
+        hashed = partitions_of(b"".join(keys), spans, count, KeyHash.FNV32) if records else []
+        own = next(self._turn) % count
+        return [own if record.key is None else home for record, home in zip(records, hashed, strict=True)]
+
+    async def _produce_part(self, topic: str, partition: int, values: list[bytes]) -> int:
+        """Store values in one set; offset of the first, -1 when it cannot be told."""
+        plain = encode_set(values)
+        sent = plain
+        if max(map(len, values)) > codec.PAYLOAD_BYTES_MAX:
+            sent = wrap(plain, CompressionCodec.GZIP)
+        if len(sent) > codec.PAYLOAD_BYTES_MAX and sent is not plain:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE,
+                f"a value does not fit a message, packed or not limit={codec.PAYLOAD_BYTES_MAX}",
+            )
+        before, after = await self.write(topic, partition, sent)
+        if after - before < len(plain):
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"the broker dropped a set bytes={len(plain)}")
+        try:
+            first = await self._offset_of(topic, partition, before)
+            if first >= 0 and after - before > len(plain):
+                first = await self._search(topic, partition, first, before, after, values)
+        except Missing:
+            return -1
+        if first >= 0 and after - before == len(plain):
+            self._note(topic, partition, first + len(values), after)
+        return first
+
+    async def _search(
+        self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
+    ) -> int:
+        """Others wrote at the same time: find our values among theirs."""
+        found: list[bytes] = []
+        while address < stop:
+            read = await self.read(topic, partition, address)
+            found += read.values
+            address = read.next_address
+        for step in range(len(found) - len(values) + 1):
+            if found[step] == values[0] and found[step : step + len(values)] == values:
+                return offset + step
+        return -1
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+    ) -> list[Record]:
+        """The wire cannot wait: with nothing to read the answer is empty at once, whatever ``wait_ms``."""
+        if offset < 0:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset is not negative offset={offset}")
+        at, address = self._nearest(topic, partition, offset)
+        begun = address
+        while True:
+            try:
+                read = await self.read(topic, partition, address)
+            except Missing as error:
+                if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    self._marks.pop((topic, partition), None)  # trimmed, or another topic of the same name
+                raise
+            if not read.values:
+                return []
+            following = at + len(read.values)
+            self._note(topic, partition, following, read.next_address)
+            if following > offset:
+                values = read.values[offset - at :][:records_max]
+                return [Record(value, offset=offset + step) for step, value in enumerate(values)]
+            at, address = following, read.next_address
+            if address - begun > SCAN_BYTES_MAX:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"an offset is too far from any that is known limit={SCAN_BYTES_MAX}"
+                )
+
+    async def _offset_of(self, topic: str, partition: int, address: int) -> int:
+        """Offset of the record at an address, by counting; -1 when that is too far. Raises Missing."""
+        marks = self._marks.get((topic, partition), [])
+        known = [mark for mark in marks if mark[1] <= address]
+        at, place = known[-1] if known else (0, 0)
+        if address - place > SCAN_BYTES_MAX:
+            return -1
+        while place < address:
+            read = await self.read(topic, partition, place, bytes_max=min(FETCH_BYTES, address - place))
+            if not read.values:
+                return -1
+            at, place = at + len(read.values), read.next_address
+        self._note(topic, partition, at, place)
+        return at if place == address else -1
+
+    def _nearest(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
+        """The nearest place at or below an offset that is known."""
+        marks = self._marks.get((topic, partition), [])
+        number = bisect_right(marks, (offset, 2**63))
+        return marks[number - 1] if number else (0, 0)
+
+    def _note(self, topic: str, partition: int, offset: int, address: int) -> None:
+        marks = self._marks.setdefault((topic, partition), [])
+        if (offset, address) not in marks[-8:]:
+            insort(marks, (offset, address))
+        if len(marks) > MARKS_MAX:
+            del marks[::2]
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        raise _impossible("form groups")
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        raise _impossible("form groups")
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        raise _impossible("form groups")
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        raise _impossible("store positions")
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        raise _impossible("store positions")
+
+
+def _impossible(what: str) -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the Kafka 0.7 wire cannot {what}")
+
+
+def _topic(topic: str) -> bytes:
+    name = topic.encode("utf-8", "surrogateescape")
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"the Kafka 0.7 wire cannot carry this name name={topic!r}")
+    return name
+
+
+def _value(record: Record) -> bytes:
+    if record.value is None:
+        raise _impossible("carry a null value")
+    if record.headers or record.id is not None or record.origin_time_us is not None or record.event is not None:
+        raise _impossible("carry headers, ids, times or events")
+    return record.value
+
+
+def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
+    """Cut rows so that each portion fits one set; a value above the wire's limit, which is packed, is alone in its own."""
+    portions: list[list[int]] = []
+    size = SET_BYTES_MAX
+    for row in rows:
+        own = SET_BYTES_MAX if len(values[row]) > codec.PAYLOAD_BYTES_MAX else len(values[row]) + ENTRY_BYTES_MIN + 1
+        if size + own > SET_BYTES_MAX:
+            portions.append([])
+            size = 0
+        portions[-1].append(row)
+        size += own
+    return portions
+
+
+def _whole_end(data: Buffer) -> int:
+    """Where the complete entries of a set end (dossier §13). Raises PeerError for an impossible size."""
+    at = 0
+    while len(data) - at >= 4:
+        size = int.from_bytes(memoryview(data)[at : at + 4], "big", signed=True)
+        if size < ENTRY_BYTES_MIN - 4:
+            raise PeerError(f"an entry has an impossible size bytes={size}", fatal=True)
+        if size > len(data) - at - 4:
+            break
+        at += 4 + size
+    return at
+
+
+def _raise_code(code: int, topic: str, partition: int, address: int) -> None:
+    """Raise what an error code means."""
+    facts = f"topic={topic!r} partition={partition} address={address}"
+    match code:
+        case WireError.NONE:
+            return
+        case WireError.OFFSET_OUT_OF_RANGE:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no message at this address {facts}")
+        case WireError.WRONG_PARTITION:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
+        case _:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"the broker refused code={code} {facts}")
+
+
+def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Read something out of an answer; a broker that makes no sense is one that cannot be used."""
+    try:
+        return read(*args, **kwargs)
+    except PeerError as error:
+        raise Unavailable(ErrorCode.STOPPING, error.message) from None
+
+
+__all__ = ["ABILITIES", "EARLIEST", "LATEST", "Fetched", "Kafka07Client"]

@@ -1,0 +1,493 @@
+"""Kafka 0.7 produce requests in bulk: records out of a receive buffer, message sets one by one.
+
+Promises: one call per received buffer; no Python object per record; every CRC is verified. A frame is taken in bulk only when each of its
+sets is plain and sound; everything else, what breaks a rule above all, is left to the precise path. Must not know: sockets, the broker.
+
+A message set (dossier §2) is a row of entries; numbers are big-endian::
+
+    i32 size | u8 magic 0 | u32 CRC-32 of the value | value                                  size = 5 + length of the value
+    i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value              size = 6 + length of the value
+
+A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``, and an entry is
+``i16 length, topic | i32 partition | i32 length, set`` (dossier §3.1, §3.2).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import cython
+
+from polywire.records.memory import Lendable
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        store_i64,
+        store_u32,
+    )
+else:
+    from polywire.records.checksum import crc32_raw
+    from polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        load_u32,
+        store_i64,
+        store_u32,
+    )
+
+RUN_RECORDS_MAX: Final = (
+    32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
+)
+RUN_GROUPS_MAX: Final = 64  # topics with partition of one run; they are looked for linearly
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # so that a frame with its length fits a receive buffer of 16 MiB
+PAYLOAD_BYTES_MAX: Final = 1_000_000  # dossier §4: a set with a larger top-level payload is dropped
+
+MORE: Final = 0  # the data ends inside a frame
+FRAME: Final = 1  # a complete frame for the precise path, or one whose length cannot be
+FULL: Final = 2  # the run is full, go on with the next one
+
+SOUND: Final = 0  # verdicts on a set
+BROKEN: Final = 1
+LARGE: Final = 2
+
+_RECORDS_MAX = cython.declare(cython.Py_ssize_t, 32_768)
+_GROUPS_MAX = cython.declare(cython.Py_ssize_t, 64)
+_FRAME_MAX = cython.declare(cython.longlong, 16 * 1024 * 1024 - 4)
+_PAYLOAD_MAX = cython.declare(cython.longlong, 1_000_000)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _i16(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    x: cython.longlong = p[at] << 8 | p[at + 1]
+    return x - (x >> 15 << 16)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _u32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    return cython.cast(cython.longlong, p[at]) << 24 | p[at + 1] << 16 | p[at + 2] << 8 | p[at + 3]
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    x: cython.longlong = _u32(p, at)
+    return x - (x >> 31 << 32)
+
+
+class Run:
+    """Where the records of one run are put: reused, one per listener.
+
+    spans: i64, four per record, as ``from_spans`` takes them. flags: u8 and crcs: u32 per record, as stored. groups_of, sets_of: i32 per
+    record, the numbers of its topic with partition and of its set. groups: i64, four per group: topic's position and length, partition,
+    the first record that came with it. counts: i64, how many records, groups and sets there are.
+    """
+
+    __slots__ = ("counts", "crcs", "flags", "groups", "groups_of", "sets_of", "spans")
+
+    def __init__(self) -> None:
+        self.spans: Final = memoryview(array("q", bytes(32 * RUN_RECORDS_MAX)))
+        self.flags: Final = bytearray(RUN_RECORDS_MAX)
+        self.crcs: Final = memoryview(array("I", bytes(4 * RUN_RECORDS_MAX)))
+        self.groups_of: Final = memoryview(array("i", bytes(4 * RUN_RECORDS_MAX)))
+        self.sets_of: Final = memoryview(array("i", bytes(4 * RUN_RECORDS_MAX)))
+        self.groups: Final = memoryview(array("q", bytes(32 * RUN_GROUPS_MAX)))
+        self.counts: Final = array("q", (0, 0, 0))
+
+
+@cython.cclass
+class _Room:
+    """The buffers of a ``Run``, borrowed, and how far they are filled."""
+
+    if cython.compiled:
+        spans: Lent
+        flags: Lent
+        crcs: Lent
+        groups_of: Lent
+        sets_of: Lent
+        groups: Lent
+        records: cython.Py_ssize_t
+        group_count: cython.Py_ssize_t
+        set_count: cython.Py_ssize_t
+    else:
+        __slots__ = ("crcs", "flags", "group_count", "groups", "groups_of", "records", "set_count", "sets_of", "spans")
+
+    def __init__(self, run: Run) -> None:
+        self.spans = lend_writable(run.spans)
+        self.flags = lend_writable(run.flags)
+        self.crcs = lend_writable(run.crcs)
+        self.groups_of = lend_writable(run.groups_of)
+        self.sets_of = lend_writable(run.sets_of)
+        self.groups = lend_writable(run.groups)
+        self.records = self.group_count = self.set_count = 0
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _take_set(
+    p: cython.p_const_uchar,
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    spans: cython.p_uchar,
+    flags: cython.p_uchar,
+    crcs: cython.p_uchar,
+    record: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """Enter the records of a plain and sound set from number ``record`` on; the number after them, or -1 when it is neither, -2 when there
+    is no room."""
+    at: cython.Py_ssize_t = start
+    size: cython.longlong
+    head: cython.Py_ssize_t
+    crc: cython.longlong
+    while stop - at >= 4:
+        size = _i32(p, at)
+        if size < 5:
+            return -1
+        if size > stop - at - 4:
+            if at == start:
+                return -1
+            break
+        head = 5 + p[at + 4]
+        if head > 6 or size < head or (head == 6 and p[at + 5] & 3) or size - head > _PAYLOAD_MAX:
+            return -1
+        if record == _RECORDS_MAX:
+            return -2
+        at += 4 + head
+        crc = _u32(p, at - 4)
+        if crc32_raw(p, at, size - head) != crc:
+            return -1
+        store_i64(spans, 32 * record, 0)
+        store_i64(spans, 32 * record + 8, -1)
+        store_i64(spans, 32 * record + 16, at)
+        store_i64(spans, 32 * record + 24, size - head)
+        flags[record] = 6 - head
+        store_u32(crcs, 4 * record, crc)
+        record += 1
+        at += size - head
+    return record
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Where the produce entry at ``at`` ends; -1 when it does not fit."""
+    size: cython.longlong
+    if stop - at < 2:
+        return -1
+    size = _i16(p, at)
+    if size < 0 or stop - at < size + 10:
+        return -1
+    at += 10 + size
+    size = _i32(p, at - 4)
+    if size < 0 or size > stop - at:
+        return -1
+    return at + size
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _group_of(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Number of the group of the entry at ``at``, entering it when new; -1 when there is no place left. ``last``: look there first."""
+    groups: cython.p_uchar = room.groups.p
+    size: cython.Py_ssize_t = _i16(p, at)
+    partition: cython.longlong = _i32(p, at + 2 + size)
+    number: cython.Py_ssize_t
+    tried: cython.Py_ssize_t
+    other: cython.Py_ssize_t
+    k: cython.Py_ssize_t
+    for tried in range(room.group_count):
+        number = last + tried
+        if number >= room.group_count:
+            number -= room.group_count
+        if load_i64(groups, 32 * number + 8) != size or load_i64(groups, 32 * number + 16) != partition:
+            continue
+        other = load_i64(groups, 32 * number)
+        k = 0
+        while k < size and p[at + 2 + k] == p[other + k]:
+            k += 1
+        if k == size:
+            return number
+    number = room.group_count
+    if number == _GROUPS_MAX:
+        return -1
+    store_i64(groups, 32 * number, at + 2)
+    store_i64(groups, 32 * number + 8, size)
+    store_i64(groups, 32 * number + 16, partition)
+    store_i64(groups, 32 * number + 24, room.records)
+    room.group_count = number + 1
+    return number
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _take_entry(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Enter the records of one produce entry; the number of its group, -1 when it is not for this path, -2 when there is no room."""
+    group: cython.Py_ssize_t = _group_of(p, at, room, last)
+    record: cython.Py_ssize_t
+    after: cython.Py_ssize_t
+    if group < 0:
+        return -2
+    after = _take_set(p, at + 10 + _i16(p, at), end, room.spans.p, room.flags.p, room.crcs.p, room.records)
+    if after < 0:
+        return after
+    for record in range(room.records, after):
+        store_u32(room.groups_of.p, 4 * record, group)
+        store_u32(room.sets_of.p, 4 * record, room.set_count)
+    room.records = after
+    room.set_count += 1
+    return group
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _take_frame(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Enter the records of the frame whose type is at ``at``; the number of its last group, -1 or -2 as ``_take_entry``."""
+    count: cython.longlong = 1
+    end: cython.Py_ssize_t
+    if p[at] != 0 or (p[at + 1] != 0 and p[at + 1] != 3):
+        return -1
+    at += 2
+    if p[at - 1] == 3:
+        if stop - at < 2:
+            return -1
+        count = _i16(p, at)
+        if count < 0:
+            return -1
+        at += 2
+    end = at
+    for _ in range(count):
+        end = _entry_end(p, end, stop)
+        if end < 0:
+            return -1
+    for _ in range(count):
+        end = _entry_end(p, at, stop)
+        last = _take_entry(p, at, end, room, last)
+        if last < 0:
+            return last
+        at = end
+    return last
+
+
+def scan(data: Buffer, start: int, stop: int, run: Run) -> tuple[int, int, int]:
+    """Take the run of produce frames that begins at ``start``: (reason, position after the run, end of the frame there).
+
+    For FRAME the end is where that frame ends, or its position when its length cannot be; otherwise it equals the position. What was taken
+    is in ``run``. Raises ValueError when the arguments do not fit the buffer.
+    """
+    lent: Lent = lend(data)
+    room: _Room = _Room(run)
+    at: cython.Py_ssize_t = start
+    limit: cython.Py_ssize_t = stop
+    last: cython.Py_ssize_t = 0
+    taken: cython.Py_ssize_t = 0
+    records: cython.Py_ssize_t = 0
+    groups: cython.Py_ssize_t = 0
+    sets: cython.Py_ssize_t = 0
+    reason: cython.int = 0
+    size: cython.longlong = 0
+    if at < 0 or at > limit or limit > lent.size:
+        raise ValueError(f"scan outside its buffer start={start} stop={stop}")
+    while limit - at >= 4:
+        size = _i32(lent.p, at)
+        if size < 2 or size > _FRAME_MAX:
+            reason, size = 1, -4
+            break
+        if size > limit - at - 4:
+            break
+        taken = _take_frame(lent.p, at + 4, at + 4 + size, room, last)
+        if taken < 0:
+            reason = 2 if taken == -2 and sets else 1
+            break
+        last = taken
+        at += 4 + size
+        records, groups, sets = room.records, room.group_count, room.set_count
+    run.counts[0], run.counts[1], run.counts[2] = records, groups, sets
+    return reason, at, at + 4 + size if reason == 1 else at
+
+
+def survey(data: Buffer, start: int, stop: int, payload_bytes_max: int) -> tuple[int, int, int, int]:
+    """Look through one set, CRCs included: (verdict, records, wrappers, longest value of a record).
+
+    LARGE: a payload above ``payload_bytes_max``, which is noticed before CRCs are. Raises ValueError for a range outside of the buffer.
+    """
+    lent: Lent = lend(data)
+    at: cython.Py_ssize_t = start
+    first: cython.Py_ssize_t = start
+    limit: cython.Py_ssize_t = stop
+    size: cython.longlong
+    head: cython.Py_ssize_t
+    records: cython.Py_ssize_t = 0
+    wrappers: cython.Py_ssize_t = 0
+    longest: cython.longlong = 0
+    payload_max: cython.longlong = payload_bytes_max
+    broken: cython.bint = False
+    large: cython.bint = False
+    if at < 0 or at > limit or limit > lent.size:
+        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+    while limit - at >= 4:
+        size = _i32(lent.p, at)
+        if size < 5 or (size > limit - at - 4 and at == first):
+            return 1, 0, 0, 0
+        if size > limit - at - 4:
+            break
+        head = 5 + lent.p[at + 4]
+        if head > 6 or size < head or (head == 6 and lent.p[at + 5] & 3 == 3):
+            return 1, 0, 0, 0
+        at += 4 + head
+        large = large or size - head > payload_max
+        if not large and not broken:
+            broken = crc32_raw(lent.p, at, size - head) != _u32(lent.p, at - 4)
+        if head == 6 and lent.p[at - 5] & 3:
+            wrappers += 1
+        else:
+            records += 1
+            longest = max(longest, size - head)
+        at += size - head
+    return 2 if large else 1 if broken else 0, records, wrappers, longest
+
+
+def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
+    """The first compressed message of a surveyed set: (position of its entry, end, codec); (stop, stop, 0) when there is none."""
+    lent: Lent = lend(data)
+    at: cython.Py_ssize_t = start
+    limit: cython.Py_ssize_t = stop
+    size: cython.longlong
+    if at < 0 or limit > lent.size:
+        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+    while limit - at >= 4:
+        size = _i32(lent.p, at)
+        if size < 5 or size > limit - at - 4:
+            break
+        if lent.p[at + 4] == 1 and lent.p[at + 5] & 3:
+            return at, at + 4 + size, lent.p[at + 5] & 3
+        at += 4 + size
+    return stop, stop, 0
+
+
+def take(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple[int, int]:
+    """Enter the records of a surveyed set without wrappers until ``run`` is full or their values have ``bytes_max`` bytes, at least one:
+    (position after them, records). Groups and sets are left alone."""
+    lent: Lent = lend(data)
+    room: _Room = _Room(run)
+    at: cython.Py_ssize_t = start
+    limit: cython.Py_ssize_t = stop
+    left: cython.longlong = bytes_max
+    record: cython.Py_ssize_t = 0
+    size: cython.longlong
+    head: cython.Py_ssize_t
+    if at < 0 or limit > lent.size:
+        raise ValueError(f"set outside its buffer start={start} stop={stop}")
+    while limit - at >= 4 and record < _RECORDS_MAX:
+        size = _i32(lent.p, at)
+        if size < 5 or size > limit - at - 4:
+            at = limit
+            break
+        head = 5 + lent.p[at + 4]
+        left -= size - head
+        if size < head or (left < 0 and record > 0):
+            break
+        at += 4 + head
+        store_i64(room.spans.p, 32 * record, 0)
+        store_i64(room.spans.p, 32 * record + 8, -1)
+        store_i64(room.spans.p, 32 * record + 16, at)
+        store_i64(room.spans.p, 32 * record + 24, size - head)
+        room.flags.p[record] = 6 - head
+        store_u32(room.crcs.p, 4 * record, _u32(lent.p, at - 4))
+        record += 1
+        at += size - head
+    if limit - at < 4:
+        at = limit
+    return at, record
+
+
+@cython.cfunc
+def _put_rows(run: Run, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
+    """Put the numbers of a group's records into ``rows``; returns how many there are."""
+    groups: Lent = lend(run.groups_of)
+    target: Lent = lend_writable(rows)
+    i: cython.Py_ssize_t
+    n: cython.Py_ssize_t = 0
+    if target.size > groups.size:
+        raise ValueError(f"records outside of the run bytes={target.size}")
+    for i in range(target.size // 4):
+        if load_i32(groups.p, 4 * i) == group:
+            store_u32(target.p, 4 * n, i)
+            n += 1
+    return n
+
+
+def rows_of_group(run: Run, count: int, group: int) -> array[int]:
+    """Numbers (i32) of the records of one group among the first ``count``."""
+    rows = array("i", bytes(4 * count))
+    del rows[_put_rows(run, rows, group) :]
+    return rows
+
+
+def crcs_of(run: Run, rows: Lendable) -> array[int]:
+    """CRCs (u32) of the records of these numbers."""
+    source: Lent = lend(run.crcs)
+    chosen: Lent = lend(rows)
+    count: cython.Py_ssize_t = chosen.size // 4
+    row: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    crcs = array("I", bytes(4 * count))
+    target: Lent = lend_writable(crcs)
+    for i in range(count):
+        row = load_i32(chosen.p, 4 * i)
+        if row < 0 or row >= _RECORDS_MAX:
+            raise ValueError(f"record outside of the run row={row}")
+        store_u32(target.p, 4 * i, load_u32(source.p, 4 * row))
+    return crcs
+
+
+def spread(run: Run, rows: Lendable, seed: int, partition_count: int) -> array[int]:
+    """A partition (i32) for each of these records, at random but the same for all of one set (dossier §6: -1 in PRODUCE)."""
+    sets: Lent = lend(run.sets_of)
+    chosen: Lent = lend(rows)
+    count: cython.Py_ssize_t = chosen.size // 4
+    modulus: cython.ulonglong = partition_count
+    salt: cython.uint = seed & 0xFFFFFFFF
+    x: cython.ulonglong
+    row: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    if partition_count < 1:
+        raise ValueError(f"no partitions count={partition_count}")
+    numbers = array("i", bytes(4 * count))
+    target: Lent = lend_writable(numbers)
+    for i in range(count):
+        row = load_i32(chosen.p, 4 * i)
+        if row < 0 or row >= _RECORDS_MAX:
+            raise ValueError(f"record outside of the run row={row}")
+        x = (load_u32(sets.p, 4 * row) + salt) & 0xFFFFFFFF
+        x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+        x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+        x = x ^ (x >> 16)
+        store_u32(target.p, 4 * i, x % modulus)
+    return numbers

@@ -1,0 +1,62 @@
+"""The Kafka 0.7 wire as the server sees it: recognises its connections and opens sessions for them.
+
+Promises: what sessions of one listener share (buffers) is made once; no other wire's opening is taken for this one's.
+Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.protocols.base import Output
+from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.protocols.kafka07.fetching import Blocks
+from polywire.protocols.kafka07.messages import RequestType
+from polywire.protocols.kafka07.producing import Producer
+from polywire.protocols.kafka07.session import KafkaSession
+from polywire.types import NAME_BYTES_MAX
+
+WIRE: Final = "kafka07"
+MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
+
+
+class Kafka07Factory:
+    """Implements ``protocols.base.SessionFactory``."""
+
+    __slots__ = ("_blocks", "_broker", "_producer")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._producer = Producer(broker)
+        self._blocks = Blocks()
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether a frame of a possible length begins, with one of five types and the beginning of a topic's name."""
+        length = int.from_bytes(prefix[:4], "big")
+        if len(prefix) < 4:
+            return None if prefix[:1] in (b"", b"\0") else False
+        if not 4 <= length <= FRAME_BYTES_MAX:
+            return False
+        if len(prefix) < 6:
+            return None if prefix[4:5] in (b"", b"\0") else False
+        kind = int.from_bytes(prefix[4:6], "big")
+        if kind > RequestType.OFFSETS:
+            return False
+        named_at = 8 if kind in MULTIPLE else 6
+        if named_at == 8 and length == 4:
+            return True if prefix[6:8] == b"\0\0" else None if len(prefix) < 8 else False
+        if len(prefix) <= named_at + 2:
+            return None if prefix[named_at : named_at + 1] in (b"", b"\0") else False
+        size = int.from_bytes(prefix[named_at : named_at + 2], "big")
+        return 0 < size <= NAME_BYTES_MAX and prefix[named_at + 2] > 0x20
+
+    def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
+        """A session for a new connection."""
+        return KafkaSession(self._broker, self._producer, self._blocks, output, resume)

@@ -1,0 +1,381 @@
+"""One FETCH or MULTIFETCH in the making: from addresses to the bytes of an answer.
+
+Promises: nothing here waits for a disk; records go from stored columns into the answer's buffer in one call per read; an answer has a limit,
+whatever is asked for, and every entry gets its share. Must not know: sockets, requests behind this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import NO_OFFSET, Read
+from polywire.protocols.kafka07 import spelling
+from polywire.protocols.kafka07.errors import wire_error
+from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
+from polywire.protocols.kafka07.producing import topic_name
+from polywire.records.batch import longest_payload
+from polywire.records.columns import BATCH_BYTES_MAX
+from polywire.records.compression import expand_body
+
+BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: a megabyte asked for fits with its head
+BLOCKS_KEPT: Final = 16  # free buffers kept for the next answers
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share this, the later ones find less
+SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
+ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records can pass their share
+READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have heads, and may begin before the address
+SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
+READS_MAX: Final = 8  # of one entry
+TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
+HEAD_BYTES: Final = 6
+ENTRY_HEAD_BYTES: Final = 10
+
+PASS_ENTRIES: Final = 200  # answered before other connections have their turn: about 2 ms
+NOT_BEGUN: Final = -1
+
+Parts = Sequence[memoryview]
+Release = Callable[[], None]
+
+_PLACE: Final = Struct("<4xI24xQ")  # decision 0001: u32 length at 4, u64 base offset at 32
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches.
+
+    cold_bytes: when that read had to fetch its bytes, how many it asked for, else 0. Its offset is kept until all of them are used, so that
+    the same read finds them again.
+    """
+
+    address: int
+    offset: int
+    cold_bytes: int
+
+    def serves(self, address: int, bytes_max: int, first_offset: int) -> bool:
+        """Whether a read for this address, of so many bytes, may begin at ``offset``."""
+        return self.address == address and self.offset >= first_offset and self.cold_bytes in (0, bytes_max)
+
+
+class Blocks:
+    """Buffers of answers, reused. Guards: at most ``BLOCKS_KEPT`` free ones are kept."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        """A buffer of at least this size."""
+        if size > BLOCK_BYTES:
+            return bytearray(size)
+        return self._free.pop() if self._free else bytearray(BLOCK_BYTES)
+
+    def give(self, blocks: Sequence[bytearray]) -> None:
+        """Nobody reads these any more."""
+        for block in blocks:
+            if len(block) == BLOCK_BYTES and len(self._free) < BLOCKS_KEPT:
+                self._free.append(block)
+
+
+class Answering:
+    """An answer in the making.
+
+    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``; no read is held between calls; a callback counts
+    only while its number is ``_awaited``.
+    """
+
+    __slots__ = (
+        "_at",
+        "_awaited",
+        "_begun",
+        "_blocks",
+        "_broker",
+        "_done",
+        "_entry_at",
+        "_fetch",
+        "_is_cold",
+        "_number",
+        "_parts",
+        "_pool",
+        "_reads",
+        "_share",
+        "_size",
+        "_trails",
+        "_written",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        pool: Blocks,
+        trails: dict[int, Trail],
+        fetch: Fetch,
+        done: Callable[[Parts, Release], None],
+    ) -> None:
+        """done: gets the answer's parts and what to call once they were sent."""
+        self._broker = broker
+        self._pool = pool
+        self._trails = trails
+        self._fetch = fetch
+        self._done = done
+        self._share = max(ANSWER_BYTES_MAX // max(len(fetch.entries), 1), SHARE_BYTES_MIN)
+        self._blocks: list[bytearray] = []
+        self._parts: list[memoryview] = []
+        self._begun = self._at = 0
+        self._entry_at = NOT_BEGUN
+        self._size = 0
+        self._number = 0
+        self._written = 0
+        self._reads = 0
+        self._is_cold = False
+        self._awaited = 0
+
+    def run(self) -> None:
+        """Go on as far as it goes without waiting; ``done`` is called when all is there."""
+        if not self._blocks:
+            self._open_block(BLOCK_BYTES)
+            self._at += HEAD_BYTES if self._fetch.is_multiple else 0
+        stop = self._number + PASS_ENTRIES
+        while self._number < len(self._fetch.entries):
+            if self._number == stop:
+                self._broker.loop.call_soon(self._take_turn, self._await())
+                return
+            if not self._answer_entry(self._fetch.entries[self._number]):
+                return
+        self._finish()
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self._await()
+
+    def _await(self) -> int:
+        """A number for a callback that is to count; those given out before do not any more."""
+        self._awaited += 1
+        return self._awaited
+
+    def _take_turn(self, ticket: int) -> None:
+        """The others had their turn."""
+        if ticket == self._awaited:
+            self.run()
+
+    # One entry
+
+    def _answer_entry(self, entry: FetchEntry) -> bool:
+        """Answer the entry, or begin to; False when something has to come first."""
+        try:
+            partition = self._partition(entry)
+            if partition is None or not self._has_bytes(partition, entry):
+                self._put_code(WireError.NONE)
+                return True
+            return self._seek(partition, entry)
+        except BrokerError as error:
+            self._refuse(error)
+            return True
+
+    def _partition(self, entry: FetchEntry) -> Partition | None:
+        """The partition, None while its topic does not exist. Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC)."""
+        name = topic_name(entry.topic)
+        if not 0 <= entry.partition < self._broker.partition_count(name):
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={entry.partition}")
+        topic = self._broker.find_topic(name)
+        return None if topic is None else topic.partitions[entry.partition]
+
+    def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
+        """Whether there is something to look for. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        log = partition.log
+        if log.next_offset == 0:
+            return False  # whatever the address (dossier §4)
+        if not 0 <= entry.address <= log.next_address:
+            raise _out_of_range(entry.address)
+        return entry.address < log.next_address and self._size < ANSWER_BYTES_HARD_MAX
+
+    def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
+        """Find out which offset to read from."""
+        trail = self._trails.get(partition.incarnation)
+        if trail is not None and trail.serves(entry.address, self._bytes_wanted(entry), partition.log.first_offset):
+            return self._read_from(partition, entry, trail.offset, is_cold=trail.cold_bytes > 0)
+        then = partial(self._found, self._await(), partition, entry)
+        found = partition.log.offset_of_address(entry.address, then, covering=True)
+        return found is not None and self._read_from(partition, entry, found, is_cold=False)
+
+    def _found(self, ticket: int, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
+        """The address was looked up."""
+        if ticket != self._awaited:
+            return
+        try:
+            if isinstance(found, BrokerError):
+                raise found
+            answered = self._read_from(partition, entry, found, is_cold=False)
+        except BrokerError as error:
+            self._refuse(error)
+            answered = True
+        if answered:
+            self.run()
+
+    def _read_from(self, partition: Partition, entry: FetchEntry, offset: int, *, is_cold: bool) -> bool:
+        if offset == NO_OFFSET:
+            raise _out_of_range(entry.address)
+        if entry.bytes_max == 0 or offset >= partition.log.readable_offset:
+            self._put_code(WireError.NONE)
+            return True
+        wanted = HEAD_BYTES + min(entry.bytes_max, self._share)
+        if len(self._blocks[-1]) - self._at < min(wanted, SHARE_BYTES_MIN):
+            self._open_block(BLOCK_BYTES)
+        self._begin_entry()
+        self._written = self._reads = 0
+        self._is_cold = is_cold
+        return self._read_on(partition, entry, offset)
+
+    def _bytes_wanted(self, entry: FetchEntry) -> int:
+        """Stored bytes to read for an entry."""
+        return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
+
+    def _room(self, entry: FetchEntry) -> int:
+        return min(min(entry.bytes_max, self._share) - self._written, len(self._blocks[-1]) - self._at)
+
+    def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
+        """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
+        while True:
+            then = partial(self._thawed, self._await(), partition, entry, offset)
+            read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
+            if read is None and self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
+                return False
+            if read is None or not self._write(partition, entry, offset, read):
+                break  # with None: what is there goes now, the rest will be at hand when it is asked for
+            offset = read.next_offset
+        self._end_entry()
+        return True
+
+    def _thawed(
+        self, ticket: int, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError
+    ) -> None:
+        """Bytes arrived that had to be fetched."""
+        if ticket != self._awaited:
+            if isinstance(read, Read):
+                read.pin.release()
+            return
+        self._is_cold = True
+        try:
+            if isinstance(read, BrokerError):
+                raise read
+            if self._write(partition, entry, offset, read):
+                answered = self._read_on(partition, entry, read.next_offset)
+            else:
+                self._end_entry()
+                answered = True
+        except BrokerError as error:
+            self._refuse(error)
+            answered = True
+        if answered:
+            self.run()
+
+    def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
+        """Put a read's records into the block; whether more should be read. Raises Missing, Corrupt."""
+        try:
+            reason, stopped_at = self._put(list(read.chunks), entry)
+        finally:
+            read.pin.release()
+        self._reads += 1
+        if reason == spelling.HOLE and self._written == 0:
+            raise _out_of_range(entry.address)
+        done = reason == spelling.DONE
+        if done:
+            stopped_at = read.next_offset
+        elif self._is_cold:
+            stopped_at = offset
+        self._is_cold = self._is_cold and read.next_offset < read.readable_offset
+        cold_bytes = self._bytes_wanted(entry) if self._is_cold else 0
+        self._remember(partition, Trail(entry.address + self._written, stopped_at, cold_bytes))
+        if not done or read.next_offset >= read.readable_offset:
+            return False
+        return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
+
+    def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
+        """Write as much as there is room for: (reason, offset of the batch it stopped at). A first record beyond the room gets a block of
+        its own."""
+        while True:
+            limit = self._room(entry)
+            address = entry.address + self._written
+            reason, size, number, position = spelling.put_entries(
+                chunks, address, limit, self._blocks[-1], self._at, written=self._written
+            )
+            if reason == spelling.CUT and limit < entry.bytes_max:
+                self._move_to_larger_block(entry, chunks[number][position:])
+                continue
+            self._at += size
+            self._written += size
+            if reason == spelling.DONE:
+                return reason, NO_OFFSET
+            chunk = chunks[number]
+            length, offset = _PLACE.unpack_from(chunk, position)
+            if reason != spelling.PACKED:
+                return reason, offset
+            plain = memoryview(expand_body(chunk[position : position + length], BATCH_BYTES_MAX))
+            chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]
+
+    def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview) -> None:
+        """The first record alone is longer than the entry's share; it is sent whole if the peer asked for so much (dossier §10.4)."""
+        self._at = self._entry_at
+        size = min(entry.bytes_max, longest_payload(batch) + ENTRY_HEAD_BYTES)
+        self._share = max(self._share, size)
+        self._open_block(HEAD_BYTES + size)
+        self._begin_entry()
+
+    def _remember(self, partition: Partition, trail: Trail) -> None:
+        if len(self._trails) >= TRAILS_MAX and partition.incarnation not in self._trails:
+            self._trails.clear()
+        self._trails[partition.incarnation] = trail
+
+    # The bytes of the answer
+
+    def _open_block(self, size: int) -> None:
+        if self._at > self._begun:
+            self._parts.append(memoryview(self._blocks[-1])[self._begun : self._at])
+        self._blocks.append(self._pool.take(size))
+        self._begun = self._at = 0
+
+    def _begin_entry(self) -> None:
+        self._entry_at = self._at
+        self._at += HEAD_BYTES
+
+    def _end_entry(self) -> None:
+        self._blocks[-1][self._entry_at : self._entry_at + HEAD_BYTES] = answer_head(self._written)
+        self._entry_at = NOT_BEGUN
+        self._size += HEAD_BYTES + self._written
+        self._number += 1
+
+    def _put_code(self, error: WireError) -> None:
+        """An entry without bytes, whatever was begun of it."""
+        if self._entry_at != NOT_BEGUN:
+            self._at, self._entry_at = self._entry_at, NOT_BEGUN
+        if len(self._blocks[-1]) - self._at < HEAD_BYTES:
+            self._open_block(BLOCK_BYTES)
+        self._blocks[-1][self._at : self._at + HEAD_BYTES] = answer_head(0, error)
+        self._at += HEAD_BYTES
+        self._size += HEAD_BYTES
+        self._number += 1
+
+    def _refuse(self, error: BrokerError) -> None:
+        """End the entry with an error, unless it has bytes already: then the next request will meet it."""
+        if self._entry_at != NOT_BEGUN and self._written:
+            self._end_entry()
+        else:
+            self._put_code(wire_error(error))
+
+    def _finish(self) -> None:
+        self._await()
+        if self._at > self._begun:
+            self._parts.append(memoryview(self._blocks[-1])[self._begun : self._at])
+        if self._fetch.is_multiple:
+            self._blocks[0][:HEAD_BYTES] = answer_head(self._size)
+        self._done(self._parts, partial(self._pool.give, self._blocks))
+
+
+def _out_of_range(address: int) -> Missing:
+    return Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no record at this address address={address}")

@@ -1,0 +1,287 @@
+"""Kafka 0.7 requests and answers, one frame at a time: the precise rules of dossier §1 to §3.
+
+Promises: ``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection; what is encoded here is read by
+it. A whole request is decoded before any of it is carried out. Must not know: sockets, sessions, the broker.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.types import Buffer
+
+LATEST: Final = -1  # times of OFFSETS (dossier §3.5)
+EARLIEST: Final = -2
+ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
+MAGIC_0: Final = 0
+MAGIC_1: Final = 1
+EMPTY_ANSWER: Final = b"\0\0\0\x02\0\0"
+ENTRY_BYTES_MIN: Final = 9  # of a message of magic 0 without a payload
+
+_I16: Final = Struct(">h")
+_I32: Final = Struct(">i")
+_HEAD: Final = Struct(">ih")  # frame length; request type or error code
+_FETCH: Final = Struct(">iqi")
+_SET: Final = Struct(">ii")
+_LISTED: Final = Struct(">ihi")
+_MAGIC_0_ENTRY: Final = Struct(">iBI")
+_MAGIC_1_ENTRY: Final = Struct(">iBBI")
+
+
+class RequestType(IntEnum):
+    """The five requests."""
+
+    PRODUCE = 0
+    FETCH = 1
+    MULTIFETCH = 2
+    MULTIPRODUCE = 3
+    OFFSETS = 4
+
+
+class WireError(IntEnum):
+    """Error codes of the wire (dossier §4); a broker sends the first, second, fourth and last."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    INVALID_MESSAGE = 2
+    WRONG_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    UNKNOWN = -1
+
+
+class CompressionCodec(IntEnum):
+    """How a wrapper message holds its set (dossier §2.1)."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceEntry:
+    """One message set: where it lies in the data, topic and partition it is for."""
+
+    topic: bytes
+    partition: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """PRODUCE or MULTIPRODUCE; there is no answer."""
+
+    entries: Sequence[ProduceEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchEntry:
+    """What is wanted of one partition: bytes from an address on, at most ``bytes_max``."""
+
+    topic: bytes
+    partition: int
+    address: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """FETCH, or MULTIFETCH with its entries."""
+
+    entries: Sequence[FetchEntry]
+    is_multiple: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """OFFSETS: addresses at or before a time in milliseconds, ``LATEST`` or ``EARLIEST``."""
+
+    topic: bytes
+    partition: int
+    time_ms: int
+    count_max: int
+
+
+Request = Produce | Fetch | Offsets
+
+
+class _Reader:
+    """Fields of one frame. Guards: nothing is read beyond ``stop``; fails with PeerError."""
+
+    __slots__ = ("at", "data", "stop")
+
+    def __init__(self, data: Buffer, at: int, stop: int) -> None:
+        self.data: Final = data
+        self.at = at
+        self.stop: Final = stop
+
+    def skip(self, size: int) -> int:
+        """Position of the next ``size`` bytes."""
+        at = self.at
+        if size < 0 or size > self.stop - at:
+            raise PeerError(f"a request is shorter than its fields wanted={size} left={self.stop - at}", fatal=True)
+        self.at = at + size
+        return at
+
+    def i16(self) -> int:
+        number: int = _I16.unpack_from(self.data, self.skip(2))[0]
+        return number
+
+    def topic(self) -> bytes:
+        size = self.i16()
+        at = self.skip(size)
+        return bytes(memoryview(self.data)[at : at + size])
+
+    def count(self) -> int:
+        """How many entries follow."""
+        count = self.i16()
+        if count < 0:
+            raise PeerError(f"a negative number of entries count={count}", fatal=True)
+        return count
+
+    def produce_entry(self) -> ProduceEntry:
+        topic = self.topic()
+        partition, size = _SET.unpack_from(self.data, self.skip(8))
+        start = self.skip(size)
+        return ProduceEntry(topic, partition, start, start + size)
+
+    def fetch_entry(self) -> FetchEntry:
+        topic = self.topic()
+        return FetchEntry(topic, *_FETCH.unpack_from(self.data, self.skip(16)))
+
+
+def frame_length(data: Buffer, at: int) -> int:
+    """Length of the frame at ``at`` without the four bytes that tell it. Raises PeerError for one that cannot be."""
+    length: int = _I32.unpack_from(data, at)[0]
+    if not 2 <= length <= FRAME_BYTES_MAX:
+        raise PeerError(f"a frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
+    return length
+
+
+def parse(data: Buffer, at: int, stop: int) -> Request:
+    """Read the frame whose type is at ``at`` and which ends at ``stop``; surplus bytes are ignored. Raises PeerError."""
+    reader = _Reader(data, at, stop)
+    kind = reader.i16()
+    match kind:
+        case RequestType.PRODUCE:
+            return Produce([reader.produce_entry()])
+        case RequestType.MULTIPRODUCE:
+            return Produce([reader.produce_entry() for _ in range(reader.count())])
+        case RequestType.FETCH:
+            return Fetch([reader.fetch_entry()], is_multiple=False)
+        case RequestType.MULTIFETCH:
+            return Fetch([reader.fetch_entry() for _ in range(reader.count())], is_multiple=True)
+        case RequestType.OFFSETS:
+            topic = reader.topic()
+            return Offsets(topic, *_FETCH.unpack_from(data, reader.skip(16)))
+        case _:
+            raise PeerError(f"no such request type={kind}", fatal=True)
+
+
+# Requests
+
+
+def _framed(kind: RequestType, body: bytes) -> bytes:
+    return _HEAD.pack(len(body) + 2, kind) + body
+
+
+def _named(topic: bytes) -> bytes:
+    return _I16.pack(len(topic)) + topic
+
+
+def _produce_body(topic: bytes, partition: int, message_set: bytes) -> bytes:
+    return _named(topic) + _SET.pack(partition, len(message_set)) + message_set
+
+
+def encode_produce(topic: bytes, partition: int, message_set: bytes) -> bytes:
+    """A PRODUCE frame."""
+    return _framed(RequestType.PRODUCE, _produce_body(topic, partition, message_set))
+
+
+def encode_multiproduce(entries: Sequence[tuple[bytes, int, bytes]]) -> bytes:
+    """A MULTIPRODUCE frame of (topic, partition, set)."""
+    bodies = b"".join(_produce_body(*entry) for entry in entries)
+    return _framed(RequestType.MULTIPRODUCE, _I16.pack(len(entries)) + bodies)
+
+
+def _fetch_body(entry: FetchEntry) -> bytes:
+    return _named(entry.topic) + _FETCH.pack(entry.partition, entry.address, entry.bytes_max)
+
+
+def encode_fetch(topic: bytes, partition: int, address: int, bytes_max: int) -> bytes:
+    """A FETCH frame."""
+    return _framed(RequestType.FETCH, _fetch_body(FetchEntry(topic, partition, address, bytes_max)))
+
+
+def encode_multifetch(entries: Sequence[FetchEntry]) -> bytes:
+    """A MULTIFETCH frame."""
+    return _framed(RequestType.MULTIFETCH, _I16.pack(len(entries)) + b"".join(map(_fetch_body, entries)))
+
+
+def encode_offsets(topic: bytes, partition: int, time_ms: int, count_max: int) -> bytes:
+    """An OFFSETS frame."""
+    return _framed(RequestType.OFFSETS, _named(topic) + _FETCH.pack(partition, time_ms, count_max))
+
+
+# Message sets
+
+
+def encode_message(value: bytes, magic: int = MAGIC_1, codec: CompressionCodec = CompressionCodec.NONE) -> bytes:
+    """One entry of a set."""
+    if magic == MAGIC_0:
+        return _MAGIC_0_ENTRY.pack(len(value) + 5, 0, zlib.crc32(value)) + value
+    return _MAGIC_1_ENTRY.pack(len(value) + 6, 1, codec, zlib.crc32(value)) + value
+
+
+def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
+    """A plain set of these values."""
+    return b"".join([encode_message(value, magic) for value in values])
+
+
+# Answers
+
+
+def answer_head(size: int, error: WireError = WireError.NONE) -> bytes:
+    """The six bytes before ``size`` bytes of an answer."""
+    return _HEAD.pack(size + 2, error)
+
+
+def encode_offsets_answer(addresses: Sequence[int]) -> bytes:
+    """The answer to OFFSETS."""
+    return _LISTED.pack(6 + 8 * len(addresses), 0, len(addresses)) + b"".join(
+        [address.to_bytes(8, "big") for address in addresses]
+    )
+
+
+def parse_error(data: Buffer, at: int) -> int:
+    """Error code of an answer whose body begins at ``at``. Raises PeerError."""
+    return _Reader(data, at, len(data)).i16()
+
+
+def parse_offsets_answer(data: Buffer) -> list[int]:
+    """Addresses of an answer to OFFSETS, its length left out. Raises PeerError."""
+    reader = _Reader(data, 2, len(data))
+    (count,) = _I32.unpack_from(data, reader.skip(4))
+    at = reader.skip(8 * count)
+    return [
+        int.from_bytes(memoryview(data)[place : place + 8], "big", signed=True) for place in range(at, reader.at, 8)
+    ]
+
+
+def split_multifetch_answer(data: Buffer) -> list[tuple[int, memoryview]]:
+    """(error, set) of every entry of an answer to MULTIFETCH, its length left out. Raises PeerError."""
+    reader = _Reader(data, 2, len(data))
+    found = []
+    while reader.at < reader.stop:
+        (size,) = _I32.unpack_from(data, reader.skip(4))
+        at = reader.skip(size)
+        error = _Reader(data, at, at + size).i16()
+        found.append((error, memoryview(data)[at + 2 : at + size]))
+    return found

@@ -1,0 +1,113 @@
+"""One OFFSETS request: which addresses a client may begin at (dossier §5.1).
+
+Promises: addresses descend and records begin at them; what has to be fetched is waited for without holding up others. Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
+from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
+from polywire.protocols.kafka07.producing import topic_name
+
+TIME_MS_MAX: Final = (
+    2**62 // 1000
+)  # nobody means a later one; npm's ``kafka`` sends nonsense of this size and expects the end
+
+
+class Listing:
+    """Finds the end, or the first address after a time, then the partition's first one: that is all a client needs, newest first.
+
+    Invariant: a callback counts only until ``cancel``.
+    """
+
+    __slots__ = ("_addresses", "_broker", "_cancelled", "_done", "_request")
+
+    def __init__(self, broker: Broker, request: Offsets, done: Callable[[list[int] | None], None]) -> None:
+        """done: gets the addresses, or None when they cannot be told."""
+        self._broker = broker
+        self._request = request
+        self._done = done
+        self._addresses: list[int] = []
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self._cancelled = True
+
+    def run(self) -> None:
+        """Begin; ``done`` may be called from inside. Raises PeerError for a request that closes the connection."""
+        request = self._request
+        try:
+            name = topic_name(request.topic)
+            if not 0 <= request.partition < self._broker.partition_count(name):
+                raise Missing(
+                    ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}"
+                )
+        except BrokerError as error:
+            raise PeerError(f"no offsets to tell: {error.message}", fatal=True) from None
+        if request.count_max < 0:
+            raise PeerError(f"a negative number of offsets count={request.count_max}", fatal=True)
+        topic = self._broker.find_topic(name)
+        partition = None if topic is None else topic.partitions[request.partition]
+        if partition is None or partition.log.next_offset == 0:
+            self._done([0] if request.time_ms in (LATEST, EARLIEST) else [])
+        else:
+            self._begin(partition)
+
+    def _begin(self, partition: Partition) -> None:
+        """Find the newest address."""
+        log, time_ms = partition.log, self._request.time_ms
+        if time_ms == EARLIEST:
+            self._take_offset(partition, log.first_offset, log.first_offset)
+        elif time_ms == LATEST or time_ms >= TIME_MS_MAX:
+            self._take_offset(partition, log.first_offset, log.readable_offset)
+        elif time_ms < 0:
+            self._done([])
+        else:
+            self._find_time(partition, time_ms)
+
+    def _find_time(self, partition: Partition, time_ms: int) -> None:
+        """The address after the last record that is not newer; none when all are."""
+        then = partial(self._time_found, partition)
+        found = partition.log.offset_at(time_ms * 1000 + 1, then)
+        if found is not None:
+            then(found)
+
+    def _time_found(self, partition: Partition, found: int | BrokerError) -> None:
+        if self._cancelled:
+            return
+        if isinstance(found, BrokerError):
+            self._done(None)
+        elif found <= partition.log.first_offset:
+            self._done([])
+        else:
+            self._take_offset(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
+
+    def _take_offset(self, partition: Partition, first: int, offset: int) -> None:
+        """Note the address of an offset, then of the first one."""
+        then = partial(self._address_found, partition, first, offset)
+        try:
+            found = partition.log.address_of_offset(offset, then)
+        except BrokerError as error:
+            then(error)
+            return
+        if found is not None:
+            then(found)
+
+    def _address_found(self, partition: Partition, first: int, offset: int, found: int | BrokerError) -> None:
+        if self._cancelled:
+            return
+        if isinstance(found, BrokerError):
+            self._done(None)
+            return
+        self._addresses.append(found)
+        if offset > first and len(self._addresses) < self._request.count_max:
+            self._take_offset(partition, first, first)
+        else:
+            self._done(self._addresses[: self._request.count_max])

@@ -1,0 +1,145 @@
+"""What a Kafka 0.7 connection produces: sets into batches, one per partition and run.
+
+Promises: sets of a connection are appended in the order sent; a set is stored whole or not at all; a refused set stops everything behind it
+(dossier §4). Must not know: sockets, answers.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
+from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07.expansion import Expander, PlainSet
+from polywire.protocols.kafka07.messages import ANY_PARTITION, ProduceEntry
+from polywire.records.batch import from_spans
+from polywire.records.columns import Column
+from polywire.records.memory import Lendable
+from polywire.records.partitioner import rows_by_partition
+from polywire.types import Buffer, TopicName, check_topic_name
+
+BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024  # of one batch: a long set becomes several, one after the other
+
+Append = Callable[[Partition, bytearray], None]
+
+
+def topic_name(topic: bytes) -> str:
+    """A topic this wire may name. Raises Invalid(INVALID_TOPIC): a name 0.7 forbids, one our topics cannot have, or a reserved one."""
+    name = topic.decode("utf-8", "replace")
+    if name.startswith("__"):
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
+    check_topic_name(TopicName("default", name))
+    return name
+
+
+class Producer:
+    """Makes batches of what one listener's connections send; they share its buffers.
+
+    Invariant: nothing in ``_run`` outlives the call that filled it.
+    """
+
+    __slots__ = ("_broker", "_run")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._run = codec.Run()
+
+    def take_run(self, data: memoryview, start: int, append: Append) -> tuple[int, int, int]:
+        """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``codec.scan``.
+
+        Raises PeerError when a topic or partition is refused; then what came before it was appended.
+        """
+        run = self._run
+        reason, at, end = codec.scan(data, start, len(data), run)
+        record_count, group_count, set_count = run.counts
+        if set_count:
+            self._append_groups(data, record_count, group_count, append)
+        return reason, at, end
+
+    def _append_groups(self, data: memoryview, count: int, group_count: int, append: Append) -> None:
+        run = self._run
+        targets: list[tuple[Topic, int]] = []
+        refused: PeerError | None = None
+        for number in range(group_count):
+            place, size, partition, first = run.groups[4 * number : 4 * number + 4]
+            try:
+                targets.append((self._target(bytes(data[place : place + size]), partition), partition))
+            except PeerError as error:
+                refused, count = error, first
+                break
+        for number, (topic, partition) in enumerate(targets):
+            rows = None if len(targets) == 1 else codec.rows_of_group(run, count, number)
+            self._append_rows(data, count, rows, topic, partition, append)
+        if refused is not None:
+            raise refused
+
+    def _append_rows(
+        self,
+        data: memoryview,
+        count: int,
+        rows: array[int] | None,
+        topic: Topic,
+        partition: int,
+        append: Append,
+    ) -> None:
+        """Append these records, or the first ``count``, to their partition, or set by set to partitions at random."""
+        run, partitions = self._run, topic.partitions
+        spans, flags = run.spans[: 4 * count], memoryview(run.flags)[:count]
+        if not (count if rows is None else rows):
+            return
+        if partition == ANY_PARTITION and len(partitions) > 1:
+            chosen = array("i", range(count)) if rows is None else rows
+            numbers = codec.spread(run, chosen, random.getrandbits(32), len(partitions))
+            order, starts = rows_by_partition(numbers, len(partitions))
+            for number in range(len(partitions)):
+                own = array("i", [chosen[index] for index in order[starts[number] : starts[number + 1]]])
+                if own:
+                    append(partitions[number], self._batch(data, spans, own, flags))
+        elif rows is None:
+            columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
+            append(partitions[max(partition, 0)], from_spans(data, spans, None, flags, columns=columns))
+        else:
+            append(partitions[max(partition, 0)], self._batch(data, spans, rows, flags))
+
+    def _batch(self, data: Buffer, spans: memoryview, rows: array[int], flags: memoryview) -> bytearray:
+        return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: codec.crcs_of(self._run, rows)})
+
+    def take_entries(self, data: memoryview, entries: Iterable[ProduceEntry], append: Append) -> None:
+        """Append the sets of one decoded request one by one. Raises PeerError at the first that is refused."""
+        expander = Expander()
+        for entry in entries:
+            topic = self._target(entry.topic, entry.partition)
+            plain = expander.open_set(data, entry.start, entry.stop)
+            if plain is None or any(part.longest > self._broker.settings.record_bytes_max for part in plain):
+                continue  # larger than the limit: dropped without a word (dossier §4)
+            number = random.randrange(len(topic.partitions)) if entry.partition == ANY_PARTITION else entry.partition
+            for part in plain:
+                self._append_set(part, topic.partitions[number], append)
+
+    def _append_set(self, part: PlainSet, partition: Partition, append: Append) -> None:
+        run, at, left = self._run, part.start, part.records
+        while left > 0:
+            at, count = codec.take(part.data, at, part.stop, run, BATCH_VALUES_BYTES_MAX)
+            assert count > 0, "a surveyed set has the records it was said to have"
+            columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
+            flags = memoryview(run.flags)[:count]
+            append(partition, from_spans(part.data, run.spans[: 4 * count], None, flags, columns=columns))
+            left -= count
+
+    def _target(self, name: bytes, partition: int) -> Topic:
+        """The topic of a set, made when it is missing; that comes before the set is looked at (dossier §6). Raises PeerError."""
+        try:
+            text = topic_name(name)
+            count = self._broker.partition_count(text)
+            if not ANY_PARTITION <= partition < count:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"no such partition topic={text!r} partition={partition} count={count}"
+                )
+            return self._broker.ensure_topic(text)
+        except BrokerError as error:
+            raise PeerError(f"a set cannot be produced: {error.message}", fatal=True) from None

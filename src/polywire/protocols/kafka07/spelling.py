@@ -1,0 +1,218 @@
+# mypy: disable-error-code="no-any-return"
+"""Stored batches as the bytes a Kafka 0.7 client sees: one call per read, into a buffer that is reused.
+
+Promises: the bytes from an address on are the same for ever (dossier §10.1); a record is cut only where the wire asks for it. Batches must
+be sound. Must not know: sockets, where batches come from.
+
+Record n of a partition is the entry ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address; its magic is 1 unless its flag
+``KAFKA_MAGIC_0`` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import cython
+
+from polywire.records.memory import Lendable
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, move
+else:
+    from polywire.records.checksum import crc32_raw
+    from polywire.records.header import fill_layout
+    from polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, move
+
+DONE: Final = 0  # all batches are written
+FULL: Final = 1  # the next record does not fit
+CUT: Final = 2  # the first record alone is longer than the limit: it was cut
+HOLE: Final = 3  # there is no record at the address
+PACKED: Final = 4  # a compressed batch is next
+
+_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
+
+
+@cython.cclass
+class _Place:
+    """Where writing stands: the address to write next, and the bytes written and allowed."""
+
+    if cython.compiled:
+        out: Lent
+        start: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        limit: cython.longlong
+        address: cython.longlong
+        position: cython.Py_ssize_t
+    else:
+        __slots__ = ("address", "at", "limit", "out", "position", "start")
+
+    def __init__(self, out: Buffer, at: int, limit: int, address: int, written: int) -> None:
+        self.out = lend_writable(out)
+        self.at = at
+        self.start = at - written
+        self.limit = limit
+        self.address = address
+        self.position = 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_u32(p: cython.p_uchar, at: cython.Py_ssize_t, x: cython.uint) -> cython.void:
+    p[at] = x >> 24
+    p[at + 1] = (x >> 16) & 0xFF
+    p[at + 2] = (x >> 8) & 0xFF
+    p[at + 3] = x & 0xFF
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _crc(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    record: cython.Py_ssize_t,
+    value_at: cython.Py_ssize_t,
+    length: cython.longlong,
+) -> cython.uint:
+    """The CRC that came with the record, or was never told and is computed."""
+    if places[48] >= 0:
+        return load_u32(p, places[48] + 4 * record)
+    return crc32_raw(p, value_at, length)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_head(
+    p: cython.p_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, length: cython.longlong, crc: cython.uint
+) -> cython.void:
+    """The ``head`` (9 or 10) bytes before a value."""
+    _put_u32(p, at, length + head - 4)
+    p[at + 4] = head - 9
+    if head == 10:
+        p[at + 5] = 0
+    _put_u32(p, at + head - 4, crc)
+
+
+@cython.cfunc
+def _put_part(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    record: cython.Py_ssize_t,
+    head: cython.Py_ssize_t,
+    skipped: cython.longlong,
+    place: _Place,
+) -> cython.bint:
+    """Write what the limit allows of one record, ``skipped`` bytes from its beginning on; whether that was all of it."""
+    value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * record)
+    length: cython.longlong = load_i32(p, places[0] + 4 * record + 4) - load_i32(p, places[0] + 4 * record)
+    size: cython.longlong = head + length - skipped
+    whole: cython.bint = size <= place.limit
+    small: Lent = lend_writable(bytearray(16))
+    if not whole:
+        size = place.limit
+    _put_head(small.p, 0, head, length, _crc(p, places, record, value_at, length))
+    place.address += size
+    place.limit -= size
+    while size > 0 and skipped < head:
+        place.out.p[place.at] = small.p[skipped]
+        place.at += 1
+        skipped += 1
+        size -= 1
+    move(place.out.p, place.at, p, value_at + skipped - head, size)
+    place.at += size
+    return whole
+
+
+@cython.cfunc
+def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, place: _Place) -> cython.int:
+    """Write the records of the batch at ``at`` from the address on: DONE, FULL, CUT, HOLE or PACKED."""
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    if fill_layout(p, at, size, places) < 0:
+        return 4
+    count: cython.Py_ssize_t = load_u32(p, at + 28)
+    base: cython.longlong = load_u64(p, at + 40)
+    begins: cython.longlong = base
+    record: cython.Py_ssize_t
+    head: cython.Py_ssize_t
+    length: cython.longlong
+    value_at: cython.Py_ssize_t
+    start: cython.longlong = load_i32(p, places[0])
+    for record in range(count):
+        head = 10
+        if places[20] >= 0:
+            head -= p[places[20] + record] & 1
+        length = load_i32(p, places[0] + 4 * record + 4) - start
+        if places[52] >= 0:
+            begins = base + load_u32(p, places[52] + 4 * record)
+        value_at = places[2] + start
+        start += length
+        if begins + head + length <= place.address:
+            begins += head + length
+            continue
+        if begins > place.address:
+            return 3
+        if begins < place.address or (place.at == place.start and head + length > place.limit):
+            if not _put_part(p, places, record, head, place.address - begins, place):
+                return 2
+        elif head + length > place.limit:
+            return 1
+        else:
+            _put_head(place.out.p, place.at, head, length, _crc(p, places, record, value_at, length))
+            move(place.out.p, place.at + head, p, value_at, length)
+            place.at += head + length
+            place.address += head + length
+            place.limit -= head + length
+        begins += head + length
+    return 0
+
+
+@cython.cfunc
+def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) -> cython.int:
+    """Write the batches of one chunk from the address on; ``place.position`` is left at the one it stopped at."""
+    reason: cython.int
+    place.position = 0
+    while size - place.position >= _HEADER_BYTES:
+        if load_u64(p, place.position + 40) + load_u32(p, place.position + 80) > place.address:
+            reason = _put_batch(p, place.position, size, place)
+            if reason != 0:
+                return reason
+        if load_u32(p, place.position + 4) < _HEADER_BYTES:
+            return 3
+        place.position += load_u32(p, place.position + 4)
+    return 0
+
+
+def put_entries(
+    chunks: Sequence[Lendable], address: int, limit: int, out: Buffer, at: int, *, written: int = 0
+) -> tuple[int, int, int, int]:
+    """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit`` of them.
+
+    chunks: stored batches back to back, in order of their offsets. written: bytes of this answer that lie before ``at``; with any, no record
+    is cut. Returns (reason, bytes written now, number and position of the chunk and batch it stopped at). For HOLE, PACKED and FULL
+    everything before was written. Raises ValueError when ``out`` is too small.
+    """
+    place: _Place = _Place(out, at, limit, address, written)
+    lent: Lent
+    begun: cython.Py_ssize_t = at
+    number: cython.Py_ssize_t = 0
+    reason: cython.int = 0
+    if at < 0 or place.limit < 0 or place.limit > place.out.size - begun:
+        raise ValueError(f"answer outside its buffer position={at} limit={limit} size={place.out.size}")
+    for number in range(len(chunks)):
+        lent = lend(chunks[number])
+        reason = _put_chunk(lent.p, lent.size, place)
+        if reason != 0:
+            break
+    return reason, place.at - begun, number, place.position

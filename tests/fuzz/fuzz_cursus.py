@@ -1,0 +1,191 @@
+"""Fuzz the Cursus wire: whatever bytes come, a session answers or closes as documented, however the stream was cut.
+
+Run as ``python -m tests.fuzz.fuzz_cursus``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from array import array
+from typing import Final
+
+from polywire.client.cursus_replies import decode_batch, fields, last_offset
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.compression import algorithm
+from polywire.protocols.cursus.messages import enveloped, frame
+from tests.unit.protocols.cursus.dialogue import Dialogue, World
+from tests.unit.protocols.cursus.test_publishing import batch, messages
+
+FRAMES_MAX: Final = 10
+COMMANDS: Final = [
+    b"CREATE topic=t partitions=2",
+    b"CREATE t 3",
+    b"LIST",
+    b"LIST topic=t",
+    b"DESCRIBE topic=t",
+    b"METADATA topic=t",
+    b"LIST_OFFSETS topic=t partition=0",
+    b"HELP",
+    b"PROTOCOL_INFO",
+    b"NEGOTIATE version=1 features=*",
+    b"PUBLISH topic=t producerId=p partition=0 isIdempotent=true seqNum=1 epoch=2 message=hello there",
+    b"PUBLISH t a message",
+    b"CONSUME topic=t partition=0 offset=0 member=m wait_ms=100 batch=3",
+    b"CONSUME topic=t* partition=0 offset=0 member=m",
+    b"CONSUME t 0 0",
+    b"STREAM topic=t partition=0 group=g offset=0",
+    b"SETGROUP g",
+    b"DELETE topic=t",
+    b"EXIT",
+    b"FOO bar",
+]
+BATCHES: Final = [
+    batch("t", 0, messages(1, 2, 3)),
+    batch("t", 1, messages(1, epoch=5), acks="all", idempotent=1),
+    batch("t", 0, [{"seq": 0, "payload": b"x", "type": "Paid", "schema": 1, "version": 2, "meta": "{}"}], acks="0"),
+    batch("t", 0, messages(1, pid="a") + messages(1, pid="b")),
+]
+ODD: Final = [
+    b"=",
+    b" ",
+    b"message=",
+    b"\x00",
+    b"\xff",
+    b"\xba\x7c",
+    b"topic=",
+    b"9" * 25,
+    b"-1",
+    b"\n",
+    b"*",
+    b"\xe6\x97\xa5",
+]
+
+
+LAST: Final = re.compile(rb'"last_offset":[0-9]+,')
+
+
+def body(chance: random.Random) -> bytes:
+    """One request, as it should be."""
+    match chance.randrange(6):
+        case 0 | 1:
+            return chance.choice(BATCHES)
+        case 2:
+            return enveloped(chance.choice(["", "admin", "t"]), chance.choice(COMMANDS))
+        case 3:
+            return algorithm(chance.choice(["gzip", "lz4", "xerial"])).compress(chance.choice([*COMMANDS, *BATCHES]))
+        case _:
+            return chance.choice(COMMANDS)
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    stream = bytearray(data)
+    for _ in range(chance.choice((0, 0, 1, 2, 4))):
+        place = chance.randrange(len(stream) + 1)
+        match chance.randrange(4):
+            case 0 if place < len(stream):
+                stream[place] ^= 1 << chance.randrange(8)
+            case 1:
+                stream[place : place + chance.randrange(12)] = b""
+            case 2:
+                stream[place:place] = chance.choice(ODD)
+            case _:
+                stream[place:place] = chance.randbytes(chance.randrange(6))
+    return bytes(stream)
+
+
+def converse(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bool]:
+    """Send a stream in pieces; returns the answers and whether the session gave up."""
+    world = World()
+    world.connect().ask("CREATE topic=t partitions=2")
+    peer = Dialogue(world)
+    try:
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            if not peer.closed and not peer.gave_up:
+                peer.feed(stream[start:end])
+                peer.pass_by()
+        world.memory.advance(1.0)
+        if not peer.closed and not peer.gave_up:
+            peer.finish()
+    except PeerError:
+        world.memory.advance(1.0)  # what was owed is still answered
+        return peer.take(), True
+    world.memory.advance(2.0)
+    if peer.gave_up:
+        return peer.take(), True
+    assert peer.closed, "the session did not close after its peer finished"
+    return peer.take(), False
+
+
+def check(chance: random.Random) -> None:
+    """The same answers however the stream is cut; each of them one that a client understands or refuses."""
+    bodies = [damaged(body(chance), chance) for _ in range(chance.randrange(1, FRAMES_MAX))]
+    stream = b"".join(map(frame, bodies))
+    if chance.randrange(4) == 0:
+        stream = damaged(stream, chance)
+    answers, gave_up = converse(stream, [])
+    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
+    again, gave_up_again = converse(stream, cuts)
+    assert gave_up == gave_up_again, f"cut at {cuts} the end differs"
+    if not any(b"STREAM" in request.upper() for request in bodies):
+        assert list(map(plain, again)) == list(map(plain, answers)), (
+            f"cut at {cuts} the answers differ\n{answers}\n{again}"
+        )
+    for answer in answers:
+        understand(answer)
+
+
+def plain(answer: bytes) -> bytes:
+    """Without the end of the partition, which a repeated batch is told as it is at that moment."""
+    return LAST.sub(b"", answer)
+
+
+def understand(answer: bytes) -> None:
+    """The client's readers take anything or raise a kind of ``polywire.errors``."""
+    for read in (decode_batch, fields, last_offset):
+        try:
+            read(answer)
+        except BrokerError:
+            continue
+
+
+def check_scan(chance: random.Random) -> None:
+    """Every layout over damaged bytes: a result, never beyond the body."""
+    data = damaged(chance.choice(BATCHES), chance)
+    room = len(data) // codec.MESSAGE_BYTES_MIN + 1
+    head, spans = array("q", bytes(8 * codec.HEAD_WORDS)), array("q", bytes(32 * room))
+    details = array("q", bytes(8 * codec.DETAIL_WORDS * room))
+    if len(data) < 6:
+        return
+    for layout in (codec.MODERN, codec.POSITIONAL, codec.APRIL, codec.DECEMBER):
+        found = codec.scan(data, layout, head, spans, details)
+        assert -len(codec.FIELDS) <= found <= 1
+        if found < 0:
+            continue
+        for row in range(head[codec.COUNT]):
+            key_at, key_size, value_at, value_size = spans[4 * row : 4 * row + 4]
+            assert value_at >= 0 <= value_size <= len(data) - value_at
+            assert key_size == -1 or 0 < key_size <= len(data) - key_at
+
+
+def run(seconds: float, seed: int) -> int:
+    """Fuzz for so long; returns the number of streams."""
+    chance = random.Random(seed)
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        check(chance)
+        for _ in range(20):
+            check_scan(chance)
+        understand(damaged(chance.choice([*BATCHES, b'{"status":"OK","last_offset":3}', b"OK a=[1 2] b="]), chance))
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
+    print(f"seed={SEED}", flush=True)
+    print(f"streams={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")

@@ -1,0 +1,130 @@
+"""The connection: limits, order, turns, and how the wire is recognised."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polywire.errors import ErrorCode, Invalid, PeerError
+from polywire.protocols.cursus.errors import WIRE_ERRORS, class_of, refused, spelled
+from polywire.protocols.cursus.messages import Dialect, Refused, enveloped, frame
+from polywire.protocols.cursus.state import CursusSettings
+from tests.unit.protocols.cursus.dialogue import World
+from tests.unit.protocols.cursus.test_publishing import batch, messages, stored
+
+
+def test_every_error_of_the_broker_has_a_name_here() -> None:
+    assert set(WIRE_ERRORS) == set(ErrorCode)
+    told = refused(Invalid(ErrorCode.INVALID_NAME, 'so "it" goes'))
+    assert spelled(told, Dialect.MODERN, structured=False) == b'ERROR: invalid_name reason="so \\"it\\" goes"'
+    assert spelled(told, Dialect.LEGACY, structured=True) == b'ERROR: so "it" goes'
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("NOT_LEADER", "routing"),
+        ("request_cancelled", "availability"),
+        ("GEN_MISMATCH", "fencing"),
+        ("OFFSET_OUT_OF_RANGE", "conflict"),
+        ("NOT_AUTHORIZED_FOR_TOPIC", "authorization"),
+        ("internal_topic_write_forbidden", "authorization"),
+        ("group_not_found", "not_found"),
+        ("something_missing", "not_found"),
+        ("missing_topic", "validation"),
+        ("duplicate_partition", "validation"),
+        ("command_failed", "internal"),
+        ("broker_error", "internal"),
+    ],
+)
+def test_classes_of_codes(code: str, kind: str) -> None:
+    assert class_of(code) == kind
+    retryable = b"true" if kind in ("routing", "availability") else b"false"
+    text = spelled(Refused(code, "a=b"), Dialect.MODERN, structured=True)
+    assert text == b"ERROR: %b class=%b retryable=%b a=b" % (code.encode(), kind.encode(), retryable)
+
+
+def test_a_frame_above_the_limit_ends_the_connection() -> None:
+    peer = World().connect()
+    with pytest.raises(PeerError, match="too long bytes=67108865"):
+        peer.feed((64 * 1024 * 1024 + 1).to_bytes(4, "big"))
+
+
+def test_an_announced_length_is_believed_as_far_as_bytes_have_come() -> None:
+    peer = World().connect()
+    session = peer.session
+    opening = (60 * 1024 * 1024).to_bytes(4, "big") + b"LIST "
+    assert session.receive(memoryview(opening)) == 0
+    assert session.wanted() == 1024 * 1024
+    assert session.receive(memoryview(opening + bytes(1024 * 1024))) == 0
+    assert session.wanted() == 4 * (len(opening) + 1024 * 1024)
+    assert session.receive(memoryview(frame(b"LIST")[:-1])) == 0
+    assert session.wanted() == len(frame(b"LIST"))
+
+
+def test_a_batch_larger_than_a_stored_one_is_stored_in_parts() -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE topic=big partitions=1")
+    sent = [{"seq": n, "pid": "p", "payload": bytes([n]) * 6_000_000} for n in range(1, 6)]
+    assert json.loads(peer.ask(batch("big", 0, sent, idempotent=1)))["last_offset"] == 4
+    assert [record.value and record.value[0] for record in stored(world, "big")] == [1, 2, 3, 4, 5]
+    too_long = [{"seq": 1, "pid": "q", "payload": bytes(20_000_000)}]
+    answer = json.loads(peer.ask(batch("big", 0, too_long)))
+    assert (answer["status"], answer["error"][:15]) == ("ERROR", "batch too large")
+
+
+def test_half_a_frame_is_dropped_when_the_peer_has_finished() -> None:
+    peer = World().connect()
+    peer.feed(frame(b"LIST") + frame(b"LIST")[:-1])
+    peer.finish()
+    assert len(peer.take()) == 1
+    assert peer.closed
+
+
+def test_what_waited_when_the_peer_finished_is_answered() -> None:
+    world = World()
+    peer = world.connect()
+    peer.feed(frame(b"CREATE topic=t partitions=1") + frame(b"LIST") + frame(b"METADATA topic=t"))
+    peer.finish()
+    assert len(peer.take()) == 3
+    assert peer.closed
+
+
+def test_a_forced_dialect() -> None:
+    legacy = World(cursus=CursusSettings(dialect=Dialect.LEGACY)).connect()
+    assert legacy.ask("LIST") == "(no topics)"
+    strict = World(cursus=CursusSettings(bare_publish=False)).connect()
+    strict.ask("CREATE topic=t")
+    assert strict.ask("hello", "t") == "ERROR: unknown command: hello. Type HELP for available commands."
+
+
+@pytest.mark.parametrize(
+    ("opening", "known"),
+    [
+        (frame(b"LIST"), True),
+        (frame(b"create topic=x"), True),
+        (frame(enveloped("admin", b"CREATE topic=x")), True),
+        (frame(enveloped("", b"METADATA topic=x")), True),
+        (frame(batch("t", 0, messages(1))), True),
+        (frame(b"\x1f\x8b\x08\x00"), True),
+        (frame(b"LISTEN here"), False),
+        (b"V1|1|PRODUCE|t a:1\n", False),
+        (b"\xf1PWIRE\x00\x01", False),
+        (
+            bytes.fromhex("00000010 0000 0004 74657374 00000000 00000000"),
+            False,
+        ),  # Kafka 0.7: a produce request to "test"
+        (bytes.fromhex("0000001a 0001 0004 74657374 00000000 0000000000000000 00100000"), False),  # and a fetch
+        (bytes.fromhex("04000000 01000000"), False),  # Iggy: a ping
+        (bytes.fromhex("0e000000 26000000 0569676779"), False),  # and a login
+        (b"GET / HTTP/1.1\r\n", False),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", False),  # TLS
+    ],
+)
+def test_the_wire_is_known_by_its_first_bytes(opening: bytes, known: bool) -> None:
+    factory = World().factory
+    for size in range(len(opening[:64])):
+        assert factory.recognise(opening[:size]) in (None, known)
+    assert factory.recognise(opening[:64]) is known

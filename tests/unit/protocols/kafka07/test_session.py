@@ -1,0 +1,454 @@
+"""Every row of the reactions of a 0.7.2 broker (dossier §1, §4): answer bytes, what is stored, whether the connection stays."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+
+import pytest
+
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import ErrorCode
+from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07.errors import WIRE_ERRORS
+from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
+from polywire.protocols.kafka07.messages import (
+    CompressionCodec,
+    FetchEntry,
+    encode_fetch,
+    encode_message,
+    encode_multifetch,
+    encode_multiproduce,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+    parse_offsets_answer,
+    split_multifetch_answer,
+)
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level, TopicName
+from tests.unit.protocols.kafka07.dialogue import Dialogue, World
+
+EMPTY = bytes.fromhex("00000002 0000")
+OUT_OF_RANGE = bytes.fromhex("00000002 0001")
+WRONG_PARTITION = bytes.fromhex("00000002 0003")
+UNKNOWN = bytes.fromhex("00000002 ffff")
+GZIP, SNAPPY = CompressionCodec.GZIP, CompressionCodec.SNAPPY
+A, B = encode_message(b"aaaa"), encode_message(b"bb", 0)
+BAD = encode_message(b"x")[:6] + b"\0\0\0\0x"
+TOO_LONG = encode_message(b"x" * (codec.PAYLOAD_BYTES_MAX + 1))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def peer(world: World) -> Dialogue:
+    return world.connect()
+
+
+def fetched(peer: Dialogue, topic: bytes = b"t", partition: int = 0, at: int = 0, size: int = 1 << 20) -> bytes:
+    """Set bytes of one FETCH that must succeed."""
+    answer = peer.ask(encode_fetch(topic, partition, at, size))
+    assert answer[:6] == struct.pack(">ih", len(answer) - 4, 0), answer[:20]
+    return answer[6:]
+
+
+def stored(world: World, topic: bytes = b"t", partition: int = 0) -> bytes:
+    """What a new connection finds."""
+    return fetched(world.connect(), topic, partition)
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        struct.pack(">i", 0),
+        struct.pack(">i", -5),
+        struct.pack(">i", codec.FRAME_BYTES_MAX + 1),
+        framed(b"\0"),
+        framed(b"\0\5"),
+        framed(b"\xff\xff"),
+        framed(b"\0\1\0\4te"),
+        framed(b"\0\1\xff\xff" + bytes(16)),
+        framed(b"\0\2\xff\xff"),
+        framed(b"\0\3\xff\xff"),
+        framed(b"\0\2\0\1"),
+        encode_produce(b"a/b", 0, A),
+        encode_produce(b"..", 0, A),
+        encode_produce(b"", 0, A),
+        encode_produce(b"\xff", 0, A),
+        encode_produce(b"__own", 0, A),
+        encode_produce(b"t", 3, A),
+        encode_produce(b"t", -2, A),
+        framed(b"\0\0\0\1t" + struct.pack(">ii", 0, -1)),
+        framed(b"\0\0\0\1t" + struct.pack(">ii", 0, len(A) + 1) + A),
+        encode_offsets(b"t", 3, -1, 1),
+        encode_offsets(b"t", -1, -1, 1),
+        encode_offsets(b"a/b", 0, -1, 1),
+        encode_offsets(b"t", 0, -1, -1),
+        encode_fetch(b"t", 0, 0, -1),
+    ],
+)
+def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
+    assert peer.ask(frame) == b""
+    assert peer.closed
+
+
+@pytest.mark.parametrize(
+    "message_set",
+    [
+        A[:-1],
+        b"\xff\xff\xff\xff" + A,
+        A + b"\xff\xff\xff\xff",
+        struct.pack(">i", 4) + bytes(4),
+        A + struct.pack(">iB", 5, 1) + bytes(4),
+        BAD,
+        A + BAD,
+        A + encode_message(b"x", 1)[:4] + b"\2" + encode_message(b"x", 1)[5:],
+        encode_message(b"x", 1, CompressionCodec(0))[:5] + b"\3" + encode_message(b"x")[6:],
+        encode_message(b"no gzip", 1, GZIP),
+        encode_message(b"no snappy", 1, SNAPPY),
+        encode_message(gzip.compress(A, mtime=0)[:-3], 1, GZIP),
+        wrap(A + BAD, GZIP),
+        wrap(BAD, SNAPPY),
+        wrap(A[:-1], GZIP),
+    ],
+)
+def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue, message_set: bytes) -> None:
+    peer.feed(encode_produce(b"t", 0, A))
+    peer.feed(encode_produce(b"t", 0, message_set) + encode_produce(b"t", 0, B))
+    assert peer.closed
+    assert peer.take() == b""
+    assert stored(world) == A
+    fresh = world.connect()
+    fresh.feed(encode_produce(b"made", 0, message_set))
+    assert world.memory.broker.find_topic("made") is not None, "creation comes before validation"
+
+
+@pytest.mark.parametrize(
+    ("message_set", "kept"),
+    [
+        (b"", b""),
+        (b"\0", b""),
+        (b"\0\0\0", b""),
+        (A + B[:-1], A),
+        (A + b"\0\0\1", A),
+        (A + B + A, A + B + A),
+        (encode_message(b"", 0) + encode_message(b""), encode_message(b"", 0) + encode_message(b"")),
+        (wrap(b"", GZIP), b""),
+        (wrap(A + B[:-1], GZIP), A),
+        (wrap(A + B, SNAPPY), A + B),
+        (B + wrap(A, GZIP) + B, B + A + B),
+        (wrap(A + wrap(B + B, SNAPPY) + A, GZIP), A + B + B + A),
+        (encode_message(zlib.compress(A, wbits=31) * 2, 1, GZIP), A + A),
+        (TOO_LONG, b""),
+        (A + TOO_LONG, b""),
+        (A[:5] + b"\xfc" + A[6:], A),
+        (wrap(encode_message(b"y" * 2_000_000), GZIP), encode_message(b"y" * 2_000_000)),
+    ],
+)
+def test_what_is_accepted(world: World, peer: Dialogue, message_set: bytes, kept: bytes | None) -> None:
+    peer.feed(encode_produce(b"t", 0, message_set) + encode_produce(b"after", 0, A))
+    assert not peer.closed
+    assert world.memory.broker.find_topic("t") is not None
+    assert fetched(peer, size=1 << 24) == (message_set if kept is None else kept)
+    assert fetched(peer, b"after") == A
+
+
+def test_raw_snappy_without_stream_framing(world: World, peer: Dialogue) -> None:
+    block = bytes([len(A), (len(A) - 1) << 2]) + A
+    peer.feed(encode_produce(b"t", 0, encode_message(block, 1, SNAPPY)))
+    assert stored(world) == A
+
+
+def test_exactly_the_largest_payload_is_fine(world: World, peer: Dialogue) -> None:
+    message = encode_message(b"x" * codec.PAYLOAD_BYTES_MAX)
+    peer.feed(encode_produce(b"t", 0, message))
+    assert stored(world) == message
+
+
+def test_an_oversize_set_is_dropped_before_its_crcs_are_looked_at(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, TOO_LONG + BAD))
+    assert not peer.closed
+    assert stored(world) == b""
+
+
+def test_multiproduce_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_multiproduce([(b"t", 0, A), (b"u", 1, BAD), (b"t", 0, B)]))
+    assert peer.closed
+    assert (stored(world), stored(world, b"u", 1)) == (A, b"")
+
+
+def test_multiproduce_up_to_the_partition_that_is_not_there(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"u", 0, B) + encode_multiproduce([(b"t", 0, A), (b"u", 7, A), (b"t", 0, B)]))
+    assert peer.closed
+    assert (stored(world), stored(world, b"u")) == (A, B)
+
+
+def test_multiproduce_drops_only_the_oversize_entry(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_multiproduce([(b"t", 0, A), (b"t", 0, TOO_LONG), (b"t", 0, B)]))
+    assert not peer.closed
+    assert stored(world) == A + B
+
+
+def test_multiproduce_with_another_count_than_entries(world: World, peer: Dialogue) -> None:
+    frame = encode_multiproduce([(b"t", 0, A), (b"t", 0, B)])
+    peer.feed(frame[:6] + b"\0\1" + frame[8:])
+    assert stored(world) == A
+    peer.feed(frame[:6] + b"\0\3" + frame[8:])
+    assert peer.closed
+    assert stored(world) == A
+
+
+def test_counts_of_zero(peer: Dialogue) -> None:
+    assert peer.ask(encode_multiproduce([])) == b""
+    assert peer.ask(encode_multifetch([])) == EMPTY
+    assert not peer.closed
+
+
+def test_many_entries_of_one_message(world: World, peer: Dialogue) -> None:
+    """As the Hadoop producer sends them (dossier §9.1)."""
+    entries = [(b"t", number % 3, encode_message(b"%d" % number)) for number in range(32_767)]
+    peer.feed(encode_produce(b"t", 0, A) + encode_multiproduce(entries))
+    assert not peer.closed
+    for partition in range(3):
+        expected = b"".join(message for _, number, message in entries if number == partition)
+        assert stored(world, partition=partition) == (A if partition == 0 else b"") + expected
+
+
+def test_fetching_what_was_never_written(peer: Dialogue) -> None:
+    for address in (0, 12_345, -1):
+        assert peer.ask(encode_fetch(b"nothing", 0, address, 100)) == EMPTY
+    peer.feed(encode_produce(b"t", 0, A))
+    assert peer.ask(encode_fetch(b"t", 1, 12_345, 100)) == EMPTY
+    assert peer.world.memory.broker.find_topic("nothing") is None, "fetching creates nothing"
+
+
+def test_fetch_ranges_and_sizes(peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A + B))
+    end = len(A + B)
+    assert peer.ask(encode_fetch(b"t", 0, end, 100)) == EMPTY
+    for address in (end + 1, -1, -2, 2**62):
+        assert peer.ask(encode_fetch(b"t", 0, address, 100)) == OUT_OF_RANGE
+    assert peer.ask(encode_fetch(b"t", 0, 0, 0)) == EMPTY
+    for size in (1, 2, 3, len(A) - 1):
+        assert fetched(peer, size=size) == A[:size]
+    assert fetched(peer, size=len(A)) == A
+    for address in range(end):
+        assert fetched(peer, at=address) == (A + B)[address:]
+    assert peer.ask(encode_fetch(b"t", 3, 0, 100)) == WRONG_PARTITION
+    assert peer.ask(encode_fetch(b"t", -1, 0, 100)) == WRONG_PARTITION
+    assert peer.ask(encode_fetch(b"a/b", 0, 0, 100)) == UNKNOWN
+
+
+def test_fetch_stops_at_a_record(peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A + B + A))
+    for size in range(len(A), len(A + B + A)):
+        assert fetched(peer, size=size) == (A if size < len(A + B) else A + B)
+
+
+def test_multifetch_keeps_order_with_errors_and_repeats(peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A + B))
+    wanted = [
+        (FetchEntry(b"t", 0, 0, 1000), (0, A + B)),
+        (FetchEntry(b"t", 0, 500, 1000), (1, b"")),
+        (FetchEntry(b"t", 9, 0, 1000), (3, b"")),
+        (FetchEntry(b"a/b", 0, 0, 1000), (-1, b"")),
+        (FetchEntry(b"t", 0, len(A), 1000), (0, B)),
+        (FetchEntry(b"no", 0, 0, 1000), (0, b"")),
+    ] * 200
+    answer = peer.ask(encode_multifetch([entry for entry, _ in wanted]))
+    assert struct.unpack_from(">ih", answer) == (len(answer) - 4, 0)
+    found = [(code, bytes(part)) for code, part in split_multifetch_answer(answer[4:])]
+    assert found == [expected for _, expected in wanted]
+
+
+def test_a_long_message_is_sent_whole_when_as_much_was_asked_for(peer: Dialogue) -> None:
+    long = wrap(encode_message(b"z" * 5_000_000), GZIP)
+    peer.feed(encode_produce(b"t", 0, A + long + B))
+    plain = A + encode_message(b"z" * 5_000_000) + B
+    assert fetched(peer, at=len(A), size=1 << 24) == plain[len(A) : -len(B)]
+    assert fetched(peer, at=len(A), size=3_000_000) == plain[len(A) :][:3_000_000]
+    entries = [FetchEntry(b"t", 0, len(A), 1 << 23)] * 3
+    parts = split_multifetch_answer(peer.ask(encode_multifetch(entries))[4:])
+    assert [bytes(part) for _, part in parts] == [plain[len(A) : -len(B)]] * 3
+
+
+def offsets(peer: Dialogue, time_ms: int, count: int, topic: bytes = b"t", partition: int = 0) -> list[int]:
+    return parse_offsets_answer(peer.ask(encode_offsets(topic, partition, time_ms, count))[4:])
+
+
+def test_offsets_of_what_was_never_written(peer: Dialogue) -> None:
+    for count in (0, 1, 10):
+        assert offsets(peer, -1, count) == offsets(peer, -2, count) == [0]
+    assert offsets(peer, 0, 5) == offsets(peer, 10**15, 5) == []
+    assert peer.world.memory.broker.find_topic("t") is None
+
+
+def test_offsets_by_time(world: World, peer: Dialogue) -> None:
+    begun_ms = world.memory.clock.now_us() // 1000
+    world.memory.advance(10)
+    peer.feed(encode_produce(b"t", 0, A))
+    world.memory.advance(10)
+    peer.feed(encode_produce(b"t", 0, B))
+    world.memory.advance(10)
+    end = len(A + B)
+    assert offsets(peer, -1, 1) == [end]
+    assert offsets(peer, -1, 9) == [end, 0]
+    assert offsets(peer, -1, 0) == []
+    assert offsets(peer, -2, 9) == [0]
+    assert offsets(peer, begun_ms + 40_000, 9) == [end, 0]
+    assert offsets(peer, 2**62, 1) == [end]
+    assert offsets(peer, begun_ms + 15_000, 9) == [len(A), 0]
+    assert offsets(peer, begun_ms + 5_000, 9) == offsets(peer, 0, 9) == offsets(peer, -3, 9) == []
+
+
+def test_after_a_purge_the_first_address_is_the_end(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A))
+    topic = world.memory.broker.topic("t")
+    world.memory.broker.purge_topic(topic)
+    world.memory.run()
+    assert offsets(peer, -2, 1) == offsets(peer, -1, 5) == [len(A)]
+    assert peer.ask(encode_fetch(b"t", 0, 0, 100)) == OUT_OF_RANGE
+    peer.feed(encode_produce(b"t", 0, B))
+    assert fetched(peer, at=len(A)) == B
+
+
+def test_addresses_outlive_a_restart(world: World) -> None:
+    peer = world.connect()
+    for number in range(20):
+        peer.feed(encode_produce(b"t", 0, encode_set([b"%d" % number] * 3, number % 2)))
+    before = stored(world)
+    world.restart()
+    assert stored(world) == before
+    assert offsets(world.connect(), -1, 2) == [len(before), 0]
+
+
+def test_any_partition_is_spread_by_set(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", -1, A + B) * 300)
+    found = [stored(world, partition=number) for number in range(3)]
+    assert all(part == (A + B) * (len(part) // len(A + B)) for part in found)
+    assert sum(map(len, found)) == 300 * len(A + B)
+    assert all(len(part) > 50 * len(A + B) for part in found)
+    peer.feed(encode_produce(b"u", -1, wrap(A, GZIP)) * 60)
+    assert all(len(stored(world, b"u", number)) >= len(A) for number in range(3))
+
+
+def test_partition_counts_are_those_of_the_topic(world: World, peer: Dialogue) -> None:
+    world.memory.broker.create_topic(TopicName("default", "wide"), 8)
+    peer.feed(encode_produce(b"wide", 7, A))
+    assert fetched(peer, b"wide", 7) == A
+    assert peer.ask(encode_fetch(b"wide", 8, 0, 100)) == WRONG_PARTITION
+
+
+def test_records_of_other_wires_have_magic_1(world: World, peer: Dialogue) -> None:
+    broker = world.memory.broker
+    partition = broker.ensure_topic("t").partitions[0]
+    batch = from_records([Record(b"value", key=b"key"), Record(None), Record(b"")])
+    broker.produce(partition, batch, level=Level.WRITTEN, done=None)
+    broker.commit()
+    peer.feed(encode_produce(b"t", 0, B))
+    assert fetched(peer) == encode_set([b"value", b"", b""]) + B
+
+
+def test_a_peer_that_stops_in_mid_frame(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A) + encode_produce(b"t", 0, B)[:-1])
+    peer.finish()
+    assert peer.closed
+    assert stored(world) == A
+
+
+def test_complete_frames_of_a_peer_that_hung_up(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A) * 3)
+    peer.finish()
+    assert peer.closed
+    assert stored(world) == A * 3
+
+
+@pytest.mark.parametrize("codec_used", [GZIP, SNAPPY])
+def test_bombs_close_the_connection(world: World, peer: Dialogue, codec_used: CompressionCodec) -> None:
+    bomb = wrap(encode_message(bytes(EXPANDED_BYTES_MAX // 2)), codec_used)
+    peer.feed(encode_produce(b"t", 0, bomb * 3))
+    assert peer.closed
+    assert stored(world) == b""
+
+
+def test_a_snappy_block_that_claims_too_much(peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, encode_message(b"\xff\xff\xff\x07abc", 1, SNAPPY)))
+    assert peer.closed
+
+
+def test_wrappers_nested_too_deeply(peer: Dialogue) -> None:
+    nested = A
+    for _ in range(20):
+        nested = wrap(nested, GZIP)
+    peer.feed(encode_produce(b"t", 0, nested))
+    assert peer.closed
+
+
+def test_a_long_set_becomes_several_batches_in_order(world: World, peer: Dialogue) -> None:
+    message_set = encode_set([b"%06d" % number for number in range(40_000)], magic=0)
+    peer.feed(encode_produce(b"t", 0, message_set))
+    found = b""
+    while len(found) < len(message_set):
+        found += fetched(peer, at=len(found))
+    assert found == message_set
+
+
+def test_a_set_larger_than_a_batch(world: World) -> None:
+    peer = world.connect()
+    values = [bytes([number]) * 900_000 for number in range(16)]
+    peer.feed(encode_produce(b"t", 0, encode_set(values)))
+    found = b""
+    while len(found) < 16 * 900_010:
+        found += fetched(peer, at=len(found), size=3_000_000)
+    assert found == encode_set(values)
+
+
+def test_produce_without_automatic_topics_closes(world: World) -> None:
+    closed = World(BrokerSettings(auto_create=False))
+    peer = closed.connect()
+    peer.feed(encode_produce(b"t", 0, A))
+    assert peer.closed
+
+
+def test_a_peer_that_reads_nothing_is_not_read(world: World, peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, A))
+    peer.backlog = peer.backlog_max + 1
+    assert peer.ask(encode_fetch(b"t", 0, 0, 100)) == b""
+    peer.backlog = 0
+    peer.session.drained()
+    peer.feed(b"")
+    assert peer.take()[6:] == A
+
+
+def test_every_error_has_a_code() -> None:
+    assert set(WIRE_ERRORS) == set(ErrorCode)
+
+
+def test_recognition(world: World) -> None:
+    recognise = world.factory.recognise
+    frames = [
+        encode_produce(b"t", 0, A),
+        encode_fetch(b"some.topic", 0, 0, 1),
+        encode_multifetch([FetchEntry(b"t", 0, 0, 1)]),
+        encode_multifetch([]),
+        encode_multiproduce([(b"t", 0, A)]),
+        encode_offsets(b"t", 0, -1, 1),
+    ]
+    for frame in frames:
+        told = [recognise(frame[:size]) for size in range(len(frame) + 1)]
+        assert told[-1] is True
+        assert False not in told
+    others = [b"V1|1|PRODUCE|t k:v\n", b"PWIRE", bytes.fromhex("04000000010000 00"), b"\x16\x03\x01\x02\x00\x01"]
+    others += [bytes.fromhex("00000006 0000") + b"LIST", bytes.fromhex("0000000c 0004") + b"testLIST", b"GET / HTTP"]
+    for opening in others:
+        assert recognise(opening.ljust(64, b" ")) is False
