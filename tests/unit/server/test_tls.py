@@ -166,6 +166,15 @@ def test_answers_to_a_peer_that_does_not_read_have_a_limit(broker: BrokerProcess
         assert received > count // 4 * len(value)
 
 
+def send_and_wait(address: tuple[str, int], content: bytes) -> None:
+    """Send this and nothing more; the broker closes the connection."""
+    with socket.create_connection(address, timeout=5) as plain, suppress(ConnectionResetError):
+        plain.sendall(content)
+        plain.shutdown(socket.SHUT_WR)
+        while plain.recv(65_536):
+            pass
+
+
 def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certificates) -> None:
     address = broker.addresses["polywire-tls"]
     with socket.create_connection(address, timeout=5) as plain:
@@ -184,12 +193,7 @@ def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certifi
     chance = random.Random(1)
     for size in (1, 5, 6, 100, 5000):
         for start in (b"\x16\x03\x01", b"\x16\x03\x03\x00\x10\x01", b""):
-            with socket.create_connection(broker.addresses["any"], timeout=5) as plain:
-                plain.sendall((start + chance.randbytes(size))[:size])
-                plain.shutdown(socket.SHUT_WR)
-                with suppress(ConnectionResetError):
-                    while plain.recv(65_536):
-                        pass
+            send_and_wait(broker.addresses["any"], (start + chance.randbytes(size))[:size])
     assert "unforeseen" not in broker.log_text()
     assert "Traceback" not in broker.log_text()
 
