@@ -11,7 +11,7 @@ from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.protocols.base import Output
-from polywire.protocols.cursus import groups, introduction, publishing, reading, streaming, topics
+from polywire.protocols.cursus import events, groups, introduction, publishing, reading, streaming, topics, transactions
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
@@ -23,6 +23,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **reading.COMMANDS,
     **streaming.COMMANDS,
     **groups.COMMANDS,
+    **events.COMMANDS,
+    **transactions.COMMANDS,
 }
 
 _BLANKS: Final = b" \t\r\n"
