@@ -67,6 +67,12 @@ def topic() -> str:
 
 
 @pytest.fixture
+def group() -> str:
+    """A group name no other scenario uses, in the form that also a wire has which numbers its groups."""
+    return f"group-{next(_topic_numbers)}"
+
+
+@pytest.fixture
 def clients(request: pytest.FixtureRequest) -> WireClients:
     return WireClients(request.param, request.getfixturevalue("broker"))
 

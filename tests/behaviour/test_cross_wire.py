@@ -9,8 +9,9 @@ from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
 from tests.behaviour.conftest import WireClients
 
-TEXT = [b"plain", b"", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
+TEXT = [b"plain", b"-", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
 SPACES = [b"two words", b" lead", b"tail "]
+KEY = b"k7"  # every wire's own function puts it into the same one of three partitions
 BYTES = [bytes(range(256)), b"line\nbreak", b"\xff\xfe"]
 
 
@@ -26,8 +27,15 @@ async def write_then_read(
 async def test_text(writers: WireClients, readers: WireClients, topic: str) -> None:
     found = await write_then_read(writers, readers, topic, [Record(value=value, key=b"k") for value in TEXT])
     assert [record.value for record in found] == TEXT
-    if Ability.KEYS_READ in readers.wire.abilities:
+    if Ability.KEYS_READ in readers.wire.abilities and not writers.wire.drops_keys:
         assert [record.key for record in found] == [b"k"] * len(TEXT)
+
+
+@needs(Ability.EMPTY_VALUES)
+async def test_empty_values(writers: WireClients, readers: WireClients, topic: str) -> None:
+    records = [Record(value=value, key=b"k") for value in (b"", b"between", b"")]
+    found = await write_then_read(writers, readers, topic, records)
+    assert [record.value for record in found] == [b"", b"between", b""]
 
 
 async def test_awkward_values_are_never_torn_nor_dropped(
@@ -50,7 +58,7 @@ async def test_interleaved_writers_share_one_order(writers: WireClients, readers
     offsets = []
     for number in range(20):
         client = one if number % 2 else two
-        place = (await client.produce(topic, [Record(value=str(number).encode(), key=b"k")]))[0]
+        place = (await client.produce(topic, [Record(value=str(number).encode(), key=KEY)]))[0]
         offsets.append(place.offset)
     assert offsets == list(range(20))
     for client in (one, two):
@@ -58,6 +66,7 @@ async def test_interleaved_writers_share_one_order(writers: WireClients, readers
         assert [record.value for record in found] == [str(number).encode() for number in range(20)]
 
 
+@needs(Ability.SAME_HASH)
 async def test_equal_keys_meet_whoever_writes_them(writers: WireClients, readers: WireClients, topic: str) -> None:
     one, two = await writers.open(), await readers.open()
     records = [Record(value=b"v", key=f"key-{number}".encode()) for number in range(64)]
@@ -70,7 +79,7 @@ async def test_equal_keys_meet_whoever_writes_them(writers: WireClients, readers
 async def test_concurrent_writers_keep_their_own_order(writers: WireClients, readers: WireClients, topic: str) -> None:
     async def write(client: Client, name: str) -> int:
         for number in range(0, 300, 10):
-            records = [Record(value=f"{name}-{number + step}".encode(), key=b"k") for step in range(10)]
+            records = [Record(value=f"{name}-{number + step}".encode(), key=KEY) for step in range(10)]
             places = await client.produce(topic, records)
         return places[0].partition
 
@@ -87,14 +96,18 @@ async def test_concurrent_writers_keep_their_own_order(writers: WireClients, rea
 
 
 @needs(Ability.GROUPS, Ability.POSITIONS)
-async def test_members_of_two_wires_in_one_group(writers: WireClients, readers: WireClients, topic: str) -> None:
+async def test_members_of_two_wires_in_one_group(
+    writers: WireClients, readers: WireClients, topic: str, group: str
+) -> None:
     one, two = await writers.open(), await readers.open()
-    await one.produce(topic, [Record(value=b"v", key=b"k")])
-    group = f"group-of-{topic}"
+    await one.produce(topic, [Record(value=b"v", key=b"key-%d" % number) for number in range(64)])
     await one.join(group, topic, "m1")
     second = await two.join(group, topic, "m2")
     first = await one.join(group, topic, "m1")
-    assert first.generation == second.generation
+    if Ability.GENERATIONS in writers.wire.abilities & readers.wire.abilities:
+        assert first.generation == second.generation
     assert sorted(first.partitions + second.partitions) == [0, 1, 2]
-    await one.commit(group, topic, first.partitions[0], 1, member="m1", generation=first.generation)
-    assert await two.position(group, topic, first.partitions[0]) == 1
+    await one.commit(group, topic, first.partitions[0], 2, member="m1", generation=first.generation)
+    assert await two.position(group, topic, first.partitions[0]) == 2
+    await one.leave(group, topic, "m1", first.generation)
+    assert (await two.join(group, topic, "m2")).partitions == (0, 1, 2)

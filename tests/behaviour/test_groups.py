@@ -19,7 +19,7 @@ async def test_one_member_owns_everything(clients: WireClients, topic: str) -> N
     assert membership.partitions == (0, 1, 2)
 
 
-@needs(Ability.GROUPS)
+@needs(Ability.GROUPS, Ability.GENERATIONS)
 async def test_two_members_share_without_overlap(clients: WireClients, topic: str) -> None:
     first, second = await clients.open(), await clients.open()
     await first.produce(topic, [Record(value=b"v", key=b"k")])
@@ -47,7 +47,7 @@ async def test_a_member_that_leaves_frees_its_partitions(clients: WireClients, t
     assert again.partitions == (0, 1, 2)
 
 
-@needs(Ability.GROUPS, Ability.POSITIONS)
+@needs(Ability.GENERATIONS, Ability.POSITIONS)
 async def test_commits_are_fenced_by_generation_and_owner(clients: WireClients, topic: str) -> None:
     client = await clients.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])
@@ -70,7 +70,7 @@ async def test_a_position_never_committed(clients: WireClients, topic: str) -> N
     assert await client.position(f"group-of-{topic}", topic, 0) in (None, 0)
 
 
-@needs(Ability.GROUPS, Ability.POSITIONS)
+@needs(Ability.GENERATIONS, Ability.POSITIONS)
 async def test_members_of_different_wires_share_one_group(
     writers: WireClients, readers: WireClients, topic: str
 ) -> None:

@@ -34,7 +34,7 @@ async def _records_outlive(wires: WireClients, topic: str, *, kill: bool) -> Non
         assert (place.partition, place.offset) == (partition, len(values) - 1)
 
 
-@needs(Ability.GROUPS, Ability.POSITIONS)
+@needs(Ability.GENERATIONS, Ability.POSITIONS)
 async def test_positions_and_groups_outlive_a_kill(restartable: WireClients, topic: str) -> None:
     client = await restartable.open()
     await client.produce(topic, [Record(value=b"v", key=b"k")])

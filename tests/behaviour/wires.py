@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polywire.client import cursus, flux, kafka07, polywire
+from polywire.client import cursus, flux, iggy, kafka07, polywire
 from polywire.client.base import Ability
 from polywire.protocols.cursus.messages import frame
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.messages import Code
 from polywire.protocols.kafka07.messages import encode_fetch
 from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Fetch, Verb
@@ -21,12 +23,14 @@ class Wire:
     """A wire that the scenarios run through.
 
     opening: bytes that a connection begins with. fetch: request number n for a partition from its beginning, for peers that misbehave.
+    drops_keys: keys choose a partition and are not sent.
     """
 
     name: str
     abilities: frozenset[Ability]
     opening: bytes
     fetch: Callable[[int, str, int], bytes]
+    drops_keys: bool = False
 
 
 def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
@@ -35,6 +39,11 @@ def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
 
 def _cursus_fetch(number: int, topic: str, partition: int) -> bytes:
     return frame(f"CONSUME topic={topic} partition={partition} offset=0 member=m{number}".encode())
+
+
+def _iggy_fetch(number: int, topic: str, partition: int) -> bytes:
+    at = asking.place(iggy.READER, asking.ident("default") + asking.ident(topic), partition + 1)
+    return asking.request(Code.POLL, asking.poll(at, 1, 0, 1_000))
 
 
 def _polywire_fetch(number: int, topic: str, partition: int) -> bytes:
@@ -48,6 +57,7 @@ def _kafka07_fetch(number: int, topic: str, partition: int) -> bytes:
 WIRES = (
     Wire("flux", flux.ABILITIES, b"", _flux_fetch),
     Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch),
-    Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch),
+    Wire("iggy", iggy.ABILITIES, b"", _iggy_fetch),
+    Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch, drops_keys=True),
     Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )

@@ -271,7 +271,9 @@ class Polling:
             self._answer.refuse(read)
             return
         shared = self._session.shared
-        room = sum(len(chunk) for chunk in read.chunks) + MESSAGE_ROOM * (self._count + 4)
+        room = sum(len(chunk) for chunk in read.chunks) + MESSAGE_ROOM * (
+            min(self._count, read.next_offset - self._state[outlet.NEXT]) + 4
+        )
         room = min(room, shared.settings.reply_bytes_max)
         buffer = shared.take_buffer(room)
         try:

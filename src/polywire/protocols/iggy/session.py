@@ -1,8 +1,8 @@
 """One Iggy connection: frames of either framing in, answers in the order of the requests out (dossier §2, §8, §9).
 
 Promises: a request sees everything that was asked before it on this connection; what can be read is answered, what cannot ends the
-connection with the status or eviction the dossier gives; groups are left when the connection ends. No task and no future per request. Must
-not know: sockets, other wires, what the commands do.
+connection with the status or eviction the dossier gives; groups are left when the connection ends. No task and no future per request.
+Must not know: sockets, other wires, what the commands do.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 BEAT_S: Final = 3.0  # how often members show that they live: three times within the broker's timeout
 REPLY_BYTES: Final = 256 * 1024
-REPLY_BUFFERS_MAX: Final = 4  # reply buffers kept for reuse
-REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
+REPLY_BYTES_KEPT: Final = 8 * 1024 * 1024  # of reply buffers kept for reuse: the replies that a few backlogs hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,20 @@ class IggySettings:
 
 
 class Shared:
-    """Invariant: ``clients`` are the open sessions by their number."""
+    """Invariant: ``clients`` are the open sessions by their number; ``_kept_bytes`` is the size of all ``_buffers``."""
 
-    __slots__ = ("_beating", "_buffers", "broker", "clients", "directory", "epochs", "forced", "settings", "started_at")
+    __slots__ = (
+        "_beating",
+        "_buffers",
+        "_kept_bytes",
+        "broker",
+        "clients",
+        "directory",
+        "epochs",
+        "forced",
+        "settings",
+        "started_at",
+    )
 
     def __init__(self, broker: Broker, settings: IggySettings) -> None:
         self.broker: Final = broker
@@ -60,6 +70,7 @@ class Shared:
         self.epochs = int(time())  # a login's number in D3: rising, also over restarts
         self.started_at: Final = time()
         self._buffers: list[bytearray] = []
+        self._kept_bytes = 0
         self._beating: Any = None
 
     def enter(self, session: IggySession, peer: str) -> int:
@@ -103,10 +114,13 @@ class Shared:
     def take_buffer(self, size: int) -> bytearray:
         """A buffer of at least this size for one reply."""
         if self._buffers and len(self._buffers[-1]) >= size:
-            return self._buffers.pop()
+            buffer = self._buffers.pop()
+            self._kept_bytes -= len(buffer)
+            return buffer
         return bytearray(max(size, REPLY_BYTES))
 
     def give_buffer(self, buffer: bytearray) -> None:
         """The reply was sent."""
-        if len(self._buffers) < REPLY_BUFFERS_MAX and len(buffer) <= REPLY_BYTES_KEPT:
+        if self._kept_bytes + len(buffer) <= REPLY_BYTES_KEPT:
             self._buffers.append(buffer)
+            self._kept_bytes += len(buffer)

@@ -1,0 +1,114 @@
+"""Load over the Iggy wire in its documented dialect: pre-encoded sends, and polls one after the other.
+
+Requests are encoded before the clock starts; every reply is read and its status and counts are checked.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
+
+COUNT = 1_000
+VALUE = b"x" * 100
+REQUESTS_IN_FLIGHT = 32
+_POLLED = struct.Struct("<IIIQI")  # status, length, partition, newest offset, messages
+
+
+def create(host: str, port: int, topic: str) -> None:
+    """A topic of one partition in the stream ``bench``; both are made."""
+    with socket.create_connection((host, port)) as peer:
+        _ask(peer, Code.CREATE_STREAM, U32.pack(1) + asking.name("bench"), fine=(0, 1011))
+        number = sum(topic.encode()) * 1_000 + len(topic)
+        numbers = b"".join(map(U32.pack, (number, 1, 0)))
+        _ask(peer, Code.CREATE_TOPIC, asking.ident("bench") + numbers + asking.name(topic))
+
+
+def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> bytes:
+    """One SEND_MESSAGES of equal messages to the first partition; with ids, each has its own."""
+    messages = [
+        (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + U32.pack(len(VALUE)) + VALUE
+        for number in range(records)
+    ]
+    return asking.request(Code.SEND, _topic(topic) + asking.to_partition(1) + b"".join(messages))
+
+
+def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = False) -> float:
+    """Messages per second, sent and acknowledged, of one connection that does not wait for replies."""
+    request = send_request(topic, ids=ids)
+    with socket.create_connection((host, port)) as peer:
+        begun = time.perf_counter()
+        sender = threading.Thread(target=_send, args=(peer, request, requests))
+        sender.start()
+        _read_empty(peer, requests)
+        took = time.perf_counter() - begun
+        sender.join()
+    return requests * COUNT / took
+
+
+def poll_rate(host: str, port: int, topic: str, *, polls: int) -> float:
+    """Messages per second of one connection that polls a thousand at a time from the beginning on, some requests ahead."""
+    at = asking.place(Consumer(group=False, who=1), _topic(topic), 1)
+    requests = [asking.request(Code.POLL, asking.poll(at, 1, number * COUNT, COUNT)) for number in range(polls)]
+    with socket.create_connection((host, port)) as peer:
+        begun = time.perf_counter()
+        _poll_all(peer, requests)
+        took = time.perf_counter() - begun
+    return polls * COUNT / took
+
+
+def _topic(topic: str) -> bytes:
+    return asking.ident("bench") + asking.ident(topic)
+
+
+def _ask(peer: socket.socket, code: int, body: bytes, *, fine: tuple[int, ...] = (0,)) -> None:
+    peer.sendall(asking.request(code, body))
+    status, _ = HEAD.unpack(peer.recv(8, socket.MSG_WAITALL))
+    if status not in fine:
+        raise AssertionError(f"the broker refused code={code} status={status}")
+
+
+def _send(peer: socket.socket, request: bytes, requests: int) -> None:
+    for _ in range(requests):
+        peer.sendall(request)
+
+
+def _read_empty(peer: socket.socket, expected: int) -> None:
+    """Read so many empty successes."""
+    left = expected * HEAD.size
+    buffer = bytearray(65_536)
+    while left:
+        size = peer.recv_into(buffer, min(left, len(buffer)))
+        if size == 0 or any(memoryview(buffer)[:size]):
+            raise AssertionError(f"a send was refused or the broker closed replies_left={left // HEAD.size}")
+        left -= size
+
+
+def _poll_all(peer: socket.socket, requests: list[bytes]) -> None:
+    """Keep some polls in flight; every reply must have its thousand messages."""
+    buffer = bytearray(4 << 20)
+    view = memoryview(buffer)
+    peer.sendall(b"".join(requests[:REQUESTS_IN_FLIGHT]))
+    sent, answered, filled = min(REQUESTS_IN_FLIGHT, len(requests)), 0, 0
+    while answered < len(requests):
+        filled += peer.recv_into(view[filled:])
+        position = before = 0
+        before = answered
+        while filled - position >= _POLLED.size:
+            status, length, _, _, count = _POLLED.unpack_from(buffer, position)
+            if status or count != COUNT:
+                raise AssertionError(f"a poll went wrong status={status} messages={count}")
+            if filled - position < HEAD.size + length:
+                break
+            position += HEAD.size + length
+            answered += 1
+        buffer[: filled - position] = view[position:filled]
+        filled -= position
+        more = requests[sent : sent + answered - before]
+        if more:
+            peer.sendall(b"".join(more))
+            sent += len(more)

@@ -1,0 +1,140 @@
+"""Drives one unmodified Iggy SDK for Python; runs in a process of its own that sees that SDK and nothing of this project.
+
+usage: iggy_peer.py HOST PORT ACTION [STREAM ...]. Prints one line of JSON per stream and "done" at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import sys
+from typing import Any
+
+try:
+    import apache_iggy as iggy
+except ImportError:
+    import iggy_py as iggy  # its name before the project went to Apache
+
+COUNT = 10_000
+BATCH = 1_000
+TOPIC = "paid"
+NEWEST = hasattr(iggy, "Partitioning")  # what the SDK's arguments look like since 0.9
+
+
+def payload(stream: str, number: int) -> bytes:
+    """What the message of this number holds: text of many lengths, some of it not ASCII."""
+    return f"{stream} {number} {'é' * (number % 50)}".encode()
+
+
+def first_partition() -> int:
+    """Partitions count from 1 up to 0.5 of apache-iggy."""
+    return 1 if os.environ["IGGY_BASE"] == "1" else 0
+
+
+async def connected(host: str, port: str) -> Any:
+    client = iggy.IggyClient(f"{host}:{port}")
+    await client.connect()
+    await client.login_user("iggy", "iggy")
+    await client.ping()
+    return client
+
+
+async def write(client: Any, stream: str) -> dict[str, object]:
+    await client.create_stream(stream)
+    await client.create_topic(stream, TOPIC, 3)
+    topic = await client.get_topic(stream, TOPIC)
+    for start in range(0, COUNT, BATCH):
+        messages = [iggy.SendMessage(payload(stream, number).decode()) for number in range(start, start + BATCH)]
+        where = iggy.Partitioning.partition_id(0) if NEWEST else first_partition()
+        await client.send_messages(stream, TOPIC, where, messages)
+    found = await client.get_stream(stream)
+    return {"topic": topic.name, "messages": found.messages_count, "topics": found.topics_count}
+
+
+async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool) -> list[Any]:
+    if NEWEST:
+        return list(
+            await client.poll_messages(
+                stream,
+                TOPIC,
+                consumer=iggy.Consumer.Single(9),
+                polling_strategy=strategy,
+                count=count,
+                auto_commit=commit,
+                partition_id=0,
+            )
+        )
+    return list(await client.poll_messages(stream, TOPIC, first_partition(), strategy, count, commit))
+
+
+async def read(client: Any, stream: str) -> dict[str, object]:
+    """Everything from the front, by offset, then the ends, and what a consumer without an offset of its own gets next."""
+    number = 0
+    while number < COUNT:
+        messages = await poll(client, stream, iggy.PollingStrategy.Offset(number), BATCH, False)
+        assert messages, f"nothing at offset {number}"
+        for message in messages:
+            assert message.offset() == number, f"offset {message.offset()} instead of {number}"
+            assert bytes(message.payload()) == payload(stream, number), f"another payload at {number}"
+            number += 1
+    assert await poll(client, stream, iggy.PollingStrategy.Offset(COUNT), 10, False) == []
+    last = await poll(client, stream, iggy.PollingStrategy.Last(), 10, False)
+    assert [message.offset() for message in last] == list(range(COUNT - 10, COUNT))
+    first = await poll(client, stream, iggy.PollingStrategy.First(), 3, False)
+    assert [message.offset() for message in first] == [0, 1, 2]
+    return {"read": number, "timestamp": first[0].timestamp()}
+
+
+async def commit(client: Any, stream: str) -> dict[str, object]:
+    """Next, with auto commit: one poll goes on where the other has ended."""
+    nexts = []
+    for _ in range(3):
+        messages = await poll(client, stream, iggy.PollingStrategy.Next(), 7, True)
+        nexts.append(messages[0].offset())
+    return {"nexts": nexts}
+
+
+async def group(client: Any, stream: str) -> dict[str, object]:
+    """The SDK's own consumer of a group: makes it, joins, reads all partitions, stores offsets."""
+    second = datetime.timedelta(milliseconds=20)
+    consumer = client.consumer_group(
+        f"group-of-{os.environ['IGGY_NAME']}",
+        stream,
+        TOPIC,
+        batch_length=1000,
+        auto_commit=iggy.AutoCommit.When(iggy.AutoCommitWhen.ConsumingAllMessages()),
+        poll_interval=second,
+        polling_strategy=iggy.PollingStrategy.Next(),
+    )
+    if asyncio.iscoroutine(consumer) or asyncio.isfuture(consumer):
+        consumer = await consumer
+    seen: list[int] = []
+    over = asyncio.Event()
+
+    async def take(message: Any) -> None:
+        assert bytes(message.payload()) == payload(stream, message.offset())
+        seen.append(message.offset())
+        if len(seen) == COUNT:
+            over.set()
+
+    await asyncio.wait_for(consumer.consume_messages(take, over), 30)
+    partition = first_partition()
+    assert seen == list(range(COUNT))
+    await consumer.store_offset(COUNT - 1, partition)
+    stored = consumer.get_last_stored_offset(partition)
+    await consumer.delete_offset(partition)
+    return {"consumed": len(seen), "stored": stored is not None}
+
+
+async def main(host: str, port: str, action: str, streams: list[str]) -> None:
+    client = await connected(host, port)
+    for stream in streams:
+        result = await globals()[action](client, stream)
+        print(json.dumps({"stream": stream, **result}), flush=True)
+
+
+asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
+print("done", flush=True)
+os._exit(0)  # some of these SDKs abort the interpreter on its way out, after everything went well

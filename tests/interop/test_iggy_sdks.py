@@ -1,0 +1,96 @@
+"""The unmodified Iggy SDKs of PyPI, six releases and four dialects of them, against one broker: each reads what every other wrote.
+
+They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+
+# The packages, and from which number on each counts partitions.
+SDKS: Final = {
+    "iggy-py-0.4.0": 1,
+    "apache-iggy-0.5.0": 1,
+    "apache-iggy-0.6.0": 0,
+    "apache-iggy-0.7.0": 0,
+    "apache-iggy-0.8.0": 0,
+    "apache-iggy-0.9.0": 0,
+}
+WITH_GROUPS: Final = tuple(name for name in SDKS if name.startswith("apache"))
+COUNT: Final = 10_000
+PEER: Final = Path(__file__).with_name("iggy_peer.py")
+ROOT: Final = Path(__file__).resolve().parents[2]
+PEER_S_MAX: Final = 50
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("iggy") / "data") as process:
+        yield process
+
+
+def run(broker: BrokerProcess, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
+    """What one SDK found out, stream by stream."""
+    folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / sdk
+    if not folder.is_dir():
+        pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
+    host, port = broker.addresses["iggy"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "IGGY_BASE": str(SDKS[sdk]), "IGGY_NAME": sdk}
+    command = [sys.executable, str(PEER), host, str(port), action, *streams]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PEER_S_MAX, check=False)
+    lines = done.stdout.splitlines()
+    assert lines, f"{done.stderr}\n{broker.log_text()}"
+    assert lines[-1] == "done", f"{done.stdout}\n{done.stderr}\n{broker.log_text()}"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def stream_of(sdk: str) -> str:
+    return "s-" + sdk
+
+
+@pytest.fixture(scope="module")
+def written(broker: BrokerProcess) -> dict[str, dict[str, object]]:
+    """Every SDK that is there has written its stream."""
+    results = {}
+    for sdk in SDKS:
+        try:
+            results[sdk] = run(broker, sdk, "write", stream_of(sdk))[0]
+        except pytest.skip.Exception:
+            continue
+    return results
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+def test_writes(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+    if sdk not in written:
+        pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
+    assert written[sdk] == {"stream": stream_of(sdk), "topic": "paid", "messages": COUNT, "topics": 1}
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+def test_each_reads_what_every_other_wrote(
+    broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str
+) -> None:
+    results = run(broker, sdk, "read", *map(stream_of, written))
+    assert [result["read"] for result in results] == [COUNT] * len(written)
+
+
+@pytest.mark.parametrize("sdk", SDKS)
+def test_offsets_are_stored(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+    assert run(broker, sdk, "commit", stream_of(sdk))[0]["nexts"] == [0, 7, 14]
+
+
+@pytest.mark.parametrize("sdk", WITH_GROUPS)
+def test_consumer_groups(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
+    result = run(broker, sdk, "group", stream_of(sdk))[0]
+    assert (result["consumed"], result["stored"]) == (COUNT, True)
