@@ -19,7 +19,9 @@ def s16(text: str) -> bytes:
 
 def batch(topic: str, partition: int, messages: list[dict[str, Any]], *, acks: str = "1", idempotent: int = 0) -> bytes:
     """A batch in the modern layout."""
-    out = bytearray(b"\xba\x7c" + s16(topic) + struct.pack(">iB", partition, len(acks)) + acks.encode() + bytes([idempotent]))
+    out = bytearray(
+        b"\xba\x7c" + s16(topic) + struct.pack(">iB", partition, len(acks)) + acks.encode() + bytes([idempotent])
+    )
     first, last = (messages[0]["seq"], messages[-1]["seq"]) if messages else (0, 0)
     out += struct.pack(">QQi", first, last, len(messages))
     for message in messages:
