@@ -47,6 +47,7 @@ class ErrorCode(Enum):
     USER_EXISTS = "user_exists"
     TOKEN_EXISTS = "token_exists"
     GENERATION_STALE = "generation_stale"
+    VERSION_CONFLICT = "version_conflict"
     PARTITION_NOT_ASSIGNED = "partition_not_assigned"
     PRODUCER_FENCED = "producer_fenced"
     NOT_OWNER = "not_owner"

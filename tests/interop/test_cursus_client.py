@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,3 +97,39 @@ def test_producers(sdk: Any, broker: BrokerProcess, name: str, options: dict[str
     found = stored(broker, f"producer-{name}", 2)
     assert sorted(record.value or b"" for record in found) == sorted(b"value-%d" % n for n in range(1_200))
     assert {record.key for record in found} == {b"k%d" % n for n in range(5)}
+
+
+class Consuming:
+    """A consumer of the SDK on a thread of its own, and what it has got."""
+
+    def __init__(self, sdk: Any, broker: BrokerProcess, topic: str, mode: str, **options: Any) -> None:
+        self.got: list[Any] = []
+        config = sdk.ConsumerConfig(topic=topic, brokers=[address(broker)], mode=sdk.ConsumerMode(mode), **options)
+        self.consumer = sdk.Consumer(config)
+        self._thread = threading.Thread(target=self.consumer.start, args=(self.got.append,), daemon=True)
+
+    def __enter__(self) -> Consuming:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "the consumer did not stop"
+
+
+@pytest.mark.parametrize("mode", ["polling", "streaming"])
+def test_consumers_get_everything_once_and_in_order(sdk: Any, broker: BrokerProcess, mode: str) -> None:
+    topic = f"consumer-{mode}"
+    produce(sdk, broker, topic, 500)
+    with Consuming(sdk, broker, topic, mode, group_id=f"g-{mode}") as consuming:
+        until(lambda: len(consuming.got) >= 500, f"500 records got={len(consuming.got)}")
+        produce(sdk, broker, topic, 100)
+        until(lambda: len(consuming.got) >= 600, f"600 records got={len(consuming.got)}")
+        time.sleep(0.7)  # one more poll: nothing comes twice
+    places = [(message.partition, message.offset) for message in consuming.got]
+    assert len(set(places)) == len(places) == 600
+    for partition in range(2):
+        offsets = [offset for place, offset in places if place == partition]
+        assert offsets == sorted(offsets)
+    assert {message.key for message in consuming.got} == {f"k{n}" for n in range(5)}

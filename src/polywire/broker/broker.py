@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.broker import changes
 from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
+from polywire.broker.events import Events
 from polywire.broker.fetch import BoundsThen, ask_bounds, check_alive
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
@@ -24,6 +25,7 @@ from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings, TopicSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
+from polywire.broker.transacting import Transacting
 from polywire.broker.transactions import PublishDone, Transactions
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
@@ -58,9 +60,11 @@ class Broker:
         "access",
         "appended",
         "clock",
+        "events",
         "groups",
         "loop",
         "settings",
+        "transacting",
     )
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
@@ -77,6 +81,10 @@ class Broker:
         """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self._transactions = Transactions(log, state, settings, clock)
+        self.events: Final = Events(log, state, self._admission, settings, clock)
+        self.transacting: Final = Transacting(
+            log, state, admission=self._admission, staging=self._transactions, settings=settings, clock=clock
+        )
         self.groups: Final = Coordinator(self, state, settings, clock)
         self.access: Final = Access(self, settings, loop, clock)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
@@ -355,14 +363,23 @@ class Broker:
         self._admission.check(partition, batch)
         self._transactions.stage(token, partition, batch, write=write, level=level, done=done)
 
-    def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
+    def publish(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        positions: Sequence[changes.PositionStored] = (),
+        done: PublishDone | None,
+    ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
         or a later one, before: then the tokens are dropped and the answer, a duplicate, waits for the original's sync.
 
+        positions: stored with it, all or nothing; made by ``positions_stored``.
         Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) when a partition was deleted since,
         Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY, DISK_FULL); then nothing is published.
         """
-        self._transactions.publish(writer, number, tokens, done=done)
+        self._transactions.publish(writer, number, tokens, positions=positions, done=done)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
         """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST)."""

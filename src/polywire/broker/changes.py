@@ -9,6 +9,7 @@ Layout: MessagePack; a change is an array [tag, field, field …], the snapshot 
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -139,6 +140,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
     writer: str
     number: int
     at_us: int
+    positions: tuple[PositionStored, ...] = ()
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -156,6 +158,71 @@ class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
     partition_count: int
 
 
+class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """An aggregate has this version now; the event lies at this offset of the partition."""
+
+    incarnation: int
+    key: bytes
+    version: int
+    offset: int
+
+
+class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """An aggregate's snapshot as of a version."""
+
+    incarnation: int
+    key: bytes
+    version: int
+    payload: bytes
+
+
+class TransactionState(Enum):
+    """How a transactor's latest transaction stands; before the first one it counts as aborted."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class TransactorStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """A transactor has this epoch and a transaction in this state, which holds nothing; ``token`` is what it stages under."""
+
+    id: str
+    epoch: int
+    state: TransactionState
+    token: bytes
+    at_us: int
+
+
+class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """A transactor's transaction holds so many records; the last one has this sequence in this partition."""
+
+    id: str
+    incarnation: int
+    sequence: int
+    messages: int
+    at_us: int
+
+
+class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """A transactor's transaction holds these next offsets of a group, by partition number."""
+
+    id: str
+    topic: str
+    group: str
+    member: str
+    generation: int
+    offsets: dict[int, int]
+
+
+class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """A transactor's transaction was published, and with it these positions."""
+
+    id: str
+    at_us: int
+    positions: tuple[PositionStored, ...]
+
+
 Change = (
     TopicCreated
     | PartitionsAdded
@@ -170,6 +237,12 @@ Change = (
     | Published
     | WireStateSet
     | PartitionsRemoved
+    | EventAppended
+    | SnapshotSaved
+    | TransactorStored
+    | TransactionStaged
+    | TransactionOffsets
+    | TransactionCommitted
 )
 
 
@@ -204,6 +277,29 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
     window: tuple[RememberedState, ...]
 
 
+class AggregateState(msgspec.Struct, frozen=True, array_like=True):
+    """An aggregate in a snapshot; ``offsets``: little-endian i64 of its newest events, the last of which is ``version``."""
+
+    incarnation: int
+    key: bytes
+    version: int
+    offsets: bytes
+
+
+class TransactorState(msgspec.Struct, frozen=True, array_like=True):
+    """A transactor in a snapshot; ``scope`` is topic, group, member and generation."""
+
+    id: str
+    epoch: int
+    state: TransactionState
+    token: bytes
+    at_us: int
+    messages: int
+    sequences: dict[int, int]
+    scope: tuple[str, str, str, int]
+    offsets: dict[int, int]
+
+
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The whole state; lists are in the order in which they must be taken over."""
 
@@ -216,6 +312,9 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     writers: tuple[Published, ...]
     wire_state: tuple[WireStateSet, ...]
     producers: tuple[ProducerState, ...]
+    aggregates: tuple[AggregateState, ...] = ()
+    aggregate_snapshots: tuple[SnapshotSaved, ...] = ()
+    transactors: tuple[TransactorState, ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -96,6 +96,12 @@ class BrokerSettings:
     producer_window: batches per producer whose offsets are remembered; as many as clients keep in flight.
     writers_max, writer_expiry_us: writers whose last published number is remembered. A forgotten writer could publish
         twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
+    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose places are kept for reading streams, 8 bytes each.
+    aggregate_key_bytes_max: longest key of an aggregate; it is kept in memory.
+    aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
+    transactors_max, transactor_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one would let
+        an old holder back in, so a new one is refused when all are younger.
+    transaction_messages_max: records of one transaction, because the group that publishes it has a header for each.
     wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
     wire_state_keys_max: keys of one wire's own state.
     users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
@@ -130,6 +136,14 @@ class BrokerSettings:
     producer_window: int = 8
     writers_max: int = 100_000
     writer_expiry_us: int = 30 * DAY_US
+    aggregates_max: int = 200_000
+    events_max: int = 5_000_000
+    aggregate_key_bytes_max: int = 1024
+    aggregate_snapshot_bytes_max: int = 1024 * 1024
+    aggregate_snapshots_bytes_max: int = 64 * 1024 * 1024
+    transactors_max: int = 10_000
+    transactor_expiry_us: int = 7 * DAY_US
+    transaction_messages_max: int = 100_000
     wire_state_bytes_max: int = 1024 * 1024
     wire_state_keys_max: int = 100_000
     users_max: int = 10_000

@@ -7,16 +7,18 @@ made. Must not know: when and why changes are made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import assert_never
 
 from polywire.broker import changes
+from polywire.broker.aggregates import Aggregates
 from polywire.broker.catalog import Catalog
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
 from polywire.broker.producers import Producers, settled
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.transactors import Transactors
 from polywire.broker.writers import Writers
 from polywire.records.columns import BatchHeader, Column
 
@@ -30,13 +32,24 @@ def is_tracked(columns: int, producer_epoch: int) -> bool:
 
 
 class State:
-    """Catalogue, positions, groups, producers, writers and the wires' own state.
+    """Catalogue, positions, groups, producers, writers, aggregates, transactors and the wires' own state.
 
     Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
     ``member_count`` is the number of members of all groups.
     """
 
-    __slots__ = ("_wire_state", "bindings", "catalog", "groups", "member_count", "positions", "producers", "writers")
+    __slots__ = (
+        "_wire_state",
+        "aggregates",
+        "bindings",
+        "catalog",
+        "groups",
+        "member_count",
+        "positions",
+        "producers",
+        "transactors",
+        "writers",
+    )
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.catalog = Catalog(settings)
@@ -46,6 +59,8 @@ class State:
         self.bindings: dict[tuple[str, str], str] = {}
         self.producers = Producers(settings)
         self.writers = Writers(settings)
+        self.aggregates = Aggregates()
+        self.transactors = Transactors(settings)
         self._wire_state: dict[str, dict[str, bytes]] = {}
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
@@ -71,7 +86,9 @@ class State:
             case changes.PartitionsAdded():
                 self.catalog.apply_added(change)
             case changes.PartitionsRemoved():
-                self.producers.drop_partitions(set(self.catalog.apply_removed(change)))
+                removed = set(self.catalog.apply_removed(change))
+                self.producers.drop_partitions(removed)
+                self.aggregates.drop_partitions(removed)
                 self.positions.drop_partitions(change.id, change.partition_count)
             case changes.TopicDeleted():
                 self._delete_topic(change)
@@ -91,10 +108,28 @@ class State:
                 self.bindings[change.wire, change.name] = change.topic
             case changes.Published():
                 self.writers.apply(change)
+                self._store_positions(change.positions)
             case changes.WireStateSet():
                 self._set_wire_state(change)
+            case changes.EventAppended():
+                self.aggregates.append(change)
+            case changes.SnapshotSaved():
+                self.aggregates.save(change)
+            case changes.TransactorStored():
+                self.transactors.apply_stored(change)
+            case changes.TransactionStaged():
+                self.transactors.apply_staged(change)
+            case changes.TransactionOffsets():
+                self.transactors.apply_offsets(change)
+            case changes.TransactionCommitted():
+                self.transactors.apply_committed(change)
+                self._store_positions(change.positions)
             case _:
                 assert_never(change)
+
+    def _store_positions(self, positions: Iterable[changes.PositionStored]) -> None:
+        for position in positions:
+            self.positions.store(position)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
         """A batch of a producer came back in recovery; one that the state already knows of changes nothing."""
@@ -112,7 +147,9 @@ class State:
     def _delete_topic(self, change: changes.TopicDeleted) -> None:
         topic = self.catalog.apply_deleted(change)
         self.positions.drop_topic(topic.id)
-        self.producers.drop_partitions({partition.incarnation for partition in topic.partitions})
+        incarnations = {partition.incarnation for partition in topic.partitions}
+        self.producers.drop_partitions(incarnations)
+        self.aggregates.drop_partitions(incarnations)
         full_name = topic.name.full
         for key in [key for key in self.groups if key[0] == full_name]:
             self._drop_group(key)
@@ -148,6 +185,9 @@ class State:
                     for key, value in values.items()
                 ),
                 producers=self.producers.snapshot(),
+                aggregates=self.aggregates.snapshot(),
+                aggregate_snapshots=self.aggregates.snapshots(),
+                transactors=self.transactors.snapshot(),
             )
         )
 
@@ -158,7 +198,9 @@ class State:
             self.catalog.restore_topic(topic)
         self.catalog.next_incarnation = max(self.catalog.next_incarnation, was.next_incarnation)
         parts: tuple[tuple[changes.Change, ...], ...]
-        parts = (was.positions, was.groups, was.bindings, was.writers, was.wire_state)
+        parts = (was.positions, was.groups, was.bindings, was.writers, was.wire_state, was.aggregate_snapshots)
         for change in (change for part in parts for change in part):
             self.apply_change(change)
         self.producers.restore(was.producers)
+        self.aggregates.restore(was.aggregates)
+        self.transactors.restore(was.transactors)

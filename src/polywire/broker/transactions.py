@@ -137,7 +137,15 @@ class Transactions:
         if tokens:
             self._log.abandon(tokens)
 
-    def publish(self, writer: str, number: int, tokens: Sequence[bytes], *, done: PublishDone | None) -> None:
+    def publish(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        positions: Sequence[changes.PositionStored] = (),
+        done: PublishDone | None,
+    ) -> None:
         """Publish staged batches, as ``Broker.publish`` says."""
         self._check(writer, number, tokens)
         last = self._state.writers.last(writer)
@@ -147,8 +155,8 @@ class Transactions:
             return
         now_us = self._clock.now_us()
         self._state.writers.check_room(writer, now_us)
-        self._check_staged(tokens)
-        change = changes.Published(writer, number, now_us)
+        self.check_staged(tokens)
+        change = changes.Published(writer, number, now_us, tuple(positions))
         publishing = _Publishing()
 
         def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
@@ -178,8 +186,11 @@ class Transactions:
         for token in tokens:
             check_token(token)
 
-    def _check_staged(self, tokens: Sequence[bytes]) -> None:
-        """Publishing to a partition that ended would lose records silently: refuse it as a whole."""
+    def check_staged(self, tokens: Sequence[bytes]) -> None:
+        """Publishing to a partition that ended would lose records silently: refuse it as a whole.
+
+        Raises Missing(STAGE_MISSING, PARTITION_MISSING).
+        """
         for token in tokens:
             for incarnation in self._log.staged_partitions(token):
                 if self._state.catalog.find_partition(incarnation) is None:

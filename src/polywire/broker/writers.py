@@ -38,7 +38,7 @@ class Writers:
     def apply(self, change: changes.Published) -> None:
         """A writer published; writers idle for too long are forgotten."""
         self._by_name.pop(change.writer, None)
-        self._by_name[change.writer] = change
+        self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us)
         while True:
             oldest = next(iter(self._by_name.values()))
             if change.at_us - oldest.at_us <= self._settings.writer_expiry_us:

@@ -15,7 +15,7 @@ from cyclopts.config import Env
 
 from polywire.cli.usage import examples
 from polywire.server import lifecycle
-from polywire.server.config import ServeConfig
+from polywire.server.config import WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 app = App(
@@ -70,6 +70,29 @@ class Listeners:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS 1.2 and newer, on ports of their own."""
+
+    flux_tls: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire under TLS, or off.")] = "off"
+    cursus_tls: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire under TLS, or off.")] = "off"
+    iggy_tls: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire under TLS, or off.")] = "off"
+    polywire_tls: Annotated[str, Parameter(help="HOST:PORT of the polywire wire under TLS, or off.")] = "off"
+    tls_certificate: Annotated[
+        Path | None,
+        Parameter(
+            help="PEM file of the certificate and its chain. With it, the port of all wires recognises TLS, too."
+        ),
+    ] = None
+    tls_key: Annotated[Path | None, Parameter(help="PEM file of its key, when the certificate's does not hold it.")] = (
+        None
+    )
+    tls_client_authority: Annotated[
+        Path | None,
+        Parameter(help="PEM file of an authority: peers under TLS must have a certificate that it has signed."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """What is kept, and how safely."""
 
@@ -119,6 +142,7 @@ class Wires:
 def serve(
     *,
     listeners: Annotated[Listeners, Parameter(name="*", group="Listeners")] = Listeners(),
+    tls: Annotated[Tls, Parameter(name="*", group="TLS")] = Tls(),
     storage: Annotated[Storage, Parameter(name="*", group="Storage")] = Storage(),
     process: Annotated[Process, Parameter(name="*", group="Process")] = Process(),
     wires: Annotated[Wires, Parameter(name="*", group="Wires")] = Wires(),
@@ -133,6 +157,10 @@ def serve(
             iggy=listeners.iggy,
             polywire=listeners.polywire,
             any_wire=listeners.any,
+            tls={wire: getattr(tls, f"{wire}_tls", "off") for wire in WIRES},
+            tls_certificate=tls.tls_certificate,
+            tls_key=tls.tls_key,
+            tls_client_authority=tls.tls_client_authority,
             ready_file=listeners.ready_file,
             durability=Level[storage.durability.name],
             partition_count=storage.partitions,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from polywire.client.tls import TlsSocket
 from polywire.errors import ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -37,14 +39,15 @@ class FramedSocket:
 
     __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
 
-    def __init__(self, host: str, port: int, *, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         """Connect and exchange the opening. Raises Unavailable."""
         self.address: Final = f"{host}:{port}"
         self.open = True
         self.owed = 0
         self._correlation = 0
         try:
-            self._socket: Final = socket.create_connection((host, port), timeout=timeout_s)
+            plain = socket.create_connection((host, port), timeout=timeout_s)
+            self._socket: Final[Any] = plain if tls is None else TlsSocket(plain, tls, host)
         except OSError as error:
             raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={self.address}") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Final, TypeVar
 
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
+from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
@@ -166,7 +168,7 @@ class _Progress:
 class BulkConnection:
     """Sockets to one broker, one per call under way. Guards: a socket whose answer was not read to its end is never used again."""
 
-    __slots__ = ("_arena", "_clock", "_host", "_lock", "_port", "_spares", "_timeout_s", "reconnect_s")
+    __slots__ = ("_arena", "_clock", "_host", "_lock", "_port", "_spares", "_timeout_s", "_tls", "reconnect_s")
 
     def __init__(
         self,
@@ -176,6 +178,7 @@ class BulkConnection:
         timeout_s: float = TIMEOUT_S,
         reconnect_s: float = RECONNECT_S,
         clock: Clock | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Nothing is sent before the first call. ``timeout_s`` limits each wait for the peer, ``reconnect_s`` how long reading calls
         go on trying to reach a broker that is gone."""
@@ -186,6 +189,7 @@ class BulkConnection:
         self._arena: Final = Arena()
         self._lock: Final = threading.Lock()
         self._spares: list[FramedSocket] = []
+        self._tls: Final = tls
         self.reconnect_s = reconnect_s
 
     def close(self) -> None:
@@ -395,7 +399,7 @@ class BulkConnection:
             with self._lock:
                 wire = self._spares.pop() if self._spares else None
             if wire is None:
-                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s)
+                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s, tls=self._tls)
             if wire.usable():
                 return wire
 
@@ -408,18 +412,22 @@ class BulkConnection:
         wire.close()
 
 
+TLS_SCHEME: Final = f"polywire{SCHEME_SUFFIX}://"
 _connections: dict[tuple[int, str, float, float], BulkConnection] = {}
 _connections_lock = threading.Lock()
 
 
 def connect(address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S) -> BulkConnection:
-    """The process's connection to ``host:port`` (``polywire://`` in front is allowed), made once; a forked child makes its own."""
-    host, port = split_address(address)
-    key = (os.getpid(), f"{host}:{port}", timeout_s, reconnect_s)
+    """The process's connection to ``host:port``, made once; a forked child makes its own. ``polywire://`` in front is allowed,
+    ``polywire+tls://`` asks for TLS."""
+    bare = address.removeprefix(TLS_SCHEME)
+    host, port = split_address(bare)
+    key = (os.getpid(), f"{host}:{port}" if bare == address else address, timeout_s, reconnect_s)
     with _connections_lock:
         connection = _connections.get(key)
         if connection is None:
-            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s)
+            tls = None if bare == address else client_context()
+            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s, tls=tls)
             _connections[key] = connection
         return connection
 

@@ -10,6 +10,7 @@ from typing import Final
 from polywire.client.base import Client
 from polywire.client.bulk import split_address
 from polywire.client.polywire import PolywireClient
+from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
@@ -17,7 +18,8 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
 
 
 async def connect(url: str) -> Client:
-    """A connected client for ``polywire://host:port``, the same with another wire's name, or plain ``host:port``.
+    """A connected client for ``polywire://host:port``, the same with another wire's name, or plain ``host:port``; with ``+tls`` behind
+    the scheme under TLS (``client.tls``).
 
     Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
     """
@@ -25,24 +27,25 @@ async def connect(url: str) -> Client:
     if not separator:
         scheme, address = DEFAULT_SCHEME, url
     host, port = split_address(address)
-    match scheme:
+    tls = client_context() if scheme.endswith(SCHEME_SUFFIX) else None
+    match scheme.removesuffix(SCHEME_SUFFIX):
         case "polywire":
-            return await PolywireClient.open(host, port)
+            return await PolywireClient.open(host, port, tls=tls)
         case "cursus":
             from polywire.client.cursus import CursusClient
 
-            return await CursusClient.open(host, port)
+            return await CursusClient.open(host, port, tls=tls)
         case "flux":
             from polywire.client.flux import FluxClient
 
-            return await FluxClient.open(host, port)
+            return await FluxClient.open(host, port, tls=tls)
         case "iggy":
             from polywire.client.iggy import IggyClient
 
-            return await IggyClient.open(host, port)
+            return await IggyClient.open(host, port, tls=tls)
         case "kafka07":
             from polywire.client.kafka07 import Kafka07Client
 
-            return await Kafka07Client.open(host, port)
+            return await Kafka07Client.open(host, port, tls=tls)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

@@ -7,6 +7,7 @@ carry is refused before anything is sent. Must not know: the broker's insides, o
 from __future__ import annotations
 
 import asyncio
+import ssl
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from polywire.client.cursus_replies import (
     nonsense,
     number,
 )
+from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_fault
 from polywire.records.columns import Record
@@ -147,9 +149,9 @@ class CursusClient:
 
     __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_turn", "_waiting")
 
-    def __init__(self, connection: _Connection, host: str, port: int) -> None:
+    def __init__(self, connection: _Connection, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._connection: Final = connection
-        self._address: Final = host, port
+        self._address: Final = host, port, tls
         self._groups: Final = Groups(self._ask)
         self._counts: dict[str, int] = {}
         self._idle: list[_Connection] = []
@@ -158,9 +160,9 @@ class CursusClient:
         self._closed = False
 
     @classmethod
-    async def open(cls, host: str, port: int) -> CursusClient:
+    async def open(cls, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> CursusClient:
         """Connect. Raises Unavailable."""
-        return cls(await _open(host, port), host, port)
+        return cls(await _open(host, port, tls), host, port, tls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -321,14 +323,8 @@ class CursusClient:
         return await self._groups.position(_word(group), _topic(topic), partition)
 
 
-async def _open(host: str, port: int) -> _Connection:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-    return connection
+async def _open(host: str, port: int, tls: ssl.SSLContext | None) -> _Connection:
+    return await open_connection(_Connection, host, port, timeout_s=OPEN_TIMEOUT_S, tls=tls)
 
 
 def _records(reply: bytes) -> list[Record]:

@@ -7,6 +7,7 @@ values are read back exactly, also where the wire's text is ambiguous. Must not 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ from polywire.client.flux_replies import (
     settle,
     split_consumed,
 )
+from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.codec import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import WHITE, Acks, Refused, topic_name
@@ -165,15 +167,11 @@ class FluxClient:
         self._connection: Final = connection
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> FluxClient:
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> FluxClient:
         """Connect. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-        return cls(connection)
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ Unavailable. Must not know: the broker's insides, other wires.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.group_info import GroupInfo, MemberInfo
+from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -190,13 +192,15 @@ class PolywireClient:
         self.limits: Final = limits
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> PolywireClient:
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> PolywireClient:
         """Connect and exchange the opening. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         connection = _Connection(loop)
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: connection, host, port)
+                await loop.create_connection(lambda: connection, host, port, **secured(tls, host))
                 limits = decode_answer(await connection.greeted, messages.Limits)
         except (OSError, TimeoutError, PeerError) as error:
             failure = Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}")

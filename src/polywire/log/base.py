@@ -230,6 +230,10 @@ class Log(Protocol):
     def barrier(self, level: Level, done: Done) -> None:
         """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
+
     def commit(self) -> None:
         """Write the turn as one group now and call the ``done`` of everything that asked for ``written`` or less."""
 

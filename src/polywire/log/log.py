@@ -331,6 +331,10 @@ class FileLog:
         self._scheduled = False
         self.commit()
 
+    @property
+    def uncommitted(self) -> bool:
+        return bool(self._turn.steps)
+
     def commit(self) -> None:
         if self._turn.steps and self._failure is None:
             self._write()

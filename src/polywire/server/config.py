@@ -6,7 +6,7 @@ Promises: values are checked before anything is opened. Must not know: how they 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -16,15 +16,11 @@ from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 OFF: Final = "off"
-WIRES: Final = (
-    "flux",
-    "cursus",
-    "iggy",
-    "kafka07",
-    "polywire",
-)  # each a field of ``ServeConfig``, by the name of its listener
+# Each is a field of ``ServeConfig``, by the name of its listener.
+WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
+TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
 
 
@@ -69,6 +65,9 @@ class ServeConfig:
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
     flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
+    tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
+    tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
@@ -89,6 +88,10 @@ class ServeConfig:
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
+    tls: Mapping[str, str] = field(default_factory=dict)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_authority: Path | None = None
     ready_file: Path | None = None
     users: Path | None = None
     durability: Level = Level.WRITTEN
@@ -128,17 +131,25 @@ class ServeConfig:
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
         given = {**{wire: getattr(self, wire) for wire in WIRES}, ANY: self.any_wire}
+        given |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
         if not addresses:
             raise Invalid(ErrorCode.INVALID_REQUEST, "every listener is off, there is nothing to serve")
         for name, address in addresses.items():
             self._check_reach(name, address)
+            if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"TLS needs a certificate: --tls-certificate listener={name}")
         return addresses
 
     def _check_reach(self, name: str, address: Address) -> None:
-        """Beyond this machine only those who log in are served."""
-        if self.insecure or address.is_loopback:
+        """Beyond this machine only those who log in, or have a certificate of their own, are served."""
+        if (
+            self.insecure
+            or address.is_loopback
+            or (name.endswith(TLS_SUFFIX) and self.tls_client_authority is not None)
+        ):
             return
+        name = name.removesuffix(TLS_SUFFIX)
         if self.users is None:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,

@@ -201,6 +201,17 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._factories) == 1:
             self._session = self._factories[0].open(self, self.resume)
 
+    def move_to(self, transport: Any, received: bytes) -> None:
+        """Go on with another transport of the same socket, from which these bytes came."""
+        self._transport = transport
+        transport.set_protocol(self)
+        while received and not transport.is_closing():
+            room = self.get_buffer(-1)
+            count = min(len(room), len(received))
+            room[:count] = received[:count]
+            received = received[count:]
+            self.buffer_updated(count)
+
     def get_buffer(self, sizehint: int) -> memoryview:
         start, end = self._start, self._end
         if start == end:

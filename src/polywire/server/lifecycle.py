@@ -38,6 +38,7 @@ from polywire.server.config import ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.tls import server_tls
 from polywire.server.users import read_users
 from polywire.types import Level
 
@@ -77,7 +78,8 @@ async def serve(config: ServeConfig) -> int:
         if config.users is not None:
             broker.access.configure(read_users(config.users))
         factories = _factories(broker, config)
-        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires())
+        tls = server_tls(config)
+        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires(), tls=tls)
     except BrokerError:
         broker.close()
         raise

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.base import SessionFactory
-from polywire.server.config import ANY, Address
+from polywire.server.config import ANY, TLS_SUFFIX, Address
 from polywire.server.connection import Connection, Hub
+from polywire.server.tls import TlsConnection
 
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 KEEP_ALIVE: Final = {
@@ -39,8 +41,9 @@ async def open_listeners(
     factories: Sequence[SessionFactory],
     *,
     any_wires: Collection[str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> list[Listener]:
-    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without.
+    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a context.
 
     Raises Busy(BUSY) with the address that cannot be had.
     """
@@ -48,9 +51,11 @@ async def open_listeners(
     among_all = [factory for factory in factories if any_wires is None or factory.wire in any_wires]
     opened: list[Listener] = []
     for name, address in addresses.items():
-        spoken = among_all if name == ANY else [by_wire[name]]
+        wire = name.removesuffix(TLS_SUFFIX)
+        spoken = among_all if wire == ANY else [by_wire[wire]]
+        context = tls if name == ANY or name.endswith(TLS_SUFFIX) else None
         try:
-            opened.append(await _listen(hub, name, address, spoken))
+            opened.append(await _listen(hub, name, address, spoken, context))
         except OSError as error:
             close_listeners(opened)
             reason = error.strerror or str(error)
@@ -58,11 +63,14 @@ async def open_listeners(
     return opened
 
 
-async def _listen(hub: Hub, name: str, address: Address, spoken: Sequence[SessionFactory]) -> Listener:
+async def _listen(
+    hub: Hub, name: str, address: Address, spoken: Sequence[SessionFactory], context: ssl.SSLContext | None
+) -> Listener:
     loop = asyncio.get_running_loop()
 
     def connect() -> Any:
-        return Connection(hub, spoken)
+        connection = Connection(hub, spoken)
+        return connection if context is None else TlsConnection(hub, connection, context, plain_too=name == ANY)
 
     server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
     for listening in server.sockets:

@@ -72,7 +72,7 @@ def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
         refuse("address", f"is given more than once, under the names {', '.join(given)}")
     found = tuple(part.strip() for part in options[given[0]].split(",") if part.strip())
     for address in found:
-        host, colon, port = address.removeprefix("polywire://").rpartition(":")
+        host, colon, port = address.removeprefix("polywire+tls://").removeprefix("polywire://").rpartition(":")
         if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
             refuse(given[0], f"must be host:port, or several with commas between, not {address!r}")
     if not found:

@@ -226,6 +226,11 @@ class MemoryLog:
         self._scheduled = False
         self.commit()
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was added since the last commit."""
+        return bool(self._turn)
+
     def commit(self) -> None:
         """Write the turn as one group."""
         turn, self._turn = self._turn, []

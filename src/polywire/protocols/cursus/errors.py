@@ -37,6 +37,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.TOPIC_REPLACED: "topic_not_found",
     ErrorCode.GROUP_EXISTS: "broker_error",
     ErrorCode.GENERATION_STALE: "GEN_MISMATCH",
+    ErrorCode.VERSION_CONFLICT: "version_conflict",
     ErrorCode.PARTITION_NOT_ASSIGNED: "NOT_OWNER",
     ErrorCode.PRODUCER_FENCED: "stale_producer_epoch",
     ErrorCode.NOT_OWNER: "NOT_PARTITION_LEADER",

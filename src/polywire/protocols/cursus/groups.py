@@ -91,6 +91,14 @@ def _admit(session: CursusSession, topic: str) -> None:
         session.state.guard.admit_topic(session, found, Operation.READ)
 
 
+def _may_read(session: CursusSession, topic: str) -> bool:
+    try:
+        _admit(session, topic)
+    except Refused:
+        return False
+    return True
+
+
 def _check_topic(session: CursusSession, topic: str, group: str) -> None:
     """A group belongs to one topic, but for the one that clients use when none was configured. Raises Refused."""
     expected = session.state.broker.groups.topic_of(WIRE, group)
@@ -140,7 +148,8 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     place = Place(session, topic, group, given, wanted)
     if wanted is not None:
         return _resume(place, request)
-    member = _returning(place) or _new_id(place)
+    returning = _returning(place)
+    member = returning or _new_id(place)
     new = place.view() is None
     answer = session.later(request.dialect, blocking=True)
     try:
@@ -159,14 +168,20 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     view = place.view()
     assert view is not None, "whoever joins has a group"
     confirmed = session.state.confirmed
-    confirmed.mark(place.key, member, membership.generation)
+    if (
+        returning is None or returning == given
+    ):  # who came back by its base name may do so again until it has used the generation
+        confirmed.mark(place.key, member, membership.generation)
     confirmed.keep(place.key, [known.id for known in view.members], broker.settings.groups_max)
     answer.body = _placed(member, membership)
     return None
 
 
 def _returning(place: Place) -> str | None:
-    """The member that this one already is (dossier §6.4)."""
+    """The member that this one already is (dossier §6.4).
+
+    By its base name also one without partitions: Java's client joins anew every second while it has none.
+    """
     view = place.view()
     if view is None:
         return None
@@ -174,9 +189,10 @@ def _returning(place: Place) -> str | None:
     if place.member in ids:
         return place.member
     confirmed = place.session.state.confirmed
-    for member in ids:
-        if base_of(member) == place.member and not confirmed.has(place.key, member, view.generation):
-            return member
+    for member in view.members:
+        known = confirmed.has(place.key, member.id, view.generation)
+        if base_of(member.id) == place.member and not (known and member.partitions):
+            return member.id
     return None
 
 
@@ -441,11 +457,12 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply:
-    """LIST_GROUPS: those that any wire made, by name."""
+    """LIST_GROUPS: those that any wire made, of topics that may be read, by name."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     groups = session.state.broker.groups
-    names = sorted({view.name for view in groups.views()} | groups.bound(WIRE).keys(), key=str.encode)
+    pairs = {(view.name, view.topic) for view in groups.views()} | set(groups.bound(WIRE).items())
+    names = sorted({name for name, topic in pairs if _may_read(session, topic)}, key=str.encode)
     return encoded(f"OK count={len(names)} groups={','.join(names)}")
 
 

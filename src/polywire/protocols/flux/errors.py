@@ -31,6 +31,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.TOKEN_MISSING: (_BAD, None),
     ErrorCode.USER_EXISTS: (_BAD, None),
     ErrorCode.TOKEN_EXISTS: (_BAD, None),
+    ErrorCode.VERSION_CONFLICT: (_BAD, None),
     ErrorCode.TOPIC_MISSING: (_BAD, None),
     ErrorCode.PARTITION_MISSING: (_BAD, "invalid partition"),
     ErrorCode.GROUP_MISSING: (_GENERATION, "group not found"),

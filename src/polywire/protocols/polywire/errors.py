@@ -50,6 +50,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.GROUP_EXISTS: 55,
     ErrorCode.USER_EXISTS: 53,
     ErrorCode.TOKEN_EXISTS: 54,
+    ErrorCode.VERSION_CONFLICT: 56,
     ErrorCode.NOT_OWNER: 64,
     ErrorCode.BUSY: 80,
     ErrorCode.STAGE_FULL: 81,

@@ -1,0 +1,166 @@
+"""Event sourcing: events of aggregates with versions without gaps, and aggregates' snapshots (design §3, decision 0011).
+
+Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is
+by place, never by scanning. Must not know: wires.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.aggregates import snapshot_size
+from polywire.broker.produce import Admission
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.state import State
+from polywire.broker.topics import Partition
+from polywire.clock import Clock
+from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.log.base import Done, Log
+from polywire.types import Buffer, Level
+
+ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
+CHANGE_BYTES: Final = 64  # of a change beside its key and payload
+COMMITS_MAX: Final = 100  # turns written one after the other before an event is refused
+FORGET_INTERVAL_S: Final = 10.0  # between two looks for events that retention has removed
+
+
+class Events:
+    """The aggregates of all topics whose records are events."""
+
+    __slots__ = ("_admission", "_clock", "_forgot_at", "_log", "_settings", "_state")
+
+    def __init__(self, log: Log, state: State, admission: Admission, settings: BrokerSettings, clock: Clock) -> None:
+        self._log = log
+        self._state = state
+        self._admission = admission
+        self._settings = settings
+        self._clock = clock
+        self._forgot_at = clock.monotonic() - FORGET_INTERVAL_S
+
+    def version(self, partition: Partition, key: bytes) -> int:
+        """Version of an aggregate's latest event, 0 when it has none."""
+        found = self._state.aggregates.find(partition.incarnation, key)
+        return 0 if found is None else found.version
+
+    def append(
+        self, partition: Partition, key: bytes, version: int, batch: Buffer, *, level: Level, done: Done | None
+    ) -> int:
+        """Append one event, the only record of ``batch``, as this version of an aggregate; returns its offset.
+
+        Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST) for
+        a topic without event sourcing or a key that is empty or too long, Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY) when there are
+        too many aggregates or events, Busy(DISK_FULL).
+        """
+        self._check_key(partition, key)
+        self._check_version(partition, key, version)
+        self._admission.check(partition, batch)
+        self._check_room(partition, key)
+        self._settle()
+        self._check_version(partition, key, version)  # committing has told others, who may have appended
+        self._log.reserve(len(batch) + len(key) + CHANGE_BYTES + 2 * ENTRY_BYTES)
+        offset = partition.log.next_offset
+        change = changes.EventAppended(partition.incarnation, key, version, offset)
+        self._log.append(partition.log, batch, level=level, done=done)
+        self._log.change(changes.encode(change), level=level, done=None)
+        self._state.apply_change(change)
+        return offset
+
+    def places(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
+        """The version of the first event from ``first_version`` on that can be read, and the offsets from it on."""
+        found = self._state.aggregates.find(partition.incarnation, key)
+        if found is None:
+            return max(first_version, 1), array("q")
+        start = max(first_version - found.first_version, 0)
+        offsets = found.offsets[start:]
+        first_offset = partition.log.first_offset
+        gone = 0
+        while gone < len(offsets) and offsets[gone] < first_offset:
+            gone += 1
+        return found.first_version + start + gone, offsets[gone:]
+
+    def snapshot(self, partition: Partition, key: bytes) -> changes.SnapshotSaved | None:
+        """An aggregate's snapshot, None when none was saved."""
+        return self._state.aggregates.find_snapshot(partition.incarnation, key)
+
+    def save_snapshot(
+        self, partition: Partition, key: bytes, version: int, payload: bytes, *, level: Level, done: Done | None
+    ) -> None:
+        """Keep a snapshot of an aggregate as of a version, in place of the one before.
+
+        Raises Conflict(VERSION_CONFLICT) for a version it has not reached, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST),
+        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when all snapshots take too much room, Busy(DISK_FULL).
+        """
+        self._check_key(partition, key)
+        current = self.version(partition, key)
+        if not 1 <= version <= current:
+            raise Conflict(
+                ErrorCode.VERSION_CONFLICT, f"aggregate has no such version current={current} got={version} key={key!r}"
+            )
+        limit = self._settings.aggregate_snapshot_bytes_max
+        if len(payload) > limit:
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"snapshot is too large bytes={len(payload)} limit={limit}")
+        change = changes.SnapshotSaved(partition.incarnation, key, version, payload)
+        self._check_snapshot_room(change)
+        self._log.reserve(len(payload) + len(key) + CHANGE_BYTES + ENTRY_BYTES)
+        self._log.change(changes.encode(change), level=level, done=done)
+        self._state.apply_change(change)
+
+    def _settle(self) -> None:
+        """Have everything taken before numbered, so that the next record's offset is known."""
+        for _ in range(COMMITS_MAX):
+            if not self._log.uncommitted:
+                return
+            self._log.commit()  # whoever is told may add something
+        raise Busy(ErrorCode.BUSY, "too much is written at once", retry_after_ms=1)
+
+    def _check_key(self, partition: Partition, key: bytes) -> None:
+        if partition.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
+        if not partition.topic.settings.event_sourcing:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"topic has no events of aggregates name={partition.topic.name.full!r}"
+            )
+        limit = self._settings.aggregate_key_bytes_max
+        if not 1 <= len(key) <= limit:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a key must have 1 to {limit} bytes got={len(key)}")
+
+    def _check_version(self, partition: Partition, key: bytes, version: int) -> None:
+        current = self.version(partition, key)
+        if version != current + 1:
+            raise Conflict(
+                ErrorCode.VERSION_CONFLICT,
+                f"aggregate is at another version current={current} got={version} key={key!r}",
+            )
+
+    def _check_room(self, partition: Partition, key: bytes) -> None:
+        aggregates, settings = self._state.aggregates, self._settings
+        if aggregates.event_count >= settings.events_max:
+            self._forget()
+        if aggregates.event_count >= settings.events_max:
+            raise Busy(ErrorCode.BUSY, f"too many events limit={settings.events_max}")
+        if aggregates.count >= settings.aggregates_max and aggregates.find(partition.incarnation, key) is None:
+            raise Busy(ErrorCode.BUSY, f"too many aggregates limit={settings.aggregates_max}")
+
+    def _check_snapshot_room(self, change: changes.SnapshotSaved) -> None:
+        aggregates = self._state.aggregates
+        was = aggregates.find_snapshot(change.incarnation, change.key)
+        added = snapshot_size(change) - snapshot_size(was)
+        if added > 0 and aggregates.snapshot_bytes + added > self._settings.aggregate_snapshots_bytes_max:
+            raise Busy(
+                ErrorCode.BUSY, f"snapshots take too much room limit={self._settings.aggregate_snapshots_bytes_max}"
+            )
+
+    def _forget(self) -> None:
+        """Make room by what retention has removed; a pass over all aggregates, so not often."""
+        now = self._clock.monotonic()
+        if now - self._forgot_at < FORGET_INTERVAL_S:
+            return
+        self._forgot_at = now
+
+        def first_offset_of(incarnation: int) -> int:
+            partition = self._state.catalog.find_partition(incarnation)
+            return 0 if partition is None else partition.log.first_offset
+
+        self._state.aggregates.forget(first_offset_of)

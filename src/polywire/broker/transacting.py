@@ -1,0 +1,170 @@
+"""Transactions that are open over many requests: records staged one by one, positions of a group, and one atomic end.
+
+Promises: what a transaction holds is journalled in the same group as the staged record, so counts and records agree after any crash; the
+records and the positions of a commit become true in one group (decision 0012). Must not know: wires, who is a member of what.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.changes import TransactionState
+from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
+from polywire.broker.produce import Admission
+from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.state import State
+from polywire.broker.topics import Partition
+from polywire.broker.transactions import TOKEN_BYTES, Transactions
+from polywire.broker.transactors import Scope, Transactor
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
+from polywire.log.base import Done, Log
+from polywire.types import Buffer, Level
+
+_NO_TOKEN: Final = b""
+
+
+class Transacting:
+    """The transactions of all transactors.
+
+    Everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then committing the rest, would tear
+    it apart.
+    """
+
+    __slots__ = ("_admission", "_clock", "_log", "_settings", "_staging", "_state")
+
+    def __init__(
+        self,
+        log: Log,
+        state: State,
+        *,
+        admission: Admission,
+        staging: Transactions,
+        settings: BrokerSettings,
+        clock: Clock,
+    ) -> None:
+        self._log = log
+        self._state = state
+        self._admission = admission
+        self._staging = staging
+        self._settings = settings
+        self._clock = clock
+
+    def find(self, id_: str) -> Transactor | None:
+        """A transactor as it is now; one whose staged records may have expired has aborted."""
+        found = self._state.transactors.find(id_)
+        if found is None or not found.is_open or not found.messages:
+            return found
+        if self._clock.now_us() < found.at_us + self._settings.stage_expiry_us:
+            return found
+        self.abort(found, done=None)
+        return self._state.transactors.find(id_)
+
+    def begin_epoch(self, id_: str, *, done: Done | None) -> Transactor:
+        """Become this transactor: an open transaction of the one before is aborted, and that one fenced.
+
+        Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many, Busy(DISK_FULL).
+        """
+        check_name(id_, self._settings.name_bytes_max)
+        self._state.transactors.check_room(id_, self._clock.now_us())
+        known = self._state.transactors.find(id_)
+        if known is not None and known.is_open:
+            self._staging.abandon([known.token])
+        return self._store(id_, 0 if known is None else known.epoch + 1, TransactionState.ABORTED, _NO_TOKEN, done)
+
+    def begin(self, transactor: Transactor, *, done: Done | None) -> None:
+        """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
+        assert not transactor.is_open, "one transaction at a time"
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._store(transactor.id, transactor.epoch, TransactionState.OPEN, token, done)
+
+    def _store(self, id_: str, epoch: int, state: TransactionState, token: bytes, done: Done | None) -> Transactor:
+        change = changes.TransactorStored(id_, epoch, state, token, self._clock.now_us())
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._state.apply_change(change)
+        stored = self._state.transactors.find(id_)
+        assert stored is not None, "it was just stored"
+        return stored
+
+    def stage(
+        self, transactor: Transactor, partition: Partition, sequence: int, batch: Buffer, *, done: Done | None
+    ) -> bool:
+        """Hold one record back for the end of an open transaction; False when its sequence is not above the partition's last, which
+        makes it a repeat: nothing is staged, and ``done`` follows the original.
+
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY, STAGE_FULL, DISK_FULL).
+        """
+        assert transactor.is_open, "records belong to a transaction"
+        self._admission.check(partition, batch)
+        self._log.reserve(
+            len(batch) + len(transactor.id) + CHANGE_BYTES + 3 * ENTRY_BYTES
+        )  # it may commit, and so tell others
+        if not self._is_current(transactor):
+            raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transactor.id!r}")
+        if sequence <= transactor.sequences.get(partition.incarnation, 0):
+            if done is not None:
+                self._log.barrier(Level.SYNCED, done)
+            return False
+        limit = self._settings.transaction_messages_max
+        if transactor.messages >= limit:
+            raise Busy(ErrorCode.BUSY, f"too many records in one transaction limit={limit}")
+        now_us = (
+            self._clock.now_us()
+        )  # before the staging looks at the clock: its records outlive ``at_us`` by their whole time
+        self._staging.stage(transactor.token, partition, batch, level=Level.SYNCED, done=done)
+        change = changes.TransactionStaged(
+            transactor.id, partition.incarnation, sequence, transactor.messages + 1, now_us
+        )
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=None)
+        self._state.apply_change(change)
+        return True
+
+    def _is_current(self, transactor: Transactor) -> bool:
+        return transactor.is_open and self._state.transactors.find(transactor.id) is transactor
+
+    def put_offsets(
+        self, transactor: Transactor, scope: Scope, offsets: Mapping[int, int], *, done: Done | None
+    ) -> None:
+        """Commit these next offsets of a group, by partition number, with an open transaction. Raises Busy(DISK_FULL)."""
+        assert transactor.is_open, "positions belong to a transaction"
+        change = changes.TransactionOffsets(
+            id=transactor.id,
+            topic=scope.topic,
+            group=scope.group,
+            member=scope.member,
+            generation=scope.generation,
+            offsets={**transactor.offsets, **offsets},
+        )
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._state.apply_change(change)
+
+    def abort(self, transactor: Transactor, *, done: Done | None) -> None:
+        """End an open transaction without a trace. Raises Busy(DISK_FULL)."""
+        assert transactor.is_open, "there is something to end"
+        self._staging.abandon([transactor.token])
+        self._store(transactor.id, transactor.epoch, TransactionState.ABORTED, _NO_TOKEN, done)
+
+    def commit(self, transactor: Transactor, positions: Sequence[changes.PositionStored], *, done: Done | None) -> None:
+        """End an open transaction: its records can be read and the positions are stored, all at once.
+
+        Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,
+        Busy(DISK_FULL); then nothing has happened.
+        """
+        assert transactor.is_open, "there is something to end"
+        change = changes.TransactionCommitted(transactor.id, self._clock.now_us(), tuple(positions))
+        data = changes.encode(change)
+        if transactor.messages:
+            self._staging.check_staged([transactor.token])
+
+            def published(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
+                del ranges
+                if done is not None:
+                    done(-1, error)
+
+            self._log.publish([transactor.token], data, level=Level.SYNCED, done=published)
+        else:
+            self._log.change(data, level=Level.SYNCED, done=done)
+        self._state.apply_change(change)

@@ -1,0 +1,311 @@
+"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (dossier §7.2).
+
+Promises: a stream is answered whole or not at all; every event lies in the partition of its key. Must not know: sockets, how versions
+are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Final
+
+from polywire.broker.changes import SnapshotSaved
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, Busy, Conflict, Invalid
+from polywire.log.base import Read
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.batches import empty_batch
+from polywire.protocols.cursus.filling import Filling
+from polywire.protocols.cursus.messages import (
+    REPLY_BYTES_MAX,
+    Refused,
+    Request,
+    decoded,
+    encoded,
+    frame,
+    integer,
+    quote,
+)
+from polywire.protocols.cursus.session import PASS_S, Command, CursusSession, Reply
+from polywire.protocols.cursus.state import Operation
+from polywire.records.columns import Event, Record
+from polywire.records.rows import from_records
+from polywire.types import KeyHash, Level
+
+READ_BYTES_MAX: Final = 64 * 1024  # asked of the log at a time: other aggregates' events lie between
+TEXT_BYTES_MAX: Final = 65_535  # of an event's type and metadata, as batches carry them
+_SCHEMA_MAX: Final = 2**32 - 1
+
+
+def _topic(session: CursusSession, request: Request, operation: Operation) -> Topic:
+    """The topic of a stream, which must be made for events. Raises Refused."""
+    name = request.need("topic")
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        raise Refused("topic_not_found", f"topic={name}")
+    session.state.guard.admit_topic(session, topic, operation)
+    if not topic.settings.event_sourcing:
+        raise Refused("event_sourcing_not_enabled", f"topic={name}")
+    return topic
+
+
+def _home(session: CursusSession, topic: Topic, key: bytes) -> Partition:
+    return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+
+
+def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
+    """A number. Raises Refused ``missing_<key>`` or ``invalid_<key>``."""
+    text = request.options.get(key) or usual or request.need(key)
+    value = integer(text)
+    if value is None or not low <= value <= high:
+        raise Refused(f"invalid_{key}", f"value={text}")
+    return value
+
+
+def _message(request: Request) -> bytes:
+    if request.message is None:
+        raise Refused("missing_message", f"command={request.name}")
+    return request.message
+
+
+def _text(request: Request, key: str) -> bytes:
+    text = encoded(request.options.get(key, ""))
+    if len(text) > TEXT_BYTES_MAX:
+        raise Refused("append_stream_failed", f"reason={quote(f'{key} is longer than {TEXT_BYTES_MAX} bytes')}")
+    return text
+
+
+# Writing
+
+
+def append(session: CursusSession, request: Request, /) -> Reply | None:
+    """APPEND_STREAM: one event, if the aggregate is at the version before it."""
+    for name in ("topic", "key", "version"):
+        request.need(name)
+    value = _message(request)
+    version = _number(request, "version", low=0)
+    schema = _number(request, "schema_version", low=0, high=_SCHEMA_MAX, usual="1")
+    kind, metadata = _text(request, "event_type"), _text(request, "metadata")
+    topic = _topic(session, request, Operation.WRITE)
+    key = encoded(request.need("key"))
+    partition = _home(session, topic, key)
+    event = Event(decoded(kind), schema, version, metadata or None)
+    answer = session.later(request.dialect, blocking=True)
+    try:
+        batch = from_records([Record(value=value, key=key, event=event)])
+        offset = session.state.broker.events.append(
+            partition, key, version, batch, level=Level.WRITTEN, done=answer.done
+        )
+    except Conflict:
+        current = session.state.broker.events.version(partition, key)
+        raise Refused("version_conflict", f"current={current} expected={version}") from None
+    except (Invalid, Busy) as error:
+        raise Refused("append_stream_failed", f"reason={quote(error.message)}") from None
+    answer.body = encoded(f"OK version={version} offset={offset} partition={partition.number}")
+    return None
+
+
+def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
+    """SAVE_SNAPSHOT: the last one saved counts, also when its version is older."""
+    for name in ("topic", "key", "version"):
+        request.need(name)
+    payload = _message(request)
+    version = _number(request, "version", low=1)
+    topic = _topic(session, request, Operation.WRITE)
+    key = encoded(request.need("key"))
+    partition = _home(session, topic, key)
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = encoded(f"OK version={version} partition={partition.number}")
+    events = session.state.broker.events
+    try:
+        events.save_snapshot(partition, key, version, payload, level=Level.WRITTEN, done=answer.done)
+    except Conflict:
+        current = events.version(partition, key)
+        raise Refused("snapshot_version_exceeds_stream", f"version={version} current={current}") from None
+    except (Invalid, Busy) as error:
+        raise Refused("save_snapshot_failed", f"reason={quote(error.message)}") from None
+    return None
+
+
+# Reading
+
+
+def version_of(session: CursusSession, request: Request, /) -> Reply:
+    """STREAM_VERSION: 0 for a key without events."""
+    topic = _topic(session, request, Operation.READ)
+    key = encoded(request.need("key"))
+    return encoded(f"OK version={session.state.broker.events.version(_home(session, topic, key), key)}")
+
+
+def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
+    """READ_SNAPSHOT."""
+    topic = _topic(session, request, Operation.READ)
+    key = encoded(request.need("key"))
+    found = session.state.broker.events.snapshot(_home(session, topic, key), key)
+    return encoded("OK snapshot=") + _json(None if found is None else _shown(found))
+
+
+def _shown(snapshot: SnapshotSaved) -> dict[str, object]:
+    return {"version": snapshot.version, "payload": decoded(snapshot.payload)}
+
+
+def _json(value: object) -> bytes:
+    return encoded(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
+    """READ_STREAM: what there is as JSON, then the events as a batch; an error is one frame of JSON."""
+    try:
+        topic = _topic(session, request, Operation.READ)
+        key = encoded(request.need("key"))
+        first_version = max(_number(request, "from_version", low=0, usual="1"), 1)
+    except Refused as error:
+        return _failed(error)
+    partition = _home(session, topic, key)
+    answer = session.later(request.dialect, blocking=True)
+    reading = StreamReading(session, answer, partition, key, first_version)
+    session.state.broker.settle(Level.WRITTEN, reading.begin)
+    return None
+
+
+def _failed(error: Refused) -> bytes:
+    return _json({"error": f"{error.code} {error.facts}".rstrip(), "status": "ERROR"})
+
+
+class StreamReading:
+    """One READ_STREAM under way. Invariant: answered once; ``_next`` is the index of the next event to read."""
+
+    __slots__ = (
+        "_answer",
+        "_filling",
+        "_first_version",
+        "_key",
+        "_next",
+        "_offsets",
+        "_partition",
+        "_session",
+        "_snapshot",
+    )
+
+    def __init__(
+        self, session: CursusSession, answer: Answer, partition: Partition, key: bytes, first_version: int
+    ) -> None:
+        self._session = session
+        self._answer = answer
+        self._partition = partition
+        self._key = key
+        self._first_version = first_version
+        self._snapshot: SnapshotSaved | None = None
+        self._offsets = array("q")
+        self._next = 0
+        self._filling: Filling | None = None
+
+    def begin(self, _: int, error: BrokerError | None) -> None:
+        """Everything that was appended before can be read now."""
+        if self._session.closed:
+            return
+        if error is not None:
+            self._fail(error.message)
+            return
+        events = self._session.state.broker.events
+        snapshot = events.snapshot(self._partition, self._key)
+        if snapshot is not None and snapshot.version >= self._first_version:
+            self._snapshot = snapshot
+            self._first_version = snapshot.version + 1
+        _, self._offsets = events.places(self._partition, self._key, self._first_version)
+        self._filling = Filling(self._session.state.scratch, self._partition.topic.name.full, codec.RECORDS_MAX)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read until all events are there, bytes must be fetched, or others must have their turn."""
+        if self._session.closed:
+            self._drop()
+            return
+        now = self._session.state.broker.clock.monotonic
+        until = now() + PASS_S
+        while self._next < len(self._offsets):
+            if now() >= until:
+                self._session.state.broker.loop.call_soon(self._go_on)
+                return
+            try:
+                read = self._session.state.broker.fetch(
+                    self._partition, self._offsets[self._next], bytes_max=READ_BYTES_MAX, then=self._read_later
+                )
+            except BrokerError as error:
+                self._fail(error.message)
+                return
+            if read is None:
+                return
+            if not self._take(read):
+                return
+        self._finish()
+
+    def _read_later(self, read: Read | BrokerError) -> None:
+        """The bytes had to be fetched."""
+        if isinstance(read, BrokerError):
+            self._fail(read.message)
+        elif self._session.closed or self._take(read):
+            self._go_on()
+
+    def _take(self, read: Read) -> bool:
+        """Take over every event of the stream that was read; False when that failed."""
+        filling, offsets = self._filling, self._offsets
+        assert filling is not None, "a batch is being filled"
+        try:
+            if read.next_offset <= offsets[self._next]:
+                self._fail("an event cannot be read yet")
+                return False
+            while self._next < len(offsets) and offsets[self._next] < read.next_offset:
+                start = stop = self._next
+                while stop < len(offsets) and offsets[stop] - offsets[start] == stop - start:
+                    stop += 1
+                end = min(offsets[stop - 1] + 1, read.next_offset)
+                before = filling.written
+                filling.take(read, offsets[start], end)
+                if filling.written - before != end - offsets[start]:
+                    self._fail("the stream is too large for one answer: save a snapshot, or read from a later version")
+                    return False
+                self._next += end - offsets[start]
+        except BrokerError as error:
+            self._fail(error.message)
+            return False
+        finally:
+            read.pin.release()
+        return True
+
+    def _finish(self) -> None:
+        filling, self._filling = self._filling, None
+        assert filling is not None, "a batch was filled"
+        topic, number = self._partition.topic.name.full, self._partition.number
+        parts, released = filling.finish(number)
+        if sum(map(len, parts)) > REPLY_BYTES_MAX:
+            if released is not None:
+                released()
+            self._fail("the stream is too large for one answer: save a snapshot, or read from a later version")
+            return
+        told: dict[str, object] = {"status": "OK", "topic": topic, "key": decoded(self._key), "partition": number}
+        told["count"] = len(self._offsets)
+        if self._snapshot is not None:
+            told["snapshot"] = _shown(self._snapshot)
+        self._answer.fill([frame(_json(told)), *(parts or [frame(empty_batch(topic, number))])], released)
+
+    def _drop(self) -> None:
+        if self._filling is not None:
+            self._filling.drop()
+            self._filling = None
+
+    def _fail(self, reason: str) -> None:
+        self._drop()
+        self._answer.ok(_failed(Refused("read_stream_failed", f"reason={quote(reason)}")))
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "APPEND_STREAM": Command(append, permissions=("topic.write",)),
+    "SAVE_SNAPSHOT": Command(save_snapshot, permissions=("topic.write",)),
+    "STREAM_VERSION": Command(version_of, permissions=("topic.read",)),
+    "READ_SNAPSHOT": Command(read_snapshot, permissions=("topic.read",)),
+    "READ_STREAM": Command(read_stream, permissions=("topic.read",)),
+}

@@ -1,0 +1,316 @@
+"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (dossier §7.3).
+
+Promises: everything a commit could be refused for is looked at before anything is published; what ended may be ended again the same way.
+Must not know: how records are staged, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from polywire.broker.changes import PositionStored, TransactionState
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.transactors import Scope, Transactor
+from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
+from polywire.protocols.cursus.groups import TRANSACTION_KEYS, Place, check_offsets, read_pairs
+from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote
+from polywire.protocols.cursus.policies import policy_of
+from polywire.protocols.cursus.publishing import Run, find_partition, one_record
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
+from polywire.protocols.cursus.state import Operation
+from polywire.types import KeyHash, Level, PositionKind
+
+_SEQUENCE_MAX: Final = 2**63 - 1
+_LIST_FAULTS: Final = frozenset(
+    {"invalid_batch_commit_entry", "invalid_partition", "invalid_offset", "duplicate_partition"}
+)
+
+
+def producer_of(transactional_id: str) -> str:
+    """The producer id that belongs to a transactional id."""
+    return f"txn-{sha256(encoded(transactional_id)).digest()[:8].hex()}"
+
+
+def _name(request: Request) -> str:
+    name = next((request.options[key] for key in TRANSACTION_KEYS if request.options.get(key)), "")
+    if not name:
+        raise Refused("missing_transactional_id", f"command={request.name}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks to change a transaction: names a transactor, its producer id and an epoch."""
+
+    session: CursusSession
+    request: Request
+    name: str
+    epoch: int
+
+    @classmethod
+    def read(cls, session: CursusSession, request: Request) -> Asked:
+        """What every command but INIT and STATUS begins with. Raises Refused."""
+        name = _name(request)
+        request.need("producerId")
+        epoch = integer(request.need("epoch"))
+        if epoch is None or epoch < 0:
+            raise Refused("invalid_epoch", f"command={request.name}")
+        return cls(session, request, name, epoch)
+
+    def transactor(self, failure: str) -> Transactor:
+        """The transactor, if it is still this one. Raises Refused ``transaction_not_found``, or ``failure`` for one that was fenced."""
+        found = _find(self.session, self.name)
+        producer = self.request.options["producerId"]
+        if self.epoch != found.epoch:
+            facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
+            raise Refused(failure, f"reason={quote(f'producer fenced {facts}')}")
+        if producer != producer_of(self.name):
+            facts = f"transactional_id={self.name} expected={producer_of(self.name)} got={producer}"
+            raise Refused(failure, f"reason={quote(f'producer mismatch {facts}')}")
+        return found
+
+    def opened(self, failure: str) -> Transactor:
+        """The same, with a transaction under way."""
+        found = self.transactor(failure)
+        if not found.is_open:
+            raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
+        return found
+
+
+def _find(session: CursusSession, name: str) -> Transactor:
+    found = session.state.broker.transacting.find(name)
+    if found is None:
+        raise Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
+    return found
+
+
+def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
+    """INIT_PRODUCER_ID: a new epoch, which fences all before it and aborts what they left open."""
+    name = _name(request)
+    answer = session.later(request.dialect, blocking=True)
+    try:
+        transactor = session.state.broker.transacting.begin_epoch(name, done=answer.done)
+    except (Invalid, Busy) as error:
+        raise Refused("init_producer_failed", f"reason={quote(error.message)}") from None
+    answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transactor.epoch}")
+    return None
+
+
+def begin(session: CursusSession, request: Request, /) -> Reply | None:
+    """BEGIN_TXN: also after a transaction of the same epoch has ended, and again while nothing was staged yet."""
+    asked = Asked.read(session, request)
+    transactor = asked.transactor("transaction_begin_failed")
+    if transactor.is_open and (transactor.messages or transactor.offsets):
+        raise Refused("producer_reinitialization_required", f"transactional_id={asked.name} epoch={asked.epoch}")
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = encoded(
+        f"OK transactional_id={asked.name} state=open producerId={producer_of(asked.name)} epoch={asked.epoch}"
+    )
+    if transactor.is_open:
+        session.state.broker.settle(Level.SYNCED, answer.done)
+    else:
+        session.state.broker.transacting.begin(transactor, done=answer.done)
+    return None
+
+
+def publish(session: CursusSession, request: Request, /) -> Reply | None:
+    """TXN_PUBLISH: the record is held back; one whose sequence its partition has had is a repeat."""
+    name = _name(request)
+    request.need("topic")
+    asked = Asked.read(session, request)
+    sequence = integer(request.options.get("seqNum", ""))
+    if sequence is None or not 1 <= sequence <= _SEQUENCE_MAX:
+        raise Refused("invalid_seq_num", f"command={request.name} reason={quote('seqNum must be greater than zero')}")
+    message = session.state.guard.payload(request)
+    if message is None:
+        raise Refused("missing_message", f"command={request.name}")
+    topic = _writable(session, request.options["topic"])
+    key = encoded(request.options.get("key", ""))
+    partition = _partition(session, request, topic, key, sequence)
+    transactor = asked.opened("transaction_publish_failed")
+    run = Run(0, 1, encoded(request.options["producerId"]), asked.epoch, sequence, checked=False)
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = encoded(
+        f"OK transactional_id={name} staged_messages=1 topic={topic.name.full} partition={partition.number}"
+    )
+    try:
+        batch = one_record(key, message, run)
+        session.state.broker.transacting.stage(transactor, partition, sequence, batch, done=answer.done)
+    except (Invalid, Missing, Conflict, Busy) as error:
+        raise Refused("transaction_publish_failed", f"reason={quote(error.message)}") from None
+    return None
+
+
+def _writable(session: CursusSession, name: str) -> Topic:
+    if name.startswith("__"):
+        raise Refused("internal_topic_write_forbidden", f"topic={name}")
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        raise Refused("topic_not_found", f"topic={name}")
+    session.state.guard.admit_topic(session, topic, Operation.WRITE)
+    return topic
+
+
+def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
+    """As named, by key, or by sequence: in turn, and a repeat meets the original."""
+    given = request.options.get("partition", "-1")
+    number = integer(given)
+    if number is None or number < -1:
+        raise Refused("invalid_partition", f"command={request.name}")
+    if number >= 0:
+        return find_partition(topic, number)
+    if key and policy_of(topic).partitioner == "hash_key":
+        return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+    return topic.partitions[(sequence - 1) % len(topic.partitions)]
+
+
+def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
+    """SEND_OFFSETS_TO_TXN: of one member of one group; fenced now and again at the end."""
+    asked = Asked.read(session, request)
+    place = _place(session, request)
+    pairs = _pairs(request, place)
+    transactor = asked.opened("transaction_offsets_failed")
+    scope = Scope(place.topic, place.group, place.member, -1 if place.generation is None else place.generation)
+    if transactor.offsets and transactor.scope != scope:
+        reason = (
+            f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={transactor.scope.topic}"
+        )
+        raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
+    _check(place, pairs)
+    for partition, offset in pairs.items():
+        staged = transactor.offsets.get(partition, offset)
+        if offset < staged:
+            raise _failed_offsets(_regression(place, partition, staged, offset))
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = encoded(f"OK transactional_id={asked.name} staged_offsets={len(pairs)}")
+    session.state.broker.transacting.put_offsets(transactor, scope, pairs, done=answer.done)
+    return None
+
+
+def _place(session: CursusSession, request: Request) -> Place:
+    topic, group, member = (request.need(key) for key in ("topic", "group", "member"))
+    generation = integer(request.need("generation"))
+    if generation is None or generation < 0:
+        raise Refused("invalid_generation", f"command={request.name}")
+    found = session.state.broker.find_topic(topic)
+    if found is None:
+        raise Refused("topic_not_found", f"topic={topic}")
+    session.state.guard.admit_topic(session, found, Operation.READ)
+    return Place(session, topic, group, member, generation)
+
+
+def _pairs(request: Request, place: Place) -> dict[int, int]:
+    if all("=" in word for word in request.words):
+        raise Refused("invalid_txn_offsets", 'reason="missing offset pairs"')
+    try:
+        return read_pairs(request, place.group, place.topic)
+    except Refused as error:
+        if error.code not in _LIST_FAULTS:
+            raise
+        raise Refused("invalid_txn_offsets", f"reason={quote(str(error))}") from None
+
+
+def _check(place: Place, pairs: Mapping[int, int]) -> None:
+    try:
+        check_offsets(place, pairs, _regression)
+    except Refused as error:
+        if error.code == "offset_regression":
+            raise Refused("transaction_offsets_failed", error.facts) from None
+        raise
+
+
+def _regression(place: Place, partition: int, current: int, got: int) -> str:
+    return (
+        f"transaction offset regression group={place.group} topic={place.topic} partition={partition}"
+        f" current={current} got={got}"
+    )
+
+
+def _failed_offsets(reason: str) -> Refused:
+    return Refused("transaction_offsets_failed", f"reason={quote(reason)}")
+
+
+def end(session: CursusSession, request: Request, /) -> Reply | None:
+    """END_TXN: all or nothing, and the same answer again when it is asked again."""
+    asked = Asked.read(session, request)
+    result = request.options.get("result", "commit").lower()
+    if result not in ("commit", "abort"):
+        raise Refused("invalid_transaction_result", f"value={request.options['result']}")
+    transactor = asked.transactor("transaction_commit_failed" if result == "commit" else "transaction_abort_failed")
+    if result == "abort":
+        return _abort(asked, transactor)
+    if transactor.state is TransactionState.ABORTED:
+        raise Refused("transaction_aborted", f"transactional_id={asked.name}")
+    return _commit(asked, transactor)
+
+
+def _abort(asked: Asked, transactor: Transactor) -> Reply | None:
+    if transactor.state is TransactionState.COMMITTED:
+        raise Refused("transaction_already_committed", f"transactional_id={asked.name}")
+    answer = asked.session.later(asked.request.dialect, blocking=True)
+    answer.body = encoded(f"OK transactional_id={asked.name} state=aborted")
+    broker = asked.session.state.broker
+    if transactor.is_open:
+        broker.transacting.abort(transactor, done=answer.done)
+    else:
+        broker.settle(Level.SYNCED, answer.done)
+    return None
+
+
+def _commit(asked: Asked, transactor: Transactor) -> Reply | None:
+    broker = asked.session.state.broker
+    counts = f"messages={transactor.messages} offsets={len(transactor.offsets)}"
+    positions = _positions(asked, transactor) if transactor.is_open else []
+    answer = asked.session.later(asked.request.dialect, blocking=True)
+    answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
+    if not transactor.is_open:
+        broker.settle(Level.SYNCED, answer.done)
+        return None
+    try:
+        broker.transacting.commit(transactor, positions, done=answer.done)
+    except (Invalid, Missing, Busy) as error:
+        raise _failed_commit(error) from None
+    return None
+
+
+def _positions(asked: Asked, transactor: Transactor) -> list[PositionStored]:
+    """What the commit stores of the group, which must still be the member's to store. Raises Refused."""
+    if not transactor.offsets:
+        return []
+    scope = transactor.scope
+    place = Place(asked.session, scope.topic, scope.group, scope.member, scope.generation)
+    _check(place, transactor.offsets)
+    try:
+        return asked.session.state.broker.positions_stored(
+            scope.topic, transactor.offsets, PositionKind.GROUP, scope.group, generation=scope.generation
+        )
+    except BrokerError as error:
+        raise _failed_commit(error) from None
+
+
+def _failed_commit(error: BrokerError) -> Refused:
+    return Refused("transaction_commit_failed", f"state=open reason={quote(error.message)}")
+
+
+def status(session: CursusSession, request: Request, /) -> Reply:
+    """TXN_STATUS."""
+    name = _name(request)
+    found = _find(session, name)
+    return encoded(
+        f"OK transactional_id={name} state={found.state.value} messages={found.messages} offsets={len(found.offsets)}"
+    )
+
+
+_TRANSACTION: Final = ("transaction",)
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "INIT_PRODUCER_ID": Command(begin_epoch, permissions=_TRANSACTION),
+    "BEGIN_TXN": Command(begin, permissions=_TRANSACTION),
+    "TXN_PUBLISH": Command(publish, permissions=("transaction", "topic.write")),
+    "SEND_OFFSETS_TO_TXN": Command(send_offsets, permissions=("transaction", "group")),
+    "END_TXN": Command(end, permissions=_TRANSACTION),
+    "TXN_STATUS": Command(status, permissions=_TRANSACTION),
+}

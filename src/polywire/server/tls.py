@@ -1,0 +1,279 @@
+"""TLS between a socket and a connection, for every wire; and telling it from plain bytes on a port that takes both.
+
+Promises: a connection sees a transport with the same back-pressure as a plain one: what it wrote counts until the kernel has it, what it
+does not read is not read from the socket; bytes of a peer that fails the handshake never reach a session. Must not know: any wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import structlog
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.server.config import ServeConfig
+from polywire.server.connection import Connection, Hub
+from polywire.types import Buffer
+
+RECORD_BYTES: Final = 16 * 1024  # a record holds no more
+RECORDS_BYTES: Final = 256 * 1024  # read from the socket, or encrypted, at once
+HANDSHAKE_SECONDS_MAX: Final = 10.0
+HELLO_BYTES: Final = 6  # a record's header, and the first byte of a ClientHello
+
+log = structlog.get_logger("polywire.server")
+
+_scratch: Final = memoryview(bytearray(RECORDS_BYTES))
+"""Encrypted bytes between the socket and OpenSSL: both happen in one call of the loop, so one buffer serves all connections."""
+
+
+def server_context(certificate: Path, key: Path | None, client_authority: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and newer with this certificate (PEM, its chain included). With ``client_authority``, only peers whose own certificate it
+    has signed are served. Raises Invalid(INVALID_REQUEST) where a file is missing or none of its kind."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(certificate, key)
+        if client_authority is not None:
+            context.load_verify_locations(client_authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"cannot use the certificate reason={error} certificate={certificate} key={key} authority={client_authority}",
+        ) from error
+    return context
+
+
+def server_tls(config: ServeConfig) -> ssl.SSLContext | None:
+    """The context of a broker's listeners, if it has a certificate. Raises Invalid(INVALID_REQUEST)."""
+    if config.tls_certificate is None:
+        return None
+    return server_context(config.tls_certificate, config.tls_key, config.tls_client_authority)
+
+
+def is_hello(prefix: bytes) -> bool | None:
+    """Whether these first bytes begin a TLS handshake; None while that cannot be told. No wire of ours begins so: as the length of a frame
+    they would be beyond every limit, or stand before a command that no client sends first."""
+    known = b"\x16\x03"
+    if not known.startswith(prefix[:2]) and not prefix.startswith(known):
+        return False
+    return prefix[5] == 1 if len(prefix) >= HELLO_BYTES else None
+
+
+class TlsConnection(asyncio.BufferedProtocol):
+    """One socket that speaks TLS, or may. To its ``Connection`` it is the transport.
+
+    Guards: ``_engine`` is there once the peer is known to speak TLS, ``_open`` is true once the handshake is done; nothing is given to the
+    connection before. While it pauses, decrypted bytes wait in the engine, at most ``RECORDS_BYTES`` of them.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_early",
+        "_engine",
+        "_finished",
+        "_hub",
+        "_incoming",
+        "_open",
+        "_outgoing",
+        "_paused",
+        "_prefix",
+        "_pumping",
+        "_timer",
+        "_transport",
+    )
+
+    def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
+        """plain_too: peers may speak their wire without TLS as well."""
+        self._hub = hub
+        self._connection = connection
+        self._context = context
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._engine: ssl.SSLObject | None = None if plain_too else self._make_engine()
+        self._prefix = b""
+        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = False
+        self._early: list[Buffer] = []
+        self._paused = False
+        self._pumping = False
+        self._finished = False
+
+    def _make_engine(self) -> ssl.SSLObject:
+        return self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    # The socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late)
+        self._connection.connection_made(self)  # type: ignore[arg-type]  # it has the verbs that are used
+
+    def _too_late(self) -> None:
+        if not self._open and not self._transport.is_closing():
+            self._connection.abort("the peer did not finish the TLS handshake")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """What is read may have to wait in the engine: all connections together stay within what they may receive."""
+        share = self._hub.limits.receive_total_bytes_max // max(len(self._hub.connections), 1)
+        return _scratch[: max(share, RECORD_BYTES)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._engine is None and not self._decide(bytes(_scratch[:nbytes])):
+            return
+        if self._engine is not None and not self._prefix:
+            self._incoming.write(_scratch[:nbytes])
+        self._prefix = b""
+        self._pump()
+
+    def _decide(self, content: bytes) -> bool:
+        """Whether the peer is known to speak TLS now; with plain bytes the connection goes on alone."""
+        self._prefix += content
+        found = is_hello(self._prefix)
+        if found:
+            self._engine = self._make_engine()
+            self._incoming.write(self._prefix)
+        elif found is False:
+            self._cancel_timer()
+            self._connection.move_to(self._transport, self._prefix)
+        return bool(found)
+
+    def eof_received(self) -> bool:
+        if not self._open:
+            return False
+        return self._finish()
+
+    def _finish(self) -> bool:
+        """The peer sends nothing more; answers still go out while this is true."""
+        if not self._finished:
+            self._finished = True
+            return self._connection.eof_received()
+        return True
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self._finished = True
+        self._connection.connection_lost(exc)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # Between socket and connection
+
+    def _pump(self) -> None:
+        """Go on with the handshake, then give what can be decrypted to the connection as long as it takes some."""
+        if self._pumping or self._transport.is_closing():
+            return
+        self._pumping = True
+        try:
+            if not self._open:
+                self._shake_hands()
+            if self._open:
+                self._decrypt()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._send()  # an alert, if there is one
+            self._connection.abort(f"TLS failed: {error.reason or error}")
+            return
+        finally:
+            self._pumping = False
+        self._send()
+
+    def _shake_hands(self) -> None:
+        assert self._engine is not None, "the peer speaks TLS"
+        self._engine.do_handshake()
+        self._open = True
+        self._cancel_timer()
+        self._send()
+        early, self._early = self._early, []
+        for data in early:
+            self.write(data)
+
+    def _decrypt(self) -> None:
+        engine, connection = self._engine, self._connection
+        assert engine is not None, "the peer speaks TLS"
+        while not (self._paused or self._finished) and (self._incoming.pending or engine.pending()):
+            room = connection.get_buffer(-1)
+            try:
+                count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good
+            except ssl.SSLZeroReturnError:
+                count = 0
+            if count:
+                connection.buffer_updated(count)
+            elif not self._finish():
+                self.close()
+
+    def _send(self) -> None:
+        while self._outgoing.pending and not self._transport.is_closing():
+            self._transport.write(self._outgoing.read(RECORDS_BYTES))
+
+    # What a connection asks of its transport
+
+    def write(self, data: Buffer) -> None:
+        if not self._open:
+            self._early.append(bytes(data))
+            return
+        assert self._engine is not None, "the handshake is done"
+        view = memoryview(data).cast("B")
+        while len(view):
+            view = view[self._engine.write(view[:RECORDS_BYTES]) :]
+            self._send()
+
+    def writelines(self, parts: Sequence[Buffer]) -> None:
+        """Small parts share a record."""
+        if sum(map(len, parts)) <= RECORDS_BYTES:
+            self.write(b"".join(parts))
+            return
+        for part in parts:
+            self.write(part)
+
+    def pause_reading(self) -> None:
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def close(self) -> None:
+        """Tell the peer that this is the end, and close once everything was sent."""
+        if self._open and self._engine is not None and not self._transport.is_closing():
+            with suppress(ssl.SSLError):  # the peer's own farewell is not waited for
+                self._engine.unwrap()
+            self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return bool(self._transport.is_closing())
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high=high, low=low)
+
+    def get_write_buffer_size(self) -> int:
+        return int(self._transport.get_write_buffer_size()) + self._outgoing.pending
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)

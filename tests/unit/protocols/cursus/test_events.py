@@ -1,0 +1,172 @@
+"""Event sourcing over the Cursus wire: every reply and refusal of the dossier (§7.2), and long streams."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from polywire.protocols.cursus.messages import frame
+from tests.unit.protocols.cursus.dialogue import Dialogue, World
+
+
+@pytest.fixture
+def peer() -> Dialogue:
+    peer = World().connect()
+    peer.ask("CREATE topic=ev partitions=2 event_sourcing=true")
+    peer.ask("CREATE topic=plain partitions=1")
+    return peer
+
+
+def unpacked(body: bytes) -> list[dict[str, Any]]:
+    """The messages of a batch; an independent reading of the modern layout (§3.1)."""
+    at = 0
+
+    def take(form: str) -> Any:
+        nonlocal at
+        (value,) = struct.unpack_from(">" + form, body, at)
+        at += struct.calcsize(">" + form)
+        return value
+
+    def text(form: str = "H") -> bytes:
+        nonlocal at
+        size = take(form)
+        at += size
+        return body[at - size : at]
+
+    assert take("H") == 0xBA7C
+    text(), take("i"), text("B"), take("B"), take("Q"), take("Q")
+    found = []
+    for _ in range(take("i")):
+        one: dict[str, Any] = {
+            "offset": take("Q"),
+            "seq": take("Q"),
+            "producer": text(),
+            "key": text(),
+            "epoch": take("q"),
+        }
+        one |= {"payload": text("I"), "type": text(), "schema": take("I"), "version": take("Q"), "metadata": text()}
+        found.append(one)
+    assert at == len(body)
+    return found
+
+
+def stream(peer: Dialogue, rest: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    head, batch = peer.exchange(f"READ_STREAM topic=ev {rest}".encode())
+    return json.loads(head), unpacked(batch)
+
+
+def test_events_are_appended_read_and_summed_up(peer: Dialogue) -> None:
+    # FNV-1a 64 of order-1 is 16061103592383113325, odd: partition 1 (§7.1)
+    append = "APPEND_STREAM topic=ev key=order-1"
+    text = f'{append} version=1 event_type=Created schema_version=2 metadata={{"u":1}} producerId=x message={{"item": "a b"}}'
+    assert peer.ask(text) == "OK version=1 offset=0 partition=1"
+    assert peer.ask("APPEND_STREAM topic=ev key=other version=1 message=o").startswith("OK version=1")
+    assert peer.ask(f"{append} version=2 message=second").startswith("OK version=2 offset=")
+    assert peer.ask("STREAM_VERSION topic=ev key=order-1") == "OK version=2"
+    assert peer.ask("STREAM_VERSION topic=ev key=nobody") == "OK version=0"
+    head, events = stream(peer, "key=order-1")
+    assert head == {"status": "OK", "topic": "ev", "key": "order-1", "partition": 1, "count": 2}
+    assert list(head) == ["status", "topic", "key", "partition", "count"]
+    assert events[0] == {
+        "offset": 0, "seq": 0, "producer": b"", "key": b"order-1", "epoch": 0, "payload": b'{"item": "a b"}',
+        "type": b"Created", "schema": 2, "version": 1, "metadata": b'{"u":1}',
+    }  # fmt: skip
+    assert (events[1]["version"], events[1]["schema"], events[1]["type"]) == (2, 1, b"")
+    assert [event["version"] for event in stream(peer, "key=order-1 from_version=2")[1]] == [2]
+    assert stream(peer, "key=order-1 from_version=3") == ({**head, "count": 0}, [])
+    assert stream(peer, "key=nobody")[0]["count"] == 0
+
+
+def test_a_snapshot_stands_for_the_events_before_it(peer: Dialogue) -> None:
+    for version in (1, 2, 3):
+        peer.ask(f"APPEND_STREAM topic=ev key=o1 version={version} message=v{version}")
+    assert peer.ask("READ_SNAPSHOT topic=ev key=o1") == "OK snapshot=null"
+    saved = peer.ask('SAVE_SNAPSHOT topic=ev key=o1 version=2 message={"s": 2}')
+    assert saved.startswith("OK version=2 partition=")
+    assert peer.ask("READ_SNAPSHOT topic=ev key=o1") == 'OK snapshot={"version":2,"payload":"{\\"s\\": 2}"}'
+    head, events = stream(peer, "key=o1")
+    assert head["snapshot"] == {"version": 2, "payload": '{"s": 2}'}
+    assert (head["count"], [event["version"] for event in events]) == (1, [3])
+    head, events = stream(peer, "key=o1 from_version=3")  # newer than the snapshot: it is of no use
+    assert "snapshot" not in head
+    assert [event["version"] for event in events] == [3]
+    assert peer.ask("SAVE_SNAPSHOT topic=ev key=o1 version=1 message=older").startswith("OK version=1")
+    assert [event["version"] for event in stream(peer, "key=o1")[1]] == [2, 3]
+    peer.world.restart()
+    peer = peer.world.connect()
+    assert peer.ask("READ_SNAPSHOT topic=ev key=o1") == 'OK snapshot={"version":1,"payload":"older"}'
+    assert peer.ask("STREAM_VERSION topic=ev key=o1") == "OK version=3"
+
+
+def test_what_is_wrong_is_said(peer: Dialogue) -> None:
+    peer.ask("APPEND_STREAM topic=ev key=a version=1 message=x")
+    conflict = "version_conflict current=1 expected="
+    for text, answer in (
+        ("APPEND_STREAM key=a version=1 message=x", "missing_topic command=APPEND_STREAM"),
+        ("APPEND_STREAM topic=ev version=1 message=x", "missing_key command=APPEND_STREAM"),
+        ("APPEND_STREAM topic=ev key=a message=x", "missing_version command=APPEND_STREAM"),
+        ("APPEND_STREAM topic=ev key=a version=2", "missing_message command=APPEND_STREAM"),
+        ("APPEND_STREAM topic=ev key=a version=-2 message=x", "invalid_version value=-2"),
+        ("APPEND_STREAM topic=ev key=a version=2 schema_version=x message=x", "invalid_schema_version value=x"),
+        ("APPEND_STREAM topic=none key=a version=2 message=x", "topic_not_found topic=none"),
+        ("APPEND_STREAM topic=plain key=a version=2 message=x", "event_sourcing_not_enabled topic=plain"),
+        *(
+            (f"APPEND_STREAM topic=ev key=a version={version} message=x", f"{conflict}{version}")
+            for version in (0, 1, 3)
+        ),
+        ("SAVE_SNAPSHOT topic=ev key=a version=9 message=x", "snapshot_version_exceeds_stream version=9 current=1"),
+        ("SAVE_SNAPSHOT topic=ev key=a version=1", "missing_message command=SAVE_SNAPSHOT"),
+        ("STREAM_VERSION topic=ev", "missing_key command=STREAM_VERSION"),
+        ("READ_SNAPSHOT topic=none key=a", "topic_not_found topic=none"),
+    ):
+        assert peer.ask(text) == f"ERROR: {answer}", text
+    too_long = f"APPEND_STREAM topic=ev key={'k' * 2000} version=1 message=x"
+    assert peer.ask(too_long).startswith("ERROR: append_stream_failed reason=")
+    for text, answer in (
+        ("READ_STREAM topic=none key=a", "topic_not_found topic=none"),
+        ("READ_STREAM topic=ev", "missing_key command=READ_STREAM"),
+        ("READ_STREAM topic=ev key=a from_version=x", "invalid_from_version value=x"),
+        ("READ_STREAM topic=plain key=a", "event_sourcing_not_enabled topic=plain"),
+    ):
+        assert peer.ask(text) == f'{{"error":"{answer}","status":"ERROR"}}', text
+
+
+def test_events_are_consumed_like_any_record_and_plain_records_are_no_events(peer: Dialogue) -> None:
+    peer.ask("APPEND_STREAM topic=ev key=order-1 version=1 message=x")
+    peer.ask("PUBLISH topic=ev producerId=p partition=1 key=order-1 message=plain")
+    peer.ask("APPEND_STREAM topic=ev key=order-1 version=2 message=y")
+    (batch,) = peer.exchange(b"CONSUME topic=ev partition=1 offset=0 member=m")
+    assert [one["payload"] for one in unpacked(batch)] == [b"x", b"plain", b"y"]
+    assert [one["payload"] for one in stream(peer, "key=order-1")[1]] == [b"x", b"y"]
+
+
+def test_a_topic_of_events_does_not_grow(peer: Dialogue) -> None:
+    assert peer.ask("CREATE topic=ev partitions=3 event_sourcing=true").startswith(
+        "ERROR: create_topic_failed topic=ev"
+    )
+    assert peer.ask("CREATE topic=ev partitions=2 event_sourcing=true").startswith("OK topic=ev partitions=2")
+
+
+def test_a_stream_that_is_too_large_is_refused_whole(peer: Dialogue) -> None:
+    for version in range(1, 11):
+        peer.feed(frame(f"APPEND_STREAM topic=ev key=a version={version} message={'x' * 900_000}".encode()))
+        peer.pass_by()
+    peer.take()
+    assert peer.ask("READ_STREAM topic=ev key=a").startswith('{"error":"read_stream_failed')
+    assert len(stream(peer, "key=a from_version=4")[1]) == 7
+
+
+def test_long_streams_among_many_others(peer: Dialogue) -> None:
+    for version in range(1, 301):
+        for key in "abc":
+            peer.feed(frame(f"APPEND_STREAM topic=ev key={key} version={version} message={key}{version}".encode()))
+        peer.pass_by()
+    assert {body.split()[0] for body in peer.take()} == {b"OK"}
+    for key in "abc":
+        head, events = stream(peer, f"key={key}")
+        assert head["count"] == 300
+        assert [event["payload"].decode() for event in events] == [f"{key}{version}" for version in range(1, 301)]
+        assert [event["version"] for event in events] == list(range(1, 301))

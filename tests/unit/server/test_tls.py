@@ -1,0 +1,228 @@
+"""TLS between peers and sessions: side by side with plain bytes, with back-pressure, and refused where it makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from polywire.client import connect
+from polywire.client.bulk import BulkConnection
+from polywire.client.sync import connect as connect_sync
+from polywire.errors import Invalid, Unavailable
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.server.config import ServeConfig
+from polywire.server.tls import is_hello, server_context
+from polywire.types import Level
+from tests.broker_process import BrokerProcess
+
+pytestmark = pytest.mark.skipif(
+    which("openssl") is None, reason="TLS was NOT tried: no openssl to make a certificate with"
+)
+ROWS = 20_000
+VALUE = bytes(range(256)) * 4
+
+
+class Certificates:
+    """An authority, and what it signed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._openssl("req", "-x509", "-nodes", *self._key("authority"), "-days", "2", "-subj", "/CN=test authority")
+        for name, alternative in (("server", "IP:127.0.0.1,DNS:localhost"), ("client", "DNS:client")):
+            request = directory / f"{name}.csr"
+            extensions = directory / f"{name}.ext"
+            extensions.write_text(f"subjectAltName={alternative}\n")
+            self._openssl("req", "-nodes", *self._key(name, request), "-subj", f"/CN={name}")
+            signed = ("-CA", self.path("authority"), "-CAkey", self.path("authority", "key"), "-CAcreateserial")
+            files = ("-in", str(request), "-out", self.path(name), "-extfile", str(extensions))
+            self._openssl("x509", "-req", *files, *signed, "-days", "2")
+
+    def path(self, name: str, kind: str = "pem") -> str:
+        return str(self.directory / f"{name}.{kind}")
+
+    def _key(self, name: str, out: Path | None = None) -> tuple[str, ...]:
+        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+        return (*curve, "-keyout", self.path(name, "key"), "-out", str(out or self.path(name)))
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+    def context(self, own: str | None = None) -> ssl.SSLContext:
+        """What a client trusts, and shows."""
+        context = ssl.create_default_context(cafile=self.path("authority"))
+        if own is not None:
+            context.load_cert_chain(self.path(own), self.path(own, "key"))
+        return context
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[BrokerProcess]:
+    """Every wire both ways, and the port of all of them."""
+    options = ["--any", "127.0.0.1:0", "--tls-certificate", certificates.path("server")]
+    options += ["--tls-key", certificates.path("server", "key")]
+    for wire in ("flux", "cursus", "polywire"):
+        options += [f"--{wire}-tls", "127.0.0.1:0"]
+    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data", *options) as running:
+        yield running
+        assert running.stop() == 0, running.log_text()
+
+
+def tls_to(broker: BrokerProcess, wire: str, certificates: Certificates) -> ssl.SSLSocket:
+    """A socket of a peer that knows the authority."""
+    plain = socket.create_connection(broker.addresses[f"{wire}-tls"], timeout=10)
+    return certificates.context().wrap_socket(plain, server_hostname="localhost")
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch, certificates: Certificates) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", certificates.path("authority"))
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("wire", ["flux", "cursus", "polywire"])
+@pytest.mark.parametrize("port", ["own", "any"])
+def test_every_wire_under_tls(broker: BrokerProcess, wire: str, port: str) -> None:
+    async def work() -> None:
+        host, number = broker.addresses[f"{wire}-tls" if port == "own" else "any"]
+        plain_host, plain_number = broker.addresses[wire if port == "own" else "any"]
+        client = await connect.connect(f"{wire}+tls://{host}:{number}")
+        plain = await connect.connect(f"{wire}://{plain_host}:{plain_number}")
+        topic = f"{wire}-{port}"
+        await client.create_topic(topic, 1)
+        for number in range(3):
+            await client.produce(topic, [Record(b"under-tls-%d" % number, b"k")])
+            await plain.produce(topic, [Record(b"plain-%d" % number, b"k")])
+        found = [record.value for record in await client.fetch(topic, 0, 0)]
+        assert found == [b"%s-%d" % (kind, n) for n in range(3) for kind in (b"under-tls", b"plain")]
+        assert [record.value for record in await plain.fetch(topic, 0, 0)] == found
+        await client.close()
+        await plain.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("trusted")
+def test_much_goes_both_ways(broker: BrokerProcess, certificates: Certificates) -> None:
+    """Frames far larger than a record, the socket's buffers and what a connection may hold; the reader takes its time."""
+    host, port = broker.addresses["polywire-tls"]
+    client = BulkConnection(host, port, tls=certificates.context())
+    client.create_topic("much", 1)
+    batches = [
+        from_records([Record(b"%d:" % number + VALUE) for number in range(first, first + 1000)])
+        for first in range(0, ROWS, 1000)
+    ]
+    for batch in batches:
+        client.produce("much", 0, [batch], Level.WRITTEN)
+    found = client.bounds(["much"])[0]
+    assert found.next_offset == ROWS
+    values = sum(
+        len(chunk.data) for chunk in client.fetch_range("much", 0, found.incarnation, 0, ROWS, epoch=found.epoch)
+    )
+    assert values > ROWS * len(VALUE)
+    client.close()
+
+
+@pytest.mark.usefixtures("trusted")
+def test_blocking_client(broker: BrokerProcess) -> None:
+    host, port = broker.addresses["any"]
+    with connect_sync(f"polywire+tls://{host}:{port}") as client:
+        client.create_topic("blocking", 1)
+        client.produce("blocking", [Record(b"a")])
+        assert [record.value for record in client.fetch("blocking", 0, 0)] == [b"a"]
+
+
+def test_answers_to_a_peer_that_does_not_read_have_a_limit(broker: BrokerProcess, certificates: Certificates) -> None:
+    """They wait where they are, and arrive whole when it reads again."""
+    count, value = 2_000, b"v" * 50_000
+    with tls_to(broker, "flux", certificates) as slow:
+        slow.sendall(b"V1|0|PRODUCE|slow k:%b\n" % value)
+        assert slow.recv(65_536).startswith(b"V1|0|OK")
+        before = broker.memory_bytes
+        slow.sendall(b"".join(b"V1|1|CONSUME|slow %d 0\n" % partition for partition in range(4)) * (count // 4))
+        time.sleep(0.5)
+        assert broker.memory_bytes < before + 32 * 1024 * 1024, "100 MB would have been answered"
+        received = lines = 0
+        while lines < count:
+            answer = slow.recv(65_536)
+            received += len(answer)
+            lines += answer.count(b"\n")
+        assert lines == count
+        assert received > count // 4 * len(value)
+
+
+def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certificates) -> None:
+    address = broker.addresses["polywire-tls"]
+    with socket.create_connection(address, timeout=5) as plain:
+        plain.sendall(b"POLYWIRE in plain words\n")
+        received = plain.recv(100)
+        while received:
+            received = plain.recv(100)
+    unknown = ssl.create_default_context()
+    plain = socket.create_connection(address)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        unknown.wrap_socket(plain, server_hostname="localhost")
+    old = certificates.context()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with old.wrap_socket(socket.create_connection(address), server_hostname="localhost") as tls:
+        assert tls.version() == "TLSv1.2"
+    assert "unforeseen" not in broker.log_text()
+
+
+def test_end_of_a_peer_under_tls(broker: BrokerProcess, certificates: Certificates) -> None:
+    """A peer that sends nothing more still gets what it asked for."""
+    with tls_to(broker, "flux", certificates) as tls:
+        tls.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
+        socket.socket.shutdown(tls, socket.SHUT_WR)
+        answer = b""
+        while b"\n" not in answer:
+            answer += tls.recv(65_536)
+        assert tls.recv(100) == b""
+
+
+def test_certificates_of_clients(tmp_path: Path, certificates: Certificates) -> None:
+    options = ["--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key")]
+    options += ["--tls-client-authority", certificates.path("authority"), "--polywire-tls", "127.0.0.1:0"]
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        host, port = broker.addresses["polywire-tls"]
+        known = BulkConnection(host, port, tls=certificates.context("client"))
+        known.create_topic("t", 1)
+        known.close()
+        stranger = BulkConnection(host, port, tls=certificates.context(), reconnect_s=0)
+        with pytest.raises(Unavailable):
+            stranger.create_topic("u", 1)
+        assert broker.stop() == 0
+
+
+def test_settings_that_make_no_sense(tmp_path: Path, certificates: Certificates) -> None:
+    with pytest.raises(Invalid, match="certificate"):
+        ServeConfig(tls={"flux": "127.0.0.1:0"}).listeners()
+    with pytest.raises(Invalid, match="cannot use"):
+        server_context(tmp_path / "none.pem", None, None)
+    with pytest.raises(Invalid, match="cannot use"):
+        server_context(Path(certificates.path("server")), Path(certificates.path("client", "key")), None)
+    pem = Path(certificates.path("server"))
+    wide = {"flux": "0.0.0.0:1"}
+    with pytest.raises(Invalid, match="insecure"):
+        ServeConfig(tls=wide, tls_certificate=pem).listeners()
+    assert "flux-tls" in ServeConfig(tls=wide, tls_certificate=pem, tls_client_authority=pem).listeners()
+
+
+def test_hello_is_known_by_its_first_bytes() -> None:
+    hello = b"\x16\x03\x01\x02\x00\x01\x00"
+    assert [is_hello(hello[:size]) for size in range(8)] == [None] * 6 + [True, True]
+    for other in (b"P", b"\x16\x04", b"\x16\x03\x01\x02\x00\x00", b"\x00\x00\x00\x05"):
+        assert is_hello(other) is False
