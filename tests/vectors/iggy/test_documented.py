@@ -17,7 +17,9 @@ from tests.unit.protocols.iggy.dialogue import T_US, Dialogue, World
 def examples(kind: str) -> dict[str, bytes]:
     """Frames by their title."""
     lines = (Path(__file__).parent / f"documented_{kind}.txt").read_text().splitlines()
-    return {title.removeprefix("# "): bytes.fromhex(frame) for title, frame in zip(lines[::2], lines[1::2], strict=True)}
+    return {
+        title.removeprefix("# "): bytes.fromhex(frame) for title, frame in zip(lines[::2], lines[1::2], strict=True)
+    }
 
 
 REQUESTS = examples("requests")
@@ -48,7 +50,9 @@ BUILT = {
         Code.SEND,
         TOPIC
         + to_partition(3)
-        + asking.messages([Record(value, id=number.to_bytes(16, "little")) for number, value in ((1, b"a"), (2, b"bc"))]),
+        + asking.messages(
+            [Record(value, id=number.to_bytes(16, "little")) for number, value in ((1, b"a"), (2, b"bc"))]
+        ),
     ),
     'SEND_MESSAGES "orders"/"paid" key "user-1", header key-1="Value 1" (string)': request(
         Code.SEND,

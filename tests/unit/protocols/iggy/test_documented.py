@@ -8,10 +8,10 @@ import pytest
 
 from polywire.errors import ErrorCode
 from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import U32, U64, by_key, ident, messages, name, place, poll, request, to_partition
+from polywire.protocols.iggy.asking import by_key, ident, messages, name, place, poll, request, to_partition
 from polywire.protocols.iggy.dialect import D0, D1C
 from polywire.protocols.iggy.errors import NUMBERS, number_of
-from polywire.protocols.iggy.messages import Code, Consumer, Refused
+from polywire.protocols.iggy.messages import U32, U64, Code, Consumer, Refused
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.partitioner import murmur3_128, xxh32
 from polywire.types import KeyHash, PositionKind, TopicName
@@ -293,7 +293,9 @@ def test_ids_are_kept_or_made(peer: Dialogue) -> None:
     ids = [record.id or b"" for record in polled(peer, 3).records]
     assert ids[0] == own
     assert len(set(ids)) == 3
-    assert all((made[9] & 0xF0, made[7] & 0xC0) == (0x40, 0x80) for made in ids[1:]), "UUIDs of version 4, bytes reversed"
+    assert all((made[9] & 0xF0, made[7] & 0xC0) == (0x40, 0x80) for made in ids[1:]), (
+        "UUIDs of version 4, bytes reversed"
+    )
     assert [record.id for record in polled(peer, 3).records] == ids, "the same whenever they are read"
 
 
