@@ -20,6 +20,7 @@ from polywire.records.arena import BLOCK_BYTES, Arena
 from polywire.records.columns import Column, Header, HeaderKind, Record
 from polywire.records.rows import to_records
 
+HEADER_TYPES: Final = tuple(kind.name.lower() for kind in HeaderKind)
 TYPED_HEADER_LIST: Final = pa.list_(
     pa.struct([pa.field("key", pa.string()), pa.field("type", pa.string()), pa.field("value", pa.binary())])
 )
@@ -156,7 +157,7 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
     lines = range(0, len(inner), gather.PLAN_WIDTH)
     kinds = b"".join([source[inner[n + at] + inner[n + 1] : inner[n + at] + inner[n + 2]] for n in lines])
     numbers = pa.Array.from_buffers(pa.uint8(), len(kinds), [None, pa.py_buffer(kinds)])
-    return strings([kind.name.lower() for kind in HeaderKind]).take(numbers)
+    return strings(HEADER_TYPES).take(numbers)
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
