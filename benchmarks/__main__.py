@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks import cursus_load, flux_load, iggy_load, polywire_load, spark_load, spark_stream
+from benchmarks import cursus_load, flux_load, iggy_load, kafka07_load, polywire_load, spark_load, spark_stream
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
 from polywire.client import bulk
 
@@ -223,6 +223,36 @@ def iggy_figures(rounds: int) -> list[Figure]:
         ]
 
 
+def kafka07_figures(rounds: int) -> list[Figure]:
+    """Sets of 200 and of single messages over the Kafka 0.7 wire, and fetches of a mebibyte."""
+    with fresh_broker() as broker:
+        host, port = broker.addresses["kafka07"]
+        kafka07_load.produce_rate(host, port, "read", requests=20_000)
+        return [
+            figure(
+                "Kafka 0.7 produce, 200 x 200 B, one connection",
+                "records/s",
+                lambda: kafka07_load.produce_rate(host, port, "written", requests=20_000),
+                aim=4e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Kafka 0.7 produce, single messages of 200 B, pipelined",
+                "records/s",
+                lambda: kafka07_load.produce_rate(host, port, "single", requests=500_000, messages=1),
+                aim=400_000,
+                rounds=rounds,
+            ),
+            figure(
+                "Kafka 0.7 fetch of 1 MiB, 200 B, one connection",
+                "records/s",
+                lambda: kafka07_load.fetch_rate(host, port, "read"),
+                aim=10e6,
+                rounds=rounds,
+            ),
+        ]
+
+
 @app.default
 def run(
     *,
@@ -246,6 +276,7 @@ def run(
         "flux": flux_figures,
         "cursus": cursus_figures,
         "iggy": iggy_figures,
+        "kafka07": kafka07_figures,
         "spark-read": spark_load.read_figures,
         "spark-write": spark_load.write_figures,
         "spark-stream": spark_stream.stream_figures,

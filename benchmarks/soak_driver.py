@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,13 +34,15 @@ DELAY = "6 hours"  # nothing may come late: kills stop partitions for different 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the driver is told, as JSON."""
+    """What the driver is told, as JSON. Pipelines begin ``stagger_s`` after each other: each starts several processes, and Spark waits only
+    ten seconds for one of them."""
 
     master: str
     address: str
     topics: str
     directory: str
     batch_records_max: int
+    stagger_s: float
 
 
 def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
@@ -84,7 +87,10 @@ def main(text: str) -> None:
     while not last:
         last = produced.exists()
         with ThreadPoolExecutor() as pool:
-            running = {pool.submit(job): name for name, job in jobs(spark, plan).items()}
+            running = {}
+            for name, job in jobs(spark, plan).items():
+                running[pool.submit(job)] = name
+                time.sleep(plan.stagger_s)
             for ended in as_completed(running):
                 if ended.exception() is not None:
                     # The other queries would go on; whoever watches starts the whole driver again.

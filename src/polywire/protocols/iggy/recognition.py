@@ -26,10 +26,11 @@ class Recognition:
     Invariant: ``_candidates`` are the dialects it may speak, the one most likely first, never empty.
     """
 
-    __slots__ = ("_candidates", "framed")
+    __slots__ = ("_candidates", "_forced", "framed")
 
     def __init__(self, forced: Dialect | None = None) -> None:
         self._candidates: tuple[Dialect, ...] = (forced,) if forced is not None else (dialects.D0,)
+        self._forced = forced is not None
         self.framed: bool | None = None
         if forced is not None and forced.framed:
             self.framed = True
@@ -49,7 +50,7 @@ class Recognition:
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
         """The dialect of a request; a classic one may decide what the connection speaks."""
-        if self.framed or (len(self._candidates) == 1 and code != Code.LOGIN and code != Code.LOGIN_TOKEN):
+        if self.framed or self._forced:
             return self.dialect
         if code == Code.LOGIN:
             self._see_login(payload)

@@ -1,0 +1,182 @@
+"""Fuzz the Iggy wire: whatever bytes come, in whichever dialect, a session answers every frame or closes, and the codec's answers are sound.
+
+Run as ``python -m tests.fuzz.fuzz_iggy``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Final
+
+from polywire.protocols.iggy import intake, outlet
+from polywire.protocols.iggy.factory import COMMANDS
+from polywire.protocols.iggy.vsr import OPERATIONS
+from polywire.records.batch import stamp, validate
+from polywire.records.rows import to_records
+from tests.unit.protocols.iggy.dialogue import Dialogue, World, classic, headered
+from tests.vectors.iggy import test_classic as d2
+from tests.vectors.iggy import test_today as d3
+
+FRAMES_MAX: Final = 10
+CLASSIC: Final = [
+    d2.CREATE_STREAM_D1,
+    d2.CREATE_TOPIC_D1C,
+    d2.CREATE_TOPIC_D1D,
+    d2.POLL_D1,
+    d2.CREATE_STREAM_D2,
+    d2.CREATE_TOPIC_D2,
+    d2.SEND_56,
+    d2.SEND_64,
+    d2.SEND_64_HEADER,
+    d2.POLL_D2,
+    d2.POLL_GROUP,
+    d2.STORE,
+    d2.CREATE_GROUP,
+    d2.JOIN,
+    d2.STREAM,
+    bytes.fromhex("4c0000006500000002066f72646572730204706169640306757365722d31")
+    + bytes(16)
+    + bytes.fromhex("15000000050000006b65792d31020700000056616c756520310500000068656c6c6f"),
+]
+LOGINS: Final = [b"", d2.LOGIN_OLD, d2.LOGIN_NEW]
+TODAY: Final = [
+    headered(128, d3.CREATE_STREAM, number=1),
+    headered(132, d3.CREATE_TOPIC, number=2),
+    headered(160, d3.SEND, number=3),
+    headered(2, d3.POLL, code=100),
+    headered(139, d3.SYNC[:14] + d3.SYNC[15:], number=4),
+    headered(148, d3.SYNC, number=5),
+    headered(2, d3.SYNC, code=606),
+    headered(161, d3.STORE_GROUP, number=6),
+]
+
+
+def damaged(chance: random.Random, frame: bytes, *, front: int) -> bytes:
+    """A frame whose bytes from ``front`` on may be spoilt, and whose length may be."""
+    spoilt = bytearray(frame)
+    for _ in range(chance.randrange(4)):
+        place = chance.randrange(front, len(spoilt) + 1)
+        match chance.randrange(3):
+            case 0 if place < len(spoilt):
+                spoilt[place] ^= 1 << chance.randrange(8)
+            case 1:
+                del spoilt[place : place + chance.randrange(9)]
+            case _:
+                spoilt[place:place] = chance.randbytes(chance.randrange(9))
+    return bytes(spoilt)
+
+
+def classic_frame(chance: random.Random) -> bytes:
+    """A classic request, good or bad; its length is right."""
+    if chance.random() < 0.2:
+        return classic(chance.choice([*COMMANDS, 0, 7, 999]), chance.randbytes(chance.randrange(60)))
+    frame = damaged(chance, chance.choice(CLASSIC), front=8)
+    return (len(frame) - 4).to_bytes(4, "little") + frame[4:]
+
+
+def headered_frame(chance: random.Random) -> bytes:
+    """A request of today, good or bad; its size is right."""
+    if chance.random() < 0.2:
+        operation = chance.choice([*OPERATIONS, 2, 2, 2])
+        return headered(operation, chance.randbytes(chance.randrange(80)), code=chance.choice([*COMMANDS]))
+    frame = damaged(chance, chance.choice(TODAY), front=256)
+    return frame[:48] + len(frame).to_bytes(4, "little") + frame[52:]
+
+
+def converse(frames: list[bytes], cuts: list[int]) -> bytes:
+    """Send frames in pieces and close; returns the answers."""
+    peer = Dialogue(World())
+    stream = b"".join(frames)
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        if not peer.closed:
+            peer.feed(stream[start:end])
+            peer.pass_by()
+    peer.world.memory.advance(3.0)
+    if not peer.closed:
+        peer.finish()
+    peer.world.memory.advance(3.0)
+    assert peer.closed, "the session did not close after its peer finished"
+    return peer.take()
+
+
+def answers_of(told: bytes, *, framed: bool) -> int:
+    """Number of answers, each whole."""
+    count = at = 0
+    while at < len(told):
+        if framed:
+            at += int.from_bytes(told[at + 48 : at + 52], "little")
+        else:
+            at += 8 + int.from_bytes(told[at + 4 : at + 8], "little")
+        count += 1
+    assert at == len(told), "an answer is not whole"
+    return count
+
+
+def check_session(chance: random.Random) -> None:
+    """One answer for every frame, however the stream was cut; only evictions come earlier."""
+    framed = chance.random() < 0.5
+    count = chance.randrange(1, FRAMES_MAX)
+    if framed:
+        frames = [headered(1, d3.REGISTER), *(headered_frame(chance) for _ in range(count))]
+    else:
+        frames = [frame for frame in (chance.choice(LOGINS), *(classic_frame(chance) for _ in range(count))) if frame]
+    told = converse(frames, [])
+    evicted = framed and told[-256 + 60] == 13
+    assert answers_of(told, framed=framed) == len(frames) or evicted
+    size = sum(map(len, frames))
+    cuts = sorted(chance.randrange(size + 1) for _ in range(chance.randrange(4)))
+    again = converse(frames, cuts)
+    assert answers_of(again, framed=framed) == answers_of(told, framed=framed)
+    converse([chance.randbytes(chance.randrange(600))], [])
+
+
+def check_codec(chance: random.Random) -> None:
+    """What the codec takes is a valid batch that every layout can tell again, and its own layout is taken again."""
+    source, start, head = chance.choice(
+        [(d2.SEND_56[8:], 28, 56), (d2.SEND_64_HEADER[8:], 28, 64), (d3.SEND, 28, 48), (CLASSIC[-1][8:], 22, 24)]
+    )
+    spoilt = bytearray(source)
+    for _ in range(chance.randrange(3)):
+        spoilt[chance.randrange(start, len(spoilt))] = chance.randrange(256)
+    match head:
+        case 48:
+            batch = intake.from_frames(spoilt, start, len(spoilt))
+        case 24:
+            batch = intake.from_flat(spoilt, start, len(spoilt), b"key")
+        case _:
+            batch = intake.from_indexed(spoilt, start, len(spoilt), 1, head, None)
+    if isinstance(batch, int):
+        return
+    validate(batch)
+    stamp(batch, 0, 1, 1, 10, 0, 1_693_440_000_000_000)
+    for form in (outlet.FLAT, outlet.D2A, outlet.D2B, outlet.D2C, outlet.D3):
+        state = outlet.new_state()
+        state[outlet.LEFT], state[outlet.CAP], state[outlet.LAST] = 10, 4096, -1
+        out = bytearray(4096)
+        assert outlet.put_chunk(batch, 0, out, state, form) == outlet.DONE
+        assert state[outlet.LAST] == 10
+        if form == outlet.D3:
+            told = intake.from_frames(out, 0, state[outlet.AT])
+            assert not isinstance(told, int)
+            assert [record.value for record in to_records(told)] == [record.value for record in to_records(batch)]
+
+
+def run(seconds: float, seed: int) -> int:
+    """Fuzz for so long; returns the number of conversations."""
+    chance = random.Random(seed)
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        check_session(chance)
+        for _ in range(20):
+            check_codec(chance)
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
+    print(f"seed={SEED}", flush=True)
+    print(f"conversations={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")

@@ -1,0 +1,1 @@
+"""The Iggy wire without a socket."""
