@@ -19,6 +19,7 @@ import pytest
 
 from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
+from tests.broker_process import silenced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,7 @@ def start_broker(directory: Path) -> Served:
     directory.mkdir(parents=True, exist_ok=True)
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    listen = ["--polywire", "127.0.0.1:0", "--flux", "off", "--cursus", "off"]
+    listen = ["--polywire", "127.0.0.1:0", *silenced("polywire")]
     command = [sys.executable, "-m", "polywire", "serve", *listen]
     with (directory / "broker.log").open("ab") as log:
         process = subprocess.Popen(
