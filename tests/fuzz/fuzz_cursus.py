@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import secrets
 import time
 from array import array
 from typing import Final
@@ -42,6 +43,33 @@ COMMANDS: Final = [
     b"DELETE topic=t",
     b"EXIT",
     b"FOO bar",
+    b"JOIN_GROUP topic=t group=g member=A",
+    b"JOIN_GROUP topic=t group=g member=A-6410 generation=1",
+    b"SYNC_GROUP topic=t group=g member=A-6410 generation=1",
+    b"HEARTBEAT t g A A-6410 1",
+    b"COMMIT t g 0 5",
+    b"COMMIT_OFFSET topic=t partition=0 group=g offset=5 member=A-6410 generation=1",
+    b"BATCH_COMMIT topic=t group=g member=A-6410 generation=1 P0:6,P1:7",
+    b"FETCH_OFFSET topic=t partition=0 group=g",
+    b"LEAVE_GROUP topic=t group=g member=A-6410",
+    b"SUBSCRIBE t g",
+    b"REGISTER_GROUP topic=t group=h",
+    b"LIST_GROUPS",
+    b"FIND_COORDINATOR group=g",
+    b"CREATE topic=t partitions=2 event_sourcing=true",
+    b"APPEND_STREAM topic=t key=k version=1 event_type=T schema_version=2 metadata={} message=event",
+    b"APPEND_STREAM topic=t key=k version=2 message=event",
+    b"READ_STREAM topic=t key=k from_version=1",
+    b"STREAM_VERSION topic=t key=k",
+    b"SAVE_SNAPSHOT topic=t key=k version=1 message={}",
+    b"READ_SNAPSHOT topic=t key=k",
+    b"INIT_PRODUCER_ID transactional_id=T1",
+    b"BEGIN_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0",
+    b"TXN_PUBLISH transactional_id=T1 topic=t producerId=txn-1f93603db53bfad5 seqNum=1 epoch=0 message=held back",
+    b"SEND_OFFSETS_TO_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0 topic=t group=g member=A-6410 generation=1 P0:9",
+    b"END_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0 result=commit",
+    b"TXN_STATUS txn=T1",
+    b"AUTH principal=p token=t",
 ]
 BATCHES: Final = [
     batch("t", 0, messages(1, 2, 3)),
@@ -173,6 +201,7 @@ def check_scan(chance: random.Random) -> None:
 
 def run(seconds: float, seed: int) -> int:
     """Fuzz for so long; returns the number of streams."""
+    secrets.randbelow = lambda _: 6410  # members are called alike however the stream is cut
     chance = random.Random(seed)
     end = time.monotonic() + seconds
     count = 0
