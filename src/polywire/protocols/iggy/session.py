@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.protocols.iggy.shared import Shared
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # dossier §2.7
+FRAME_BYTES_MAX: Final = (
+    32 * 1024 * 1024 - 4096
+)  # what one receive buffer holds; no batch that can be stored comes in more
+GROWTH_BYTES_MIN: Final = (
+    1024 * 1024
+)  # a frame's announced length is believed so far, and four times what has come of it
 REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repeats (dossier §8.3)
 REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
@@ -189,7 +194,7 @@ class IggySession:
         return self._output.local
 
     def wanted(self) -> int:
-        """Bytes of the frame that is not whole yet."""
+        """Bytes worth making room for: never more than four times what has come, whatever length was announced."""
         return self._wanted
 
     def paused(self) -> bool:
@@ -223,7 +228,7 @@ class IggySession:
         while at < stop and not self._ending:
             size = self._frame_bytes(data[at:])
             if size == 0 or size > stop - at:
-                self._wanted = size
+                self._wanted = min(size, max(GROWTH_BYTES_MIN, 4 * (stop - at)))
                 break
             self._wanted = 0
             if not self._take(data[at : at + size]):
