@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import U32, U64, by_key, ident, name, place, poll, request, to_partition
-from polywire.protocols.iggy.messages import Code, Consumer
+from polywire.protocols.iggy.asking import by_key, ident, name, place, poll, request, to_partition
+from polywire.protocols.iggy.messages import U32, U64, Code, Consumer
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.types import PositionKind
 from tests.unit.protocols.iggy.dialogue import T_US, Dialogue, World
