@@ -119,11 +119,13 @@ class IggySession:
         "_closed",
         "_commands",
         "_ending",
+        "_finished",
         "_held",
         "_output",
         "_piling",
         "_receiving",
         "_replays",
+        "_rest",
         "_resume",
         "_timer",
         "_wanted",
@@ -164,6 +166,8 @@ class IggySession:
         self._held = False
         self._receiving = False
         self._ending = False
+        self._finished = False
+        self._rest = b""
         self._closed = False
         self._yielding = False
 
@@ -374,7 +378,7 @@ class IggySession:
             self._send(answers.popleft())
         if not answers:
             self._piling = True
-        if self._held or self._ending:
+        if self._held or self._ending or self._finished:
             self._go_on()
 
     def _send(self, answer: Answer) -> None:
@@ -425,10 +429,15 @@ class IggySession:
         """Take up what had to wait, unless it still must; never from inside ``receive``."""
         if self._receiving or self._closed or self._waits():
             return
-        if self._held:
+        if self._finished:
+            try:
+                self._take_rest()
+            except PeerError:
+                self._output.close()
+        elif self._held:
             self._held = False
             self._resume()
-        if self._ending and not self._answers:
+        elif self._ending and not self._answers:
             self._output.close()
 
     # The end
@@ -438,10 +447,20 @@ class IggySession:
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; a request that is not whole is none."""
-        del data
-        self._ending = True
-        if not self._answers:
+        """The peer is done; a request that is not whole is none, whole ones that had to wait are still answered."""
+        self._rest = bytes(data)
+        self._finished = True
+        self._take_rest()
+
+    def _take_rest(self) -> None:
+        """Carry out what was left when the peer finished, as far as it goes now; once all is answered, nothing more comes."""
+        if self._rest and not self._ending and not self._waits():
+            rest, self._rest = self._rest, b""
+            taken = self.receive(memoryview(rest))
+            self._rest = rest[taken:] if self._waits() else b""
+        if not self._rest:
+            self._ending = True
+        if self._ending and not self._answers:
             self._output.close()
 
     def close(self) -> None:
@@ -455,6 +474,14 @@ class IggySession:
             self._drop(answer)
         self.leave_groups()
         self.shared.leave(self)
+
+    def joined(self) -> list[tuple[Topic, str]]:
+        """Topic and name of every group this connection is a member of; those that ended with their topic are forgotten."""
+        for key, (topic, _) in list(self.members.items()):
+            if self.broker.find_topic(topic.name.full) is not topic:
+                del self.members[key]
+                self.turns.pop(key, None)
+        return [(topic, group) for (_, group), (topic, _) in self.members.items()]
 
     def leave_groups(self) -> None:
         """Stop being a member of every group."""

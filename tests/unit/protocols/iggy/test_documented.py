@@ -84,6 +84,24 @@ def test_ten_requests_in_one_write(peer: Dialogue) -> None:
     assert values(asking.read_polled(answer[80:])) == [b"%d" % number for number in range(9)]
 
 
+def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) -> None:
+    creations = b"".join(
+        request(Code.CREATE_STREAM, U32.pack(number) + name(f"later-{number}")) for number in range(2, 6)
+    )
+    peer.feed(creations + request(Code.GET_STREAMS) + request(Code.PING)[:5])
+    assert not peer.sent, "a change is answered once it is synced"
+    peer.finish()
+    assert peer.closed
+    answer = peer.take()
+    assert answer[:32] == bytes(32)
+    assert len(asking.read_streams(answer[40:])) == 5
+
+
+def test_a_peer_that_finishes_with_nothing_is_gone(peer: Dialogue) -> None:
+    peer.finish()
+    assert peer.closed
+
+
 @pytest.mark.parametrize("code", [0, 38, 204, 304, 999])
 def test_an_unknown_code_leaves_the_connection(peer: Dialogue, code: int) -> None:
     if code == 38:
@@ -544,6 +562,14 @@ def test_me_and_my_groups(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.JOIN_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert peer.classic(Code.GET_ME)[1].endswith(U32.pack(1) + U32.pack(1) + U32.pack(1) + U32.pack(5))
+
+
+def test_a_group_that_ended_with_its_topic_is_forgotten(peer: Dialogue) -> None:
+    assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
+    assert peer.classic(Code.JOIN_GROUP, TOPIC + U32.pack(5))[0] == 0
+    assert peer.classic(Code.DELETE_TOPIC, TOPIC)[0] == 0
+    status, me = peer.classic(Code.GET_ME)
+    assert (status, me[-4:]) == (0, bytes(4))
 
 
 # Errors
