@@ -288,16 +288,26 @@ class IggySession:
         if self.principal is None and head.operation != vsr.LOG_OUT:
             self._place(head, D3).evict(vsr.EVICT_NO_LOGIN)
             return True
-        return self._replay(head) or self._carry(code, body, head)
+        if head.has_result and head.operation < vsr.SEND:
+            if not self._settled():
+                return False
+            if self._replay(head):
+                return True
+        return self._carry(code, body, head)
+
+    def _settled(self) -> bool:
+        """Whether everything asked before is answered; what still is not makes the next request wait."""
+        if self._answers:
+            self.broker.commit()
+        if self._answers:
+            self._piling = False
+        return not self._answers
 
     def _carry(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
         command = self._commands.get(code)
         piled = command is not None and command.piled
-        if self._answers and not piled:
-            self.broker.commit()
-            if self._answers:
-                self._piling = False
-                return False
+        if not piled and not self._settled():
+            return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
         answer = self._place(head, dialect)
         self._piling = piled
@@ -328,10 +338,8 @@ class IggySession:
 
     def _replay(self, head: vsr.Head) -> bool:
         """Answer a repeated state-changing request of D3 as before (dossier §8.3)."""
-        kept = self._replays.get(head.number) if head.has_result and head.operation < vsr.SEND else None
+        kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
-            return False
-        if self._answers:
             return False
         self._output.write(kept[1])
         return True
