@@ -36,10 +36,12 @@ from tests.broker_process import BrokerProcess, child_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "deploy" / "spark-cluster" / "cluster.sh"
-BULK_SHARE = 0.6  # of all records that the polywire wire brings; the other wires share the rest
+BULK = "polywire"
+BULK_SHARE = 0.6  # of all records that the wire for bulk brings; the others share the rest
 KILLED = ("executor", "broker", "driver")
 EXECUTOR = "CoarseGrainedExecutorBackend"
 POLL_S = 0.2
+STAGGER_S = 3.0
 START_S = 120.0
 app = App(name="soak", help=__doc__)
 
@@ -70,11 +72,15 @@ class Soak:
 
     def shares(self) -> dict[str, int]:
         """Records of each wire."""
-        others = [wire for wire in self.wires if wire != "polywire"]
-        each = int(self.records * (1 - BULK_SHARE)) // max(1, len(others)) if "polywire" in self.wires else 0
-        each = each or self.records // len(others)
-        shares = dict.fromkeys(others, each)
-        shares[self.wires[-1]] = self.records - sum(shares.values()) + shares.get(self.wires[-1], 0)
+        others = [wire for wire in self.wires if wire != BULK]
+        rest = (
+            int(self.records * (1 - BULK_SHARE))
+            if BULK in self.wires and others
+            else self.records * (BULK not in self.wires)
+        )
+        shares = {wire: rest // len(others) for wire in others}
+        last = self.wires[-1] if BULK not in self.wires else BULK
+        shares[last] = self.records - sum(count for wire, count in shares.items() if wire != last)
         return shares
 
 
@@ -109,7 +115,7 @@ def start_producers(soak: Soak, broker: BrokerProcess) -> list[subprocess.Popen[
 def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.Popen[bytes]:
     """A driver in a process group of its own, so that its JVM and Python workers die with it."""
     address = broker.url("polywire").removeprefix("polywire://")
-    plan = Plan(master, address, soak.topics, str(soak.directory), soak.batch_records_max)
+    plan = Plan(master, address, soak.topics, str(soak.directory), soak.batch_records_max, STAGGER_S)
     text = json.dumps({name: getattr(plan, name) for name in Plan.__slots__})
     soak.drivers += 1
     with (soak.directory / "driver.log").open("ab") as log, (soak.directory / "progress.jsonl").open("ab") as told:

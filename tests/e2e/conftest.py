@@ -19,6 +19,7 @@ import pytest
 
 from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
+from tests.broker_process import silenced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,15 +30,21 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 @dataclass(frozen=True)
-class Served:
-    """A broker under test. ``address`` is that of the polywire wire."""
+class Reached:
+    """A broker that somebody else starts and stops. ``address`` is that of the polywire wire."""
 
     address: str
-    process: subprocess.Popen[bytes]
 
     @property
     def connection(self) -> bulk.BulkConnection:
         return bulk.connect(self.address)
+
+
+@dataclass(frozen=True)
+class Served(Reached):
+    """A broker under test."""
+
+    process: subprocess.Popen[bytes]
 
 
 Serve = Callable[[Path], Served]
@@ -53,7 +60,7 @@ def start_broker(directory: Path) -> Served:
     directory.mkdir(parents=True, exist_ok=True)
     ready = directory / "ready.json"
     ready.unlink(missing_ok=True)
-    listen = ["--polywire", "127.0.0.1:0", "--flux", "off", "--cursus", "off"]
+    listen = ["--polywire", "127.0.0.1:0", *silenced("polywire")]
     command = [sys.executable, "-m", "polywire", "serve", *listen]
     with (directory / "broker.log").open("ab") as log:
         process = subprocess.Popen(

@@ -123,7 +123,7 @@ def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAU
     """
     made = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
     note(f"made project={directory} files={','.join(made)}")
-    note(f"next: cd {directory} && spark-pipelines run (needs pyspark[pipelines])")
+    note(f"next: cd {directory} && SPARK_CONF_DIR=conf spark-pipelines run (needs pyspark[pipelines])")
 
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from array import array
 from bisect import bisect_right, insort
 from collections import deque
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import codec
 from polywire.protocols.kafka07.expansion import Expander, PlainSet, wrap
@@ -167,15 +169,11 @@ class Kafka07Client:
         self._turn = itertools.count()
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> Kafka07Client:
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> Kafka07Client:
         """Connect. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-        return cls(connection)
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     async def __aenter__(self) -> Self:
         return self

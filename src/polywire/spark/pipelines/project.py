@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
 
-_SPEC: Final = """# Run with: spark-pipelines run
+_SPEC: Final = """# Run with: SPARK_CONF_DIR=conf spark-pipelines run
 name: {name}
 storage: {storage}
 catalog: spark_catalog
@@ -68,6 +68,7 @@ A project of Spark's declarative pipelines over the Polywire topic `{topic}`.
 
 ```
 pip install "polywire[spark]" "pyspark[pipelines]"
+export SPARK_CONF_DIR=conf
 spark-pipelines dry-run    # checks the definitions
 spark-pipelines run        # reads what is there, then ends; run it again for what came since
 ```
@@ -81,6 +82,8 @@ spark.hadoop.javax.jdo.option.ConnectionURL  jdbc:derby:;databaseName={folder}/m
 spark.sql.warehouse.dir                      {storage}/warehouse
 spark.python.unix.domain.socket.enabled      true
 spark.ui.enabled                             false
+spark.driver.host                            127.0.0.1
+spark.driver.bindAddress                     127.0.0.1
 spark.driver.extraJavaOptions                -Dderby.system.home={folder}
 """
 

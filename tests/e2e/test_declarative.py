@@ -1,0 +1,55 @@
+"""The project that ``polywire pipeline init`` makes, run by the real ``spark-pipelines`` command."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polywire.cli import main
+from polywire.spark.java import find_java
+from tests.e2e.conftest import Served, environment, fill
+
+RUN_TIMEOUT_S = 400.0  # some 30 s on a machine that does nothing else
+COMMAND = Path(sys.executable).with_name("spark-pipelines")
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(3 * RUN_TIMEOUT_S),
+    pytest.mark.skipif(
+        not COMMAND.exists() or any(importlib.util.find_spec(name) is None for name in ("grpc", "yaml", "zstandard")),
+        reason="declarative pipelines were NOT tried: pyspark[pipelines] is not installed",
+    ),
+]
+
+
+def run(project: Path) -> str:
+    """Run it as its README says, without any setting of ours; returns what it said."""
+    quiet = {name: value for name, value in environment().items() if name not in ("SPARK_CONF_DIR", "PYSPARK_PYTHON")}
+    told = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
+    path = os.pathsep.join([str(COMMAND.parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        [COMMAND, "run"], cwd=project, env={**told, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def records(served: Served, topic: str) -> int:
+    return sum(part.next_offset - part.first_offset for part in served.connection.bounds([topic]))
+
+
+def test_a_new_project_runs_and_goes_on(served: Served, topic: str, tmp_path: Path) -> None:
+    fill(served.connection, topic, [30, 12])
+    project = tmp_path / "orders"
+    assert main.run(["pipeline", "init", str(project), "--topic", topic, "--address", served.address]) == main.EXIT_DONE
+    run(project)
+    assert records(served, f"{topic}-copy") == 42
+    fill(served.connection, topic, [5, 0])
+    run(project)
+    assert records(served, f"{topic}-copy") == 47
