@@ -76,6 +76,7 @@ class Tls:
     flux_tls: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire under TLS, or off.")] = "off"
     cursus_tls: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire under TLS, or off.")] = "off"
     iggy_tls: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire under TLS, or off.")] = "off"
+    kafka07_tls: Annotated[str, Parameter(help="HOST:PORT of the Kafka 0.7 wire under TLS, or off.")] = "off"
     polywire_tls: Annotated[str, Parameter(help="HOST:PORT of the polywire wire under TLS, or off.")] = "off"
     tls_certificate: Annotated[
         Path | None,
@@ -163,7 +164,7 @@ def serve(
             iggy=listeners.iggy,
             polywire=listeners.polywire,
             any_wire=listeners.any,
-            tls={wire: getattr(tls, f"{wire}_tls", "off") for wire in WIRES},
+            tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES},
             tls_certificate=tls.tls_certificate,
             tls_key=tls.tls_key,
             tls_client_authority=tls.tls_client_authority,
