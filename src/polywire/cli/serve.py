@@ -133,6 +133,12 @@ class Wires:
     """What single wires offer."""
 
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    kafka07_zookeeper: Annotated[
+        str,
+        Parameter(
+            help="HOST:PORT/chroot of a ZooKeeper where the Kafka 0.7 wire and its topics are registered, or off."
+        ),
+    ] = "off"
     iggy_dialect: Annotated[
         Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr"],
         Parameter(help="Dialect of the Iggy wire by the version that brought it; auto recognises it per connection."),
@@ -171,6 +177,7 @@ def serve(
             slot_bytes=storage.slot_mib * 1024 * 1024,
             idle_poll_us=process.idle_poll_us,
             flux_admin=wires.flux_admin,
+            kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,
         )
     )
