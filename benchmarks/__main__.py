@@ -8,7 +8,16 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks import cursus_load, flux_load, iggy_load, kafka07_load, polywire_load, spark_load, spark_stream
+from benchmarks import (
+    cursus_load,
+    flux_load,
+    iggy_load,
+    iggy_today,
+    kafka07_load,
+    polywire_load,
+    spark_load,
+    spark_stream,
+)
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
 from polywire.client import bulk
 
@@ -253,6 +262,43 @@ def kafka07_figures(rounds: int) -> list[Figure]:
         ]
 
 
+def iggy_today_figures(rounds: int) -> list[Figure]:
+    """The same in today's dialect, and what the real SDK for Python reaches, where ``make dev`` has installed it."""
+    with fresh_broker() as broker:
+        host, port = broker.addresses["iggy"]
+        iggy_today.create(host, port, "load")
+        found = [
+            figure(
+                "Iggy of today, send, 1000 x 100 B, one connection",
+                "records/s",
+                lambda: iggy_today.send_rate(host, port, "load", requests=10_000),
+                rounds=rounds,
+            ),
+            figure(
+                "Iggy of today, poll, 1000 x 100 B, one connection",
+                "records/s",
+                lambda: iggy_today.poll_rate(host, port, "load", polls=10_000),
+                rounds=rounds,
+            ),
+        ]
+    for name, base in iggy_today.SDKS.items():
+        if (iggy_today.INTEROP / name).is_dir():
+            found += _sdk_figures(name, base)
+    return found
+
+
+def _sdk_figures(name: str, base: int) -> list[Figure]:
+    with fresh_broker() as broker:
+        host, port = broker.addresses["iggy"]
+        rates = iggy_today.client_rates(host, port, iggy_today.INTEROP / name, base=base, requests=1_000)
+    remark = "mostly the client's own work"
+    titles = f"{name}, sends of 1000 x 100 B", f"{name}, polls of 1000 x 100 B"
+    return [
+        Figure(title, "records/s", rate, rate, rate, None, True, remark)
+        for title, rate in zip(titles, rates, strict=True)
+    ]
+
+
 @app.default
 def run(
     *,
@@ -276,6 +322,7 @@ def run(
         "flux": flux_figures,
         "cursus": cursus_figures,
         "iggy": iggy_figures,
+        "iggy-today": iggy_today_figures,
         "kafka07": kafka07_figures,
         "spark-read": spark_load.read_figures,
         "spark-write": spark_load.write_figures,

@@ -76,6 +76,21 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
     }  # fmt: skip
 
 
+def one_pass(spark: SparkSession, plan: Plan) -> None:
+    """Run every pipeline until what was there is done. One that fails ends the process: whoever watches starts it again."""
+    running = {}
+    with ThreadPoolExecutor() as pool:
+        for name, job in jobs(spark, plan).items():
+            running[pool.submit(job)] = name
+            time.sleep(plan.stagger_s)
+        for ended in as_completed(running):
+            error = ended.exception()
+            if error is not None:
+                traceback.print_exception(error)
+                os._exit(1)
+            sys.stdout.write(json.dumps({"job": running[ended], "pass": asdict(ended.result())}) + "\n")
+
+
 def main(text: str) -> None:
     plan = Plan(**json.loads(text))
     # Driver, executors and checkpoints are on this machine, whatever the master is.
@@ -86,17 +101,7 @@ def main(text: str) -> None:
     last = False
     while not last:
         last = produced.exists()
-        with ThreadPoolExecutor() as pool:
-            running = {}
-            for name, job in jobs(spark, plan).items():
-                running[pool.submit(job)] = name
-                time.sleep(plan.stagger_s)
-            for ended in as_completed(running):
-                if ended.exception() is not None:
-                    # The other queries would go on; whoever watches starts the whole driver again.
-                    traceback.print_exception(ended.exception())
-                    os._exit(1)
-                sys.stdout.write(json.dumps({"job": running[ended], "pass": asdict(ended.result())}) + "\n")
+        one_pass(spark, plan)
     spark.stop()
 
 

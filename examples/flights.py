@@ -144,7 +144,7 @@ def broker(output: Path) -> Iterator[dict[str, str]]:
     ready, log = output / "ready.json", output / "broker.log"
     ready.unlink(missing_ok=True)
     serve = ["serve", "--data-dir", str(output / "data"), "--ready-file", str(ready)]
-    ports = ["--polywire", "127.0.0.1:0", "--flux", "127.0.0.1:0", "--cursus", "off"]
+    ports = [word for wire in SCHEMES for word in (f"--{wire}", "127.0.0.1:0")]
     command = [sys.executable, "-m", "polywire", *serve, *ports]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=subprocess.STDOUT)
