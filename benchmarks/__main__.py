@@ -8,7 +8,16 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from benchmarks import cursus_load, flux_load, iggy_load, polywire_load, spark_load, spark_stream
+from benchmarks import (
+    cursus_load,
+    flux_load,
+    iggy_load,
+    iggy_today,
+    kafka07_load,
+    polywire_load,
+    spark_load,
+    spark_stream,
+)
 from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
 from polywire.client import bulk
 
@@ -223,6 +232,73 @@ def iggy_figures(rounds: int) -> list[Figure]:
         ]
 
 
+def kafka07_figures(rounds: int) -> list[Figure]:
+    """Sets of 200 and of single messages over the Kafka 0.7 wire, and fetches of a mebibyte."""
+    with fresh_broker() as broker:
+        host, port = broker.addresses["kafka07"]
+        kafka07_load.produce_rate(host, port, "read", requests=20_000)
+        return [
+            figure(
+                "Kafka 0.7 produce, 200 x 200 B, one connection",
+                "records/s",
+                lambda: kafka07_load.produce_rate(host, port, "written", requests=20_000),
+                aim=4e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Kafka 0.7 produce, single messages of 200 B, pipelined",
+                "records/s",
+                lambda: kafka07_load.produce_rate(host, port, "single", requests=500_000, messages=1),
+                aim=400_000,
+                rounds=rounds,
+            ),
+            figure(
+                "Kafka 0.7 fetch of 1 MiB, 200 B, one connection",
+                "records/s",
+                lambda: kafka07_load.fetch_rate(host, port, "read"),
+                aim=10e6,
+                rounds=rounds,
+            ),
+        ]
+
+
+def iggy_today_figures(rounds: int) -> list[Figure]:
+    """The same in today's dialect, and what the real SDK for Python reaches, where ``make dev`` has installed it."""
+    with fresh_broker() as broker:
+        host, port = broker.addresses["iggy"]
+        iggy_today.create(host, port, "load")
+        found = [
+            figure(
+                "Iggy of today, send, 1000 x 100 B, one connection",
+                "records/s",
+                lambda: iggy_today.send_rate(host, port, "load", requests=10_000),
+                rounds=rounds,
+            ),
+            figure(
+                "Iggy of today, poll, 1000 x 100 B, one connection",
+                "records/s",
+                lambda: iggy_today.poll_rate(host, port, "load", polls=10_000),
+                rounds=rounds,
+            ),
+        ]
+    for name, base in iggy_today.SDKS.items():
+        if (iggy_today.INTEROP / name).is_dir():
+            found += _sdk_figures(name, base)
+    return found
+
+
+def _sdk_figures(name: str, base: int) -> list[Figure]:
+    with fresh_broker() as broker:
+        host, port = broker.addresses["iggy"]
+        rates = iggy_today.client_rates(host, port, iggy_today.INTEROP / name, base=base, requests=1_000)
+    remark = "mostly the client's own work"
+    titles = f"{name}, sends of 1000 x 100 B", f"{name}, polls of 1000 x 100 B"
+    return [
+        Figure(title, "records/s", rate, rate, rate, None, True, remark)
+        for title, rate in zip(titles, rates, strict=True)
+    ]
+
+
 @app.default
 def run(
     *,
@@ -246,6 +322,8 @@ def run(
         "flux": flux_figures,
         "cursus": cursus_figures,
         "iggy": iggy_figures,
+        "iggy-today": iggy_today_figures,
+        "kafka07": kafka07_figures,
         "spark-read": spark_load.read_figures,
         "spark-write": spark_load.write_figures,
         "spark-stream": spark_stream.stream_figures,

@@ -11,7 +11,7 @@ import threading
 import time
 
 from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.messages import HEAD, Code, Consumer
+from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 
 COUNT = 1_000
 VALUE = b"x" * 100
@@ -22,16 +22,16 @@ _POLLED = struct.Struct("<IIIQI")  # status, length, partition, newest offset, m
 def create(host: str, port: int, topic: str) -> None:
     """A topic of one partition in the stream ``bench``; both are made."""
     with socket.create_connection((host, port)) as peer:
-        _ask(peer, Code.CREATE_STREAM, asking.U32.pack(1) + asking.name("bench"), fine=(0, 1011))
+        _ask(peer, Code.CREATE_STREAM, U32.pack(1) + asking.name("bench"), fine=(0, 1011))
         number = sum(topic.encode()) * 1_000 + len(topic)
-        numbers = b"".join(map(asking.U32.pack, (number, 1, 0)))
+        numbers = b"".join(map(U32.pack, (number, 1, 0)))
         _ask(peer, Code.CREATE_TOPIC, asking.ident("bench") + numbers + asking.name(topic))
 
 
 def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> bytes:
     """One SEND_MESSAGES of equal messages to the first partition; with ids, each has its own."""
     messages = [
-        (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + asking.U32.pack(len(VALUE)) + VALUE
+        (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + U32.pack(len(VALUE)) + VALUE
         for number in range(records)
     ]
     return asking.request(Code.SEND, _topic(topic) + asking.to_partition(1) + b"".join(messages))

@@ -23,12 +23,14 @@ class Wire:
     """A wire that the scenarios run through.
 
     opening: bytes that a connection begins with. fetch: request number n for a partition from its beginning, for peers that misbehave.
+    drops_keys: keys choose a partition and are not sent.
     """
 
     name: str
     abilities: frozenset[Ability]
     opening: bytes
     fetch: Callable[[int, str, int], bytes]
+    drops_keys: bool = False
 
 
 def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
@@ -56,6 +58,6 @@ WIRES = (
     Wire("flux", flux.ABILITIES, b"", _flux_fetch),
     Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch),
     Wire("iggy", iggy.ABILITIES, b"", _iggy_fetch),
-    Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch),
+    Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch, drops_keys=True),
     Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )

@@ -30,15 +30,21 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 @dataclass(frozen=True)
-class Served:
-    """A broker under test. ``address`` is that of the polywire wire."""
+class Reached:
+    """A broker that somebody else starts and stops. ``address`` is that of the polywire wire."""
 
     address: str
-    process: subprocess.Popen[bytes]
 
     @property
     def connection(self) -> bulk.BulkConnection:
         return bulk.connect(self.address)
+
+
+@dataclass(frozen=True)
+class Served(Reached):
+    """A broker under test."""
+
+    process: subprocess.Popen[bytes]
 
 
 Serve = Callable[[Path], Served]

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.e2e.conftest import Served, fill
+from tests.broker_process import BrokerProcess
+from tests.e2e.conftest import Reached, Served, fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-def read(spark: SparkSession, served: Served, topic: str) -> DataFrame:
+def read(spark: SparkSession, served: Reached, topic: str) -> DataFrame:
     return spark.read.format("polywire").options(address=served.address, subscribe=topic, includeHeaders="true").load()
 
 
-def write(frame: DataFrame, served: Served, **options: str) -> None:
+def write(frame: DataFrame, served: Reached, **options: str) -> None:
     frame.write.format("polywire").options(address=served.address, **options).mode("append").save()
 
 
-def stream(spark: SparkSession, served: Served, topic: str, **options: str) -> DataFrame:
+def stream(spark: SparkSession, served: Reached, topic: str, **options: str) -> DataFrame:
     reader = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
     return reader.options(startingOffsets="earliest", **options).load()
 
 
-def run(frame: DataFrame, served: Served, checkpoint: Path, **options: str) -> None:
+def run(frame: DataFrame, served: Reached, checkpoint: Path, **options: str) -> None:
     writer = frame.writeStream.format("polywire").options(address=served.address, **options)
     writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
 
-def values(spark: SparkSession, served: Served, topic: str) -> list[str]:
+def values(spark: SparkSession, served: Reached, topic: str) -> list[str]:
     rows = read(spark, served, topic).selectExpr("cast(value as string) as value").collect()
     return sorted(row["value"] for row in rows)
 
@@ -144,3 +146,24 @@ def test_errors_say_what_to_do(spark: SparkSession, served: Served, topic: str, 
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         frame.write.format("polywire").options(address=served.address, topic=topic).mode("overwrite").save()
     assert json.dumps(values(spark, served, topic)) == "[]"
+
+
+@pytest.mark.slow
+def test_a_broker_killed_while_it_is_written_to_has_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        host, port = broker.addresses["polywire"]
+        served = Reached(f"{host}:{port}")
+        fill(served.connection, "source", [30_000, 20_000])
+        served.connection.create_topic("copy", 3)
+        frame = stream(spark, served, "source", maxOffsetsPerTrigger="2000")
+        writer = frame.writeStream.format("polywire").options(address=served.address, topic="copy")
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+        for batch in (2, 7, 12):
+            while query.isActive and (query.lastProgress is None or query.lastProgress.batchId < batch):
+                time.sleep(0.01)
+            broker.kill()
+            broker.start()
+        query.awaitTermination()
+        assert values(spark, served, "copy") == sorted(
+            f"{n}-{at}" for n, c in ((0, 30_000), (1, 20_000)) for at in range(c)
+        )

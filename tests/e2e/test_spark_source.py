@@ -101,6 +101,11 @@ def test_typed_headers_tell_what_they_are(spark: SparkSession, served: Served, t
     told = [(header["key"], header["type"], header["value"]) for header in rows[0]["typedHeaders"]]
     assert told == [("h0", "int32", b"\x07\0\0\0"), ("h1", "string", b"s"), ("h2", "null", None)]
     assert rows[1]["typedHeaders"] is None
+    copied = read(spark, served, subscribe=topic, includeHeaders="typed")
+    options = {"address": served.address, "topic": f"{topic}-copy"}
+    copied.drop("partition").write.format("polywire").mode("append").options(**options).save()
+    again = read(spark, served, subscribe=f"{topic}-copy", includeHeaders="typed")
+    assert [row["typedHeaders"] for row in again.orderBy("offset").collect()] == [row["typedHeaders"] for row in rows]
 
 
 def test_offsets_and_times_need_no_values(spark: SparkSession, served: Served, topic: str) -> None:

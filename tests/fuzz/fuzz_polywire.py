@@ -38,6 +38,8 @@ def samples() -> list[bytes]:
         (Verb.DELETE_TOPIC, messages.DeleteTopic("u"), b""),
         (Verb.BOUNDS, messages.AskBounds(["t"], [5]), b""),
         (Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=1000), b""),
+        (Verb.FETCH, messages.Fetch("t", 0, 0, bodies=False), b""),
+        (Verb.GROUPS, messages.AskGroups(None, ["t", "g"]), b""),
         (Verb.FETCH, messages.Fetch("t", 1, 0, 5, 1, 1, 100), b""),
         (Verb.PRODUCE, messages.Produce("t", 0), batch + headed),
         (Verb.PRODUCE, messages.Produce("t", -1), batch),

@@ -1,6 +1,7 @@
 """The unmodified Iggy SDKs of PyPI, six releases and four dialects of them, against one broker: each reads what every other wrote.
 
-They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in.
+They are installed beside the tests by ``make dev``; ``POLYWIRE_INTEROP`` names another folder to look in. ``POLYWIRE_IGGY_CRATE`` names a
+program that does over the Rust crate 0.0.60 what ``iggy_peer.py`` does over the SDKs: HOST:PORT ACTION STREAM... in, the same lines out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import pytest
 from tests.broker_process import BrokerProcess
 
 # The packages, and from which number on each counts partitions.
+CRATE: Final = "crate-iggy-0.0.60"  # the documented dialect itself, of August 2023
+CRATE_VARIABLE: Final = "POLYWIRE_IGGY_CRATE"
 SDKS: Final = {
+    CRATE: 1,
     "iggy-py-0.4.0": 1,
     "apache-iggy-0.5.0": 1,
     "apache-iggy-0.6.0": 0,
@@ -26,7 +30,7 @@ SDKS: Final = {
     "apache-iggy-0.8.0": 0,
     "apache-iggy-0.9.0": 0,
 }
-WITH_GROUPS: Final = tuple(name for name in SDKS if name.startswith("apache"))
+WITH_GROUPS: Final = tuple(name for name in SDKS if name != "iggy-py-0.4.0")
 COUNT: Final = 10_000
 PEER: Final = Path(__file__).with_name("iggy_peer.py")
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -41,12 +45,26 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def run(broker: BrokerProcess, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
     """What one SDK found out, stream by stream."""
+    if sdk == CRATE:
+        return _run_crate(broker, action, *streams)
     folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / sdk
     if not folder.is_dir():
         pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
     host, port = broker.addresses["iggy"]
     environment = {**os.environ, "PYTHONPATH": str(folder), "IGGY_BASE": str(SDKS[sdk]), "IGGY_NAME": sdk}
     command = [sys.executable, str(PEER), host, str(port), action, *streams]
+    return _lines(broker, command, environment)
+
+
+def _run_crate(broker: BrokerProcess, action: str, *streams: str) -> list[dict[str, object]]:
+    program = os.environ.get(CRATE_VARIABLE)
+    if program is None:
+        pytest.skip(f"{CRATE_VARIABLE} is not set: the Iggy wire was NOT tried with the real client of 2023")
+    host, port = broker.addresses["iggy"]
+    return _lines(broker, [program, f"{host}:{port}", action, *streams], dict(os.environ))
+
+
+def _lines(broker: BrokerProcess, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PEER_S_MAX, check=False)
     lines = done.stdout.splitlines()
     assert lines, f"{done.stderr}\n{broker.log_text()}"
@@ -73,7 +91,7 @@ def written(broker: BrokerProcess) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("sdk", SDKS)
 def test_writes(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
     if sdk not in written:
-        pytest.skip(f"{sdk} is not installed: the Iggy wire was NOT tried with it (make dev)")
+        pytest.skip(f"{sdk} is not there: the Iggy wire was NOT tried with it")
     assert written[sdk] == {"stream": stream_of(sdk), "topic": "paid", "messages": COUNT, "topics": 1}
 
 

@@ -187,6 +187,13 @@ class Access:
         rights = self._rights.get(principal.user_id)
         return rights is not None and rights.allow(permission, name, stream)
 
+    def allows_somewhere(self, principal: Principal, permission: Permission) -> bool:
+        """Whether a user may do it everywhere, in some stream or with some topic."""
+        if principal is ROOT:
+            return self.is_open
+        rights = self._rights.get(principal.user_id)
+        return rights is not None and rights.allow_somewhere(permission)
+
     # Users
 
     def users(self) -> list[User]:

@@ -276,12 +276,9 @@ class Broker:
 
         Raises Missing(PARTITION_MISSING) when the topic has none.
         """
-        if not topic.partitions:
-            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic.name.full!r}")
+        partitions = topic.written_to()
         spans = memoryview(array("q", (0, len(key), 0, 0)))
-        return topic.partitions[
-            partitions_of(key, spans, len(topic.partitions), topic.settings.key_hash or wire_hash)[0]
-        ]
+        return partitions[partitions_of(key, spans, len(partitions), topic.settings.key_hash or wire_hash)[0]]
 
     # Records
 

@@ -82,6 +82,11 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
             stream = name.stream
         return stream is not None and bool(permission & self.streams.get(stream, 0))
 
+    def allow_somewhere(self, permission: Permission) -> bool:
+        """Whether opened grants hold this permission for anything."""
+        places = (self.everywhere, *self.streams.values(), *self.topics.values())
+        return any(permission & given for given in places)
+
 
 EVERYTHING: Final = Grants(int(ALL))
 

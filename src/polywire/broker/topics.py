@@ -7,6 +7,7 @@ Must not know: how topics are stored, any wire.
 from __future__ import annotations
 
 from polywire.broker.settings import TopicSettings
+from polywire.errors import ErrorCode, Missing
 from polywire.log.base import PartitionLog
 from polywire.types import TopicName
 
@@ -51,6 +52,12 @@ class Topic:
         self.partitions: list[Partition] = []
         self.settings = settings
         self.created_at_us = created_at_us
+
+    def written_to(self) -> list[Partition]:
+        """Its partitions, for whoever has to choose one. Raises Missing(PARTITION_MISSING) when there are none."""
+        if not self.partitions:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
+        return self.partitions
 
     def __repr__(self) -> str:
         return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"

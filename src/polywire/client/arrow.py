@@ -19,7 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polywire.client import gather
-from polywire.client.arrow_columns import Space, as_type, constant, fixed, gathered_binary, headers_column
+from polywire.client.arrow_columns import (
+    HEADER_TYPES,
+    Space,
+    as_type,
+    constant,
+    fixed,
+    gathered_binary,
+    headers_column,
+    strings,
+)
 from polywire.client.bulk import StoredChunk
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import from_columns, layout, walk
@@ -230,7 +239,8 @@ def arrow_to_batches(
     """Stored batches of a table's rows in order, ready to be produced, each of at most some 4 MiB.
 
     ``value``, ``key`` and ``headers`` name the columns; key and headers may be missing. Keys and values are binary or string, headers a list
-    of (key, value). Raises Invalid(INVALID_REQUEST) without a value column, Invalid(RECORD_TOO_LARGE) for a record no batch can hold.
+    of (key, value) or (key, type, value). Raises Invalid(INVALID_REQUEST) without a value column, Invalid(RECORD_TOO_LARGE) for a record no
+    batch can hold.
     """
     if value not in data.schema.names:
         raise Invalid(
@@ -326,14 +336,27 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
     pairs: Any = pc.list_flatten(lists)
     if not len(pairs):
         return
-    keys, values = (_as_binary(part) for part in pairs.flatten())
+    keys, *types, values = pairs.flatten()
+    keys, values = _as_binary(keys), _as_binary(values)
     lengths = pc.list_value_length(lists).fill_null(0)
     columns[Column.HEADER_COUNTS] = bytes(4) + _fixed_bytes(pc.cumulative_sum(lengths.cast(pa.int32())), 4)
     columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)
     _put_binary(columns, keys, Column.HEADER_KEY_OFFSETS, None)
-    # HeaderKind.NULL is 0 and RAW is 1, as a boolean made a number.
-    columns[Column.HEADER_VALUE_KINDS] = _fixed_bytes(values.is_valid().cast(pa.uint8()), 1)
+    columns[Column.HEADER_VALUE_KINDS] = _fixed_bytes(_kinds_of(values, types[0] if types else None), 1)
     _put_binary(columns, values, Column.HEADER_VALUE_OFFSETS, None)
+
+
+def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
+    """Kinds of header values: those named, else raw; HeaderKind.NULL is 0 and RAW is 1, as a boolean made a number."""
+    there = values.is_valid().cast(pa.uint8())
+    if types is None:
+        return there
+    kinds = pc.index_in(types, value_set=strings(HEADER_TYPES))
+    if kinds.null_count:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"a header has a type that does not exist types={','.join(HEADER_TYPES)}"
+        )
+    return pc.multiply(kinds.cast(pa.uint8()), there)
 
 
 def _fixed_bytes(column: pa.Array[Any], width: int) -> bytes:

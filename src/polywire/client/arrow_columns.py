@@ -7,7 +7,10 @@ handed on. Must not know: ranges, topics, sockets.
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,10 +20,10 @@ from polywire.records.arena import BLOCK_BYTES, Arena
 from polywire.records.columns import Column, Header, HeaderKind, Record
 from polywire.records.rows import to_records
 
+HEADER_TYPES: Final = tuple(kind.name.lower() for kind in HeaderKind)
 TYPED_HEADER_LIST: Final = pa.list_(
     pa.struct([pa.field("key", pa.string()), pa.field("type", pa.string()), pa.field("value", pa.binary())])
 )
-_KIND_NAMES: Final = pa.array([kind.name.lower() for kind in HeaderKind], pa.string())
 HEADER_LIST: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, made once and cut to size
 ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
@@ -89,7 +92,17 @@ def constant(value: str | int, kind: pa.DataType, row_count: int) -> pa.Array[An
 
 @lru_cache(maxsize=64)
 def _constant(value: str | int, kind: pa.DataType, capacity: int) -> pa.Array[Any]:
-    return pa.array([value] * capacity, type=kind)
+    if isinstance(value, str):
+        return strings([value] * capacity)
+    numbers = array("i", [value]) * capacity
+    return pa.Array.from_buffers(pa.int32(), capacity, [None, pa.py_buffer(numbers)]).cast(kind)
+
+
+def strings(texts: Sequence[str]) -> pa.Array[Any]:
+    """A column of text, made of its buffers: ``pa.array`` would load pandas, half a second of every worker's life."""
+    data = [text.encode() for text in texts]
+    offsets = array("i", accumulate([len(item) for item in data], initial=0))
+    return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))])
 
 
 def as_type(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
@@ -144,7 +157,7 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
     lines = range(0, len(inner), gather.PLAN_WIDTH)
     kinds = b"".join([source[inner[n + at] + inner[n + 1] : inner[n + at] + inner[n + 2]] for n in lines])
     numbers = pa.Array.from_buffers(pa.uint8(), len(kinds), [None, pa.py_buffer(kinds)])
-    return _KIND_NAMES.take(numbers)
+    return strings(HEADER_TYPES).take(numbers)
 
 
 def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:

@@ -42,10 +42,10 @@ async def connect(url: str) -> Client:
         case "iggy":
             from polywire.client.iggy import IggyClient
 
-            return await IggyClient.open(host, port)
+            return await IggyClient.open(host, port, tls=tls)
         case "kafka07":
             from polywire.client.kafka07 import Kafka07Client
 
-            return await Kafka07Client.open(host, port)
+            return await Kafka07Client.open(host, port, tls=tls)
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown scheme scheme={scheme} known={','.join(SCHEMES)}")

@@ -26,7 +26,7 @@ from polywire.client.cursus_replies import (
     nonsense,
     number,
 )
-from polywire.client.tls import secured
+from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_fault
 from polywire.records.columns import Record
@@ -324,13 +324,7 @@ class CursusClient:
 
 
 async def _open(host: str, port: int, tls: ssl.SSLContext | None) -> _Connection:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            _, connection = await loop.create_connection(lambda: _Connection(loop), host, port, **secured(tls, host))
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-    return connection
+    return await open_connection(_Connection, host, port, timeout_s=OPEN_TIMEOUT_S, tls=tls)
 
 
 def _records(reply: bytes) -> list[Record]:

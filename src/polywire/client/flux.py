@@ -25,7 +25,7 @@ from polywire.client.flux_replies import (
     settle,
     split_consumed,
 )
-from polywire.client.tls import secured
+from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.codec import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import WHITE, Acks, Refused, topic_name
@@ -171,15 +171,7 @@ class FluxClient:
         cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
     ) -> FluxClient:
         """Connect. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(loop), host, port, **secured(tls, host)
-                )
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-        return cls(connection)
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     async def __aenter__(self) -> Self:
         return self

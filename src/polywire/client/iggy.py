@@ -7,16 +7,19 @@ places told of records are found by their ids, because the wire does not tell th
 from __future__ import annotations
 
 import asyncio
+import ssl
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar
 from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.iggy import asking
 from polywire.protocols.iggy.asking import ident, request
@@ -98,17 +101,6 @@ class _Connection(asyncio.Protocol):
         self._expected: deque[asyncio.Future[tuple[int, bytes]]] = deque()
         self._lost: Unavailable | None = None
 
-    @classmethod
-    async def open(cls, host: str, port: int, timeout_s: float) -> Self:
-        """Connect. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(lambda: cls(loop), host, port)
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-        return connection
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -167,19 +159,23 @@ class IggyClient:
     into such a number. Each member is a connection of its own, and generations, which the wire has not, are 0.
     """
 
-    __slots__ = ("_address", "_connection", "_members", "_partitions", "_turn")
+    __slots__ = ("_another", "_connection", "_members", "_partitions", "_turn")
 
-    def __init__(self, connection: _Connection, host: str, port: int) -> None:
+    def __init__(self, connection: _Connection, another: Callable[[], Awaitable[_Connection]]) -> None:
+        """another: opens a further connection to the same broker, as this one was opened."""
         self._connection: Final = connection
-        self._address: Final = (host, port)
+        self._another: Final = another
         self._members: dict[tuple[str, str, str], _Connection] = {}
         self._partitions: dict[str, int] = {}
         self._turn = 0
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> IggyClient:
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> IggyClient:
         """Connect. Raises Unavailable."""
-        return cls(await _Connection.open(host, port, timeout_s), host, port)
+        another = partial(open_connection, _Connection, host, port, timeout_s=timeout_s, tls=tls)
+        return cls(await another(), another)
 
     async def __aenter__(self) -> Self:
         return self
@@ -358,7 +354,7 @@ class IggyClient:
         key = (group, topic, member)
         connection = self._members.get(key)
         if connection is None:
-            connection = self._members[key] = await _Connection.open(*self._address, OPEN_TIMEOUT_S)
+            connection = self._members[key] = await self._another()
         try:
             await connection.ask(Code.JOIN_GROUP, body)
         except Missing as error:

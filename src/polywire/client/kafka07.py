@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 from array import array
 from bisect import bisect_right, insort
 from collections import deque
@@ -18,9 +19,10 @@ from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import codec
-from polywire.protocols.kafka07.expansion import Expander, wrap
+from polywire.protocols.kafka07.expansion import Expander, PlainSet, wrap
 from polywire.protocols.kafka07.messages import (
     EARLIEST,
     ENTRY_BYTES_MIN,
@@ -138,10 +140,16 @@ class _Connection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Values of the messages from an address on, and the address after the last of them."""
+    """Values of the messages from an address on, and the address after the last of them.
+
+    positions: where to read on once a value was used, for each; the messages of a wrapper have the wrapper's own place. is_cut: the first
+    message is longer than what was asked for.
+    """
 
     values: list[bytes]
+    positions: list[int]
     next_address: int
+    is_cut: bool = False
 
 
 class Kafka07Client:
@@ -161,15 +169,11 @@ class Kafka07Client:
         self._turn = itertools.count()
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S) -> Kafka07Client:
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> Kafka07Client:
         """Connect. Raises Unavailable."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(loop), host, port)
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
-        return cls(connection)
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,7 +207,7 @@ class Kafka07Client:
             [answer] = await self._connection.ask(frame, 1)
             _raise_code(_checked(parse_error, answer, 0), topic, partition, address)
             found = self.decode(memoryview(answer)[2:], address)
-            if found.values or len(answer) == 2 or found.next_address > address:
+            if not found.is_cut:
                 return found
             if bytes_max >= FETCH_BYTES_MAX:
                 raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"a message is too long to be read limit={FETCH_BYTES_MAX}")
@@ -212,7 +216,7 @@ class Kafka07Client:
     async def read_many(
         self, topic: str, places: Sequence[tuple[int, int]], *, bytes_max: int = FETCH_BYTES
     ) -> list[Fetched | BrokerError]:
-        """``read`` for several (partition, address) at once, an error or a result for each; a message that does not fit is left out."""
+        """``read`` for several (partition, address) at once, an error or a result for each."""
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
         [answer] = await self._connection.ask(encode_multifetch(entries), 1)
         results: list[Fetched | BrokerError] = []
@@ -251,21 +255,32 @@ class Kafka07Client:
     def decode(self, data: memoryview, address: int) -> Fetched:
         """Values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken."""
         end = _checked(_whole_end, data)
-        if end == 0:
-            return Fetched([], address)
-        parts = _checked(Expander(FETCH_BYTES_MAX, payload_bytes_max=FETCH_BYTES_MAX).open_set, data, 0, end) or ()
-        values: list[bytes] = []
-        for part in parts:
-            at, left = part.start, part.records
-            source = memoryview(part.data)
-            while left > 0:
-                at, count = codec.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
-                spans = self._run.spans
-                values += [
-                    bytes(source[spans[4 * row + 2] : spans[4 * row + 2] + spans[4 * row + 3]]) for row in range(count)
-                ]
-                left -= count
-        return Fetched(values, address + end)
+        found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
+        expander = Expander(FETCH_BYTES_MAX, payload_bytes_max=FETCH_BYTES_MAX)
+        at = 0
+        while at < end:
+            place, stop, packed = codec.next_wrapper(data, at, end)
+            for part in _checked(expander.open_set, data, at, place) or ():
+                self._take(part, found, address)
+            inner = (_checked(expander.open_set, data, place, stop) or ()) if packed else ()
+            known = len(found.values)
+            for part in inner:
+                self._take(part, found, address)
+            if len(found.values) > known:  # they have one place, the wrapper's (dossier §2.2)
+                found.positions[known:] = [address + place] * (len(found.values) - known - 1) + [address + stop]
+            at = stop
+        return found
+
+    def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
+        """Add the values of a plain set, and the positions they have if it lies in the answer itself."""
+        at, left, source = part.start, part.records, memoryview(part.data)
+        while left > 0:
+            at, count = codec.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
+            spans = self._run.spans[: 4 * count].tolist()
+            for start, size in zip(spans[2::4], spans[3::4], strict=True):
+                found.values.append(bytes(source[start : start + size]))
+                found.positions.append(address + start + size)
+            left -= count
 
     # Client
 

@@ -10,6 +10,7 @@ from array import array
 
 import cython
 
+from polywire.store.base import aligned_buffer
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -197,7 +198,9 @@ class NewestOffsets:
 
     def __init__(self, slot_count: int) -> None:
         assert slot_count & (slot_count - 1) == 0, "a power of two"
-        self._table = lend_writable(bytearray(slot_count * 24))
+        self._table = lend_writable(
+            aligned_buffer(slot_count * 24)
+        )  # mapped: pages are made, zero, as they are touched
         self._mask = slot_count - 1
         self._count = 0
 

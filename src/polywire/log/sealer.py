@@ -98,6 +98,7 @@ class Sealer:
         self._removing = False
         self._compaction: Compaction | None = None
         self._to_compact: dict[FilePartition, int] = {}
+        self._looking = False
         self._replacing = False
         """A segment written anew is named and not yet installed."""
         self._stopped = False
@@ -223,10 +224,13 @@ class Sealer:
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
         """Write something anew if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
-        busy = self._stopped or self._running or self._replacing or self._queue or self._installing
-        if busy or not self._owner.seal_room(REWRITE_GROUPS):
-            return
         again = partial(self.tidy, now_us, merging=merging)
+        busy = self._running or self._replacing or self._queue or self._installing
+        if self._stopped:
+            return
+        if busy or not self._owner.seal_room(REWRITE_GROUPS):
+            self._tidy_soon(again)
+            return
         if self._compaction is not None:
             self._compact(self._compaction, again)
             return
@@ -238,6 +242,17 @@ class Sealer:
             if not partition.ended:
                 self._compaction = Compaction(partition, null_time_us)
                 self._compact(self._compaction, again)
+
+    def _tidy_soon(self, again: Callable[[], None]) -> None:
+        """Look again in a moment, once however many ask."""
+
+        def look() -> None:
+            self._looking = False
+            again()
+
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(TIDY_SECONDS, look)
 
     def compact(self, partition: FilePartition, null_time_us: int) -> None:
         """Compact a partition when there is nothing else to do, if it is worth it; nulls older than this go as well."""
@@ -260,7 +275,7 @@ class Sealer:
                 partition.clean_offset = compaction.noted
                 self._compaction = None
             compaction.noting = False
-            self._loop.call_later(TIDY_SECONDS, again)
+            self._tidy_soon(again)
 
     def _noted(
         self,
@@ -280,7 +295,7 @@ class Sealer:
                 self._compacted(compaction, 0, _too_many_keys(compaction.noted))
         self.advance(self._synced)
         if not self._stopped:
-            self._loop.call_later(TIDY_SECONDS, again)
+            self._tidy_soon(again)
 
     def _compacted(self, compaction: Compaction, end: int, error: BrokerError | None) -> None:
         """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
@@ -321,7 +336,7 @@ class Sealer:
         elif info is None:
             assert rewrite.over is not None, "only compaction may find that nothing is to be written"
             rewrite.over(None)
-            self._loop.call_later(TIDY_SECONDS, again)
+            self._tidy_soon(again)
         elif not self._owner.seal_room(REWRITE_GROUPS):
             self._delete([segment_name(number)])  # another pass of the timer writes it again
         else:
@@ -359,7 +374,7 @@ class Sealer:
             self._remove_soon()
             if rewrite.over is not None:
                 rewrite.over(None)
-            self._loop.call_later(TIDY_SECONDS, again)
+            self._tidy_soon(again)
 
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], None, installed)
 

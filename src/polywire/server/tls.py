@@ -210,7 +210,9 @@ class TlsConnection(asyncio.BufferedProtocol):
     def _decrypt(self) -> None:
         engine, connection = self._engine, self._connection
         assert engine is not None, "the peer speaks TLS"
-        while not (self._paused or self._finished) and (self._incoming.pending or engine.pending()):
+        while self._incoming.pending or engine.pending():
+            if self._paused or self._finished or self._transport.is_closing():
+                return
             room = connection.get_buffer(-1)
             try:
                 count = cast(int, engine.read(len(room), cast(bytearray, room)))  # a memoryview is as good

@@ -138,7 +138,7 @@ class Routing:
         count = len(topic.incarnations)
         for rows in pa.Table.from_batches(waiting.batches).combine_chunks().to_batches():
             first = 0
-            for batch in arrow_to_batches(rows):
+            for batch in arrow_to_batches(rows, headers=_headers(rows)):
                 row_count = record_count_of(batch)
                 for number, part in self._parts(topic, count, batch, rows.slice(first, row_count)):
                     yield Outgoing(name, number, part)
@@ -160,6 +160,10 @@ class Routing:
             by_key = partitions_of(batch, spans, count, _key_hash(topic))
             chosen = pc.coalesce(chosen, pa.Array.from_buffers(pa.int32(), len(by_key), [None, pa.py_buffer(by_key)]))
         return split(batch, spans, _numbers(chosen), count)
+
+
+def _headers(rows: pa.RecordBatch) -> str:
+    return "typedHeaders" if "typedHeaders" in rows.schema.names else "headers"
 
 
 def _keyless(rows: pa.RecordBatch) -> bool:

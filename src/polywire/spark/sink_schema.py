@@ -15,6 +15,7 @@ ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
     "headers": ("array<struct<key:string,value:binary>>",),
+    "typedHeaders": ("array<struct<key:string,type:string,value:binary>>",),
     "topic": ("string",),
     "partition": ("int",),
 }
@@ -36,6 +37,8 @@ def check_rows(schema: StructType, topic: str | None) -> None:
             ErrorCode.INVALID_REQUEST,
             f"nothing says where the rows go; set the option topic, or add a column topic columns={','.join(names)}",
         )
+    if "headers" in names and "typedHeaders" in names:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "rows have headers and typedHeaders; drop one of the two columns")
     for field in schema.fields:
         if names.count(field.name) > 1:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"there are several columns of one name column={field.name!r}")

@@ -272,3 +272,39 @@ def test_members_of_all_groups_together_are_bounded() -> None:
     memory.run()
     with pytest.raises(Busy):
         memory.restart().groups.join("more", "t", "d", wire="flux")
+
+
+def test_a_group_begins_without_members(memory: MemoryBroker) -> None:
+    groups = memory.broker.groups
+    memory.broker.create_topic(TopicName("default", "t"), 3)
+    groups.create("g", "t")
+    memory.run()
+    with pytest.raises(BrokerError) as caught:
+        groups.create("g", "t")
+    assert caught.value.code is ErrorCode.GROUP_EXISTS
+    assert memory.restart().groups.view("g", "t") is not None
+    groups = memory.broker.groups
+    assert [view.name for view in groups.views("t")] == ["g"]
+    assert groups.views("other") == []
+    assert not groups.has_member("g", "t", "a")
+    place = groups.join("g", "t", "a", wire="iggy")
+    assert (place.generation, place.partitions) == (1, (0, 1, 2))
+    assert groups.has_member("g", "t", "a")
+
+
+def test_a_connected_member_needs_no_sign_of_life(memory: MemoryBroker) -> None:
+    groups = memory.broker.groups
+    memory.broker.create_topic(TopicName("default", "t"), 2)
+    groups.join("g", "t", "a", wire="iggy", connected=True)
+    groups.join("g", "t", "b", wire="flux")
+    memory.advance(60)
+    assert groups.heartbeat("g", "t", "a", None, wire="iggy").partitions == (0, 1), "the other one has expired"
+    memory.advance(60)
+    assert groups.heartbeat("g", "t", "a", None, wire="iggy").partitions == (0, 1)
+    groups.leave("g", "t", "a", None, wire="iggy")
+    assert not groups.has_member("g", "t", "a")
+    groups.join("g", "t", "a", wire="iggy", connected=True)
+    memory.run()
+    groups = memory.restart().groups
+    memory.advance(60)
+    assert groups.join("g", "t", "c", wire="iggy").partitions == (0, 1), "connections end with the broker"

@@ -7,7 +7,7 @@ import pytest
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.testing.broker import MemoryBroker
-from polywire.types import KeyHash, Level, TopicName
+from polywire.types import KeyHash, Level, PositionKind, TopicName
 from tests.unit.broker.answers import Answers, batch_of
 
 ORDERS = TopicName("default", "orders")
@@ -180,3 +180,60 @@ def test_a_topics_own_hash_wins(memory: MemoryBroker) -> None:
     assert by_wire[1] == 0  # Iggy dossier §3.5
     memory.broker.configure_topic(topic, TopicSettings(key_hash=KeyHash.XXH32))
     assert memory.broker.partition_of_key(topic, b"user-1", KeyHash.FNV64).number == 0
+
+
+def test_a_topic_shrinks_and_grows_into_new_partitions(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS, 3)
+    stored, done = Answers(), Answers()
+    memory.broker.produce(topic.partitions[2], batch_of(b"old"), level=Level.WRITTEN, done=stored)
+    for number in range(3):
+        memory.broker.commit_position("orders", number, PositionKind.GROUP, "g", 1)
+    memory.run()
+    gone = topic.partitions[2]
+    memory.broker.shrink_topic(topic, 1, done=done)
+    memory.run()
+    assert done.offsets == [-1] or not done.errors
+    assert (len(topic.partitions), gone.ended) == (1, True)
+    with pytest.raises(Missing) as caught:
+        memory.broker.produce(gone, batch_of(b"late"), level=Level.WRITTEN, done=None)
+    assert caught.value.code is ErrorCode.PARTITION_MISSING
+    assert memory.broker.positions(PositionKind.GROUP, "g") == {("orders", 0): 1}
+    memory.broker.grow_topic(topic, 3)
+    memory.run()
+    broker = memory.restart()
+    again = broker.topic("orders")
+    assert [partition.incarnation for partition in again.partitions] == [1, 4, 5]
+    assert [partition.log.next_offset for partition in again.partitions] == [0, 0, 0]
+    assert broker.positions(PositionKind.GROUP, "g") == {("orders", 0): 1}
+
+
+def test_shrinking_that_is_refused(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(ORDERS, 2)
+    events = memory.broker.create_topic(TopicName("default", "events"), 2, TopicSettings(event_sourcing=True))
+    for shrunk, count in ((topic, 3), (topic, -1), (events, 1)):
+        with pytest.raises(Invalid) as caught:
+            memory.broker.shrink_topic(shrunk, count)
+        assert caught.value.code is ErrorCode.INVALID_PARTITION_COUNT
+    memory.broker.delete_topic(topic)
+    with pytest.raises(Missing):
+        memory.broker.shrink_topic(topic, 1)
+
+
+def test_a_topic_without_partitions_takes_no_records(memory: MemoryBroker) -> None:
+    with pytest.raises(Invalid):
+        memory.broker.create_topic(ORDERS, 0)
+    topic = memory.broker.create_topic(ORDERS, 0, partition_count_min=0)
+    memory.run()
+    with pytest.raises(Missing) as caught:
+        memory.broker.partition_of_key(topic, b"k", KeyHash.FNV32)
+    assert caught.value.code is ErrorCode.PARTITION_MISSING
+    assert memory.restart().topic("orders").partitions == []
+
+
+def test_the_list_of_topics_has_a_version(memory: MemoryBroker) -> None:
+    before = memory.broker.topics_version
+    topic = memory.broker.create_topic(ORDERS)
+    memory.broker.grow_topic(topic, 5)
+    assert memory.broker.topics_version == before + 1
+    memory.broker.delete_topic(topic)
+    assert memory.broker.topics_version == before + 2

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from polywire.client.arrow import COLUMNS, TIMESTAMP, WRAP_BYTES_MIN, arrow_to_batches, chunk_to_arrow
-from polywire.client.arrow_columns import HEADER_LIST
+from polywire.client.arrow_columns import HEADER_LIST, TYPED_HEADER_LIST
 from polywire.client.bulk import StoredChunk
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import read_header, stamp, validate
@@ -207,3 +207,27 @@ def test_tables_of_text_are_cut_to_bounded_batches() -> None:
 
 def _address(data: bytearray) -> int:
     return pa.py_buffer(data).address
+
+
+def test_typed_headers_keep_their_types() -> None:
+    headers = [
+        [("i", "int32", b"\x07\0\0\0"), ("s", "string", b"text")],
+        None,
+        [("n", "null", None), ("r", "raw", b"\xff"), ("b", "bool", b"\x01")],
+    ]
+    lists = [None if pairs is None else [{"key": k, "type": t, "value": v} for k, t, v in pairs] for pairs in headers]
+    columns = {"value": pa.array([b"1", b"2", b"3"], pa.binary()), "typed": pa.array(lists, TYPED_HEADER_LIST)}
+    (batch,) = arrow_to_batches(pa.record_batch(columns), headers="typed")
+    validate(batch)
+    found = [[(h.key.decode(), h.value_kind.name.lower(), h.value) for h in r.headers] for r in to_records(batch)]
+    assert found == [pairs or [] for pairs in headers]
+    schema = pa.schema([pa.field("typedHeaders", TYPED_HEADER_LIST)])
+    chunk = StoredChunk("t", 0, memoryview(batch), 0, 3, 3)
+    (back,) = chunk_to_arrow(chunk, schema.names, schema)
+    assert back.column(0).to_pylist() == lists
+
+
+def test_a_header_type_that_does_not_exist_is_refused() -> None:
+    lists = pa.array([[{"key": "k", "type": "decimal", "value": b""}]], TYPED_HEADER_LIST)
+    with pytest.raises(Invalid, match="type that does not exist"):
+        arrow_to_batches(pa.record_batch({"value": pa.array([b"1"], pa.binary()), "headers": lists}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from polywire.server import lifecycle
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level
+from tests.unit.server.peers import SILENT
 
 
 class Opened:
@@ -33,11 +35,11 @@ def test_failed_storage_ends_the_process_with_its_own_code(tmp_path: Path, monke
     opened = Opened()
     monkeypatch.setattr(Broker, "open", opened.open)
     ready = tmp_path / "ready"
-    config = ServeConfig(flux="127.0.0.1:0", cursus="off", polywire="off", any_wire="127.0.0.1:0", ready_file=ready)
+    config = replace(SILENT, flux="127.0.0.1:0", any_wire="127.0.0.1:0", ready_file=ready)
 
     async def life() -> int:
         serving = asyncio.create_task(lifecycle.serve(config))
-        while not ready.exists():  # noqa: ASYNC110 - a file tells nobody
+        while not (ready.exists() or serving.done()):  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.001)
         place = json.loads(ready.read_text())["flux"]
         reader, writer = await asyncio.open_connection(place["host"], place["port"])

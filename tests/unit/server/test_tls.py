@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
@@ -164,6 +166,15 @@ def test_answers_to_a_peer_that_does_not_read_have_a_limit(broker: BrokerProcess
         assert received > count // 4 * len(value)
 
 
+def send_and_wait(address: tuple[str, int], content: bytes) -> None:
+    """Send this and nothing more; the broker closes the connection."""
+    with socket.create_connection(address, timeout=5) as plain, suppress(ConnectionResetError):
+        plain.sendall(content)
+        plain.shutdown(socket.SHUT_WR)
+        while plain.recv(65_536):
+            pass
+
+
 def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certificates) -> None:
     address = broker.addresses["polywire-tls"]
     with socket.create_connection(address, timeout=5) as plain:
@@ -179,7 +190,12 @@ def test_bad_handshakes_are_dropped(broker: BrokerProcess, certificates: Certifi
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with old.wrap_socket(socket.create_connection(address), server_hostname="localhost") as tls:
         assert tls.version() == "TLSv1.2"
+    chance = random.Random(1)
+    for size in (1, 5, 6, 100, 5000):
+        for start in (b"\x16\x03\x01", b"\x16\x03\x03\x00\x10\x01", b""):
+            send_and_wait(broker.addresses["any"], (start + chance.randbytes(size))[:size])
     assert "unforeseen" not in broker.log_text()
+    assert "Traceback" not in broker.log_text()
 
 
 def test_end_of_a_peer_under_tls(broker: BrokerProcess, certificates: Certificates) -> None:

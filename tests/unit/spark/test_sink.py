@@ -39,9 +39,14 @@ def options(**given: str) -> SinkOptions:
 
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+TYPED_HEADERS = ArrayType(
+    StructType(
+        [StructField("key", StringType()), StructField("type", StringType()), StructField("value", BinaryType())]
+    )
+)
 KINDS: dict[str, DataType] = {
     "string": StringType(), "binary": BinaryType(), "int": IntegerType(), "bigint": LongType(), "headers": HEADERS,
-    "timestamp": TimestampType(), "map": MapType(StringType(), BinaryType()),
+    "typed": TYPED_HEADERS, "timestamp": TimestampType(), "map": MapType(StringType(), BinaryType()),
 }  # fmt: skip
 
 
@@ -103,6 +108,8 @@ def test_a_batch_write_is_named_by_its_transaction_and_topic() -> None:
         ("value string, partition bigint", "t", "cast it"),
         ("value string, headers map", "t", "cast it"),
         ("value string, value string", "t", "several columns"),
+        ("value string, headers headers, typedHeaders typed", "t", "drop one of the two"),
+        ("value string, typedHeaders headers", "t", "cast it"),
     ],
 )
 def test_columns_that_do_not_fit(columns: str, topic: str | None, message: str) -> None:

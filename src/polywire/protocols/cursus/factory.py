@@ -11,7 +11,18 @@ from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.protocols.base import Output
-from polywire.protocols.cursus import events, groups, introduction, publishing, reading, streaming, topics, transactions
+from polywire.protocols.cursus import (
+    access,
+    events,
+    groups,
+    introduction,
+    publishing,
+    reading,
+    streaming,
+    topics,
+    transactions,
+)
+from polywire.protocols.cursus.access import AccessGuard
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
@@ -25,6 +36,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     **groups.COMMANDS,
     **events.COMMANDS,
     **transactions.COMMANDS,
+    **access.COMMANDS,
 }
 
 _BLANKS: Final = b" \t\r\n"
@@ -36,7 +48,7 @@ class CursusFactory:
     __slots__ = ("state",)
 
     def __init__(self, broker: Broker, settings: CursusSettings | None = None) -> None:
-        self.state: Final = CursusState(broker, settings or CursusSettings(), COMMANDS)
+        self.state: Final = CursusState(broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker))
 
     @property
     def wire(self) -> str:

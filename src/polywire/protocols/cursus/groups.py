@@ -91,6 +91,14 @@ def _admit(session: CursusSession, topic: str) -> None:
         session.state.guard.admit_topic(session, found, Operation.READ)
 
 
+def _may_read(session: CursusSession, topic: str) -> bool:
+    try:
+        _admit(session, topic)
+    except Refused:
+        return False
+    return True
+
+
 def _check_topic(session: CursusSession, topic: str, group: str) -> None:
     """A group belongs to one topic, but for the one that clients use when none was configured. Raises Refused."""
     expected = session.state.broker.groups.topic_of(WIRE, group)
@@ -449,11 +457,12 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply:
-    """LIST_GROUPS: those that any wire made, by name."""
+    """LIST_GROUPS: those that any wire made, of topics that may be read, by name."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     groups = session.state.broker.groups
-    names = sorted({view.name for view in groups.views()} | groups.bound(WIRE).keys(), key=str.encode)
+    pairs = {(view.name, view.topic) for view in groups.views()} | set(groups.bound(WIRE).items())
+    names = sorted({name for name, topic in pairs if _may_read(session, topic)}, key=str.encode)
     return encoded(f"OK count={len(names)} groups={','.join(names)}")
 
 

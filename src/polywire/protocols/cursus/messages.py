@@ -18,6 +18,11 @@ FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
 PREFIX_BYTES: Final = 4
 TOPIC_BYTES_MAX: Final = 249
+TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
+ARGUMENT_BYTES_MAX: Final = (
+    256 * 1024
+)  # of what stands before the message; a commit of 10,000 partitions has some 200 KB
+SHOWN_BYTES_MAX: Final = 512  # of a command that an error repeats
 KEEPALIVE: Final = bytes(PREFIX_BYTES)
 
 _LENGTH: Final = Struct(">I")
@@ -27,6 +32,8 @@ _NAME: Final = re.compile(r"[A-Za-z_]+(?=[ \t\r\n]|\Z)")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._=-]{1,249}")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _PADDING: Final = "\0" + _BLANK
+_PADDING_BYTES: Final = _PADDING.encode()
+_MESSAGE: Final = b"message="
 
 
 def words(text: str) -> frozenset[str]:
@@ -102,7 +109,8 @@ class Refused(Exception):
 class Request:
     """One command.
 
-    name: in upper case. text: the whole command, trimmed. arguments: what follows the name, trimmed. words: its words.
+    name: in upper case. text: the command, trimmed, as far as errors repeat it. arguments: what follows the name, trimmed, without the
+    message. words: its words.
     options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
     None when there is none or nothing is left of it; for a positional PUBLISH what follows the topic. envelope: topic of the envelope,
     empty when it was empty, None without an envelope.
@@ -171,14 +179,22 @@ def _command(body: bytes) -> str | None:
 
 
 def _read(body: bytes, name: str, envelope: str | None, last: Dialect, forced: Dialect | None) -> Request:
-    text = decoded(body).strip(_PADDING)
-    arguments = text[len(name) :].strip(_BLANK)
-    dialect = forced or _dialect(name, arguments, envelope, last)
-    if dialect is not Dialect.MODERN and name not in POSITIONS:
-        dialect = Dialect.MODERN
-    if dialect is Dialect.MODERN:
-        return _modern(name, text, arguments, envelope)
-    return _positional(name, dialect, text, arguments, envelope)
+    trimmed = body.strip(_PADDING_BYTES)
+    after = trimmed[len(name) :].strip()
+    before, marker, message = after.partition(_MESSAGE)
+    if len(trimmed) > TEXT_BYTES_MAX:
+        raise _too_long(name)
+    shown = decoded(trimmed[:SHOWN_BYTES_MAX])
+    dialect = forced or _dialect(name, decoded(after[:SHOWN_BYTES_MAX]), envelope, last)
+    if dialect is Dialect.MODERN or name not in POSITIONS:
+        if len(before) > ARGUMENT_BYTES_MAX:
+            raise _too_long(name)
+        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", envelope)
+    return _positional(name, dialect, shown, after, envelope)
+
+
+def _too_long(name: str) -> Refused:
+    return Refused("malformed_input", f'reason="command is too long" command={name}')
 
 
 def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> Dialect:
@@ -195,22 +211,22 @@ def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> 
     return Dialect.LEGACY if name in _LEGACY_ONLY else Dialect.POSITIONAL
 
 
-def _modern(name: str, text: str, arguments: str, envelope: str | None) -> Request:
-    before, marker, after = arguments.partition("message=")
-    message = after.strip() if marker else ""
-    words = tuple(before.split())
+def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None) -> Request:
+    words = tuple(arguments.removesuffix(_MESSAGE.decode()).split())
     options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
-    return Request(
-        name, Dialect.MODERN, text, arguments, words, options, encoded(message) if message else None, envelope
-    )
+    return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, envelope)
 
 
-def _positional(name: str, dialect: Dialect, text: str, arguments: str, envelope: str | None) -> Request:
+def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None) -> Request:
+    message = None
+    if name == "PUBLISH" and after:
+        topic, *rest = after.split(None, 1)
+        after, message = topic, rest[0] if rest else None
+    if len(after) > ARGUMENT_BYTES_MAX:
+        raise _too_long(name)
+    arguments = decoded(after)
     words = tuple(arguments.split())
     options = dict(zip(POSITIONS[name], words, strict=False))
-    message = None
-    if name == "PUBLISH" and len(words) > 1:
-        message = encoded(arguments[len(words[0]) :].strip())
     return Request(name, dialect, text, arguments, words, options, message, envelope)
 
 

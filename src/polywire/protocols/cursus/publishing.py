@@ -338,7 +338,8 @@ def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Parti
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     turn = session.state.turns.get(topic.id, 0)
     session.state.turns[topic.id] = turn + 1
-    return topic.partitions[turn % len(topic.partitions)]
+    partitions = topic.written_to()
+    return partitions[turn % len(partitions)]
 
 
 def _truth(request: Request) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.protocols.cursus.confirmed import Confirmed
@@ -73,20 +74,11 @@ class Guard(Protocol):
     def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
         """Whether the connection may do this to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
 
+    def verified(self, session: CursusSession, words: tuple[str, str], /) -> Principal | None:
+        """Whose name and token these are, None when they are nobody's. Raises Refused, NotYet."""
 
-class OpenGuard:
-    """Lets everybody in: the guard of a broker without users."""
-
-    __slots__ = ()
-
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
-        """Always."""
-
-    def admit_batch(self, session: CursusSession, /) -> None:
-        """Always."""
-
-    def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
-        """Always."""
+    def payload(self, request: Request, /) -> bytes | None:
+        """The message of the request admitted last, without the words that proved who sent it (dossier §2.12)."""
 
 
 class Replaceable(Protocol):
@@ -108,7 +100,7 @@ class CursusState:
     broker: Broker
     settings: CursusSettings
     commands: Mapping[str, Command]
-    guard: Guard = field(default_factory=OpenGuard)
+    guard: Guard
     turns: dict[bytes, int] = field(default_factory=dict)
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)

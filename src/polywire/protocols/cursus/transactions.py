@@ -124,7 +124,8 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     sequence = integer(request.options.get("seqNum", ""))
     if sequence is None or not 1 <= sequence <= _SEQUENCE_MAX:
         raise Refused("invalid_seq_num", f"command={request.name} reason={quote('seqNum must be greater than zero')}")
-    if request.message is None:
+    message = session.state.guard.payload(request)
+    if message is None:
         raise Refused("missing_message", f"command={request.name}")
     topic = _writable(session, request.options["topic"])
     key = encoded(request.options.get("key", ""))
@@ -136,7 +137,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
         f"OK transactional_id={name} staged_messages=1 topic={topic.name.full} partition={partition.number}"
     )
     try:
-        batch = one_record(key, request.message, run)
+        batch = one_record(key, message, run)
         session.state.broker.transacting.stage(transactor, partition, sequence, batch, done=answer.done)
     except (Invalid, Missing, Conflict, Busy) as error:
         raise Refused("transaction_publish_failed", f"reason={quote(error.message)}") from None

@@ -394,18 +394,19 @@ class FluxSession:
         base = len(run.partitions)
         try:
             topic = self.ensure_topic(name)
+            partitions = topic.written_to()
         except BrokerError as error:
             run.fill_groups(base, count, records)
             run.fail(run.add_group(None), refused(error))
             return
         kind = topic.settings.key_hash or _HASH
-        found = partitions_of(data, spans, len(topic.partitions), kind)
+        found = partitions_of(data, spans, len(partitions), kind)
         numbers = memoryview(found).cast("B").cast("i")
         groups, rows, bounds = run.groups, scratch.rows, scratch.bounds
         total = codec.divide(numbers, count, records, base, scratch.seats, groups, rows, bounds)
         start = 0
         for group in range(total):
-            end, partition = bounds[2 * group], topic.partitions[bounds[2 * group + 1]]
+            end, partition = bounds[2 * group], partitions[bounds[2 * group + 1]]
             number = run.add_group(partition)
             if self.state.is_writable(partition):
                 batch = from_spans(data, spans, rows[start:end] if total > 1 else None)

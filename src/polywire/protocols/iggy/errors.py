@@ -56,7 +56,7 @@ NO_GROUP_NAME: Final = 5003
 GROUP_NAME_TAKEN: Final = 5004
 BAD_GROUP_NAME: Final = 5005
 NO_MEMBER: Final = 5006
-BAD_GROUP_ID_D0: Final = 5003  # the number D0 has for it; the dialects that came later pick an id for 0
+BAD_GROUP_ID: Final = 5002
 NOT_OWNED: Final = 5009
 ALREADY_APPLIED: Final = 59
 
@@ -100,7 +100,13 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
 }
 
 # D0 counts its group errors differently and knows nothing of users.
-_D0: Final = {NOT_ALLOWED: UNAVAILABLE, NO_MEMBER: 5002, NO_GROUP_NAME: NO_GROUP_ID, GROUP_NAME_TAKEN: GROUP_ID_TAKEN}
+_D0: Final = {
+    NOT_ALLOWED: UNAVAILABLE,
+    BAD_GROUP_ID: 5003,
+    NO_MEMBER: 5002,
+    NO_GROUP_NAME: NO_GROUP_ID,
+    GROUP_NAME_TAKEN: GROUP_ID_TAKEN,
+}
 
 
 def number_of(error: BrokerError | Refused, dialect: Dialect) -> int:

@@ -78,7 +78,7 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     if dialect.chosen_ids:
         wanted = reader.u32()
         if (wanted == 0 and not dialect.auto_ids) or wanted - dialect.base >= NUMBER_MAX:
-            raise Refused(errors.BAD_GROUP_ID_D0)
+            raise Refused(errors.BAD_GROUP_ID)
         number = wanted - dialect.base if wanted else None
         name = reader.name() if dialect.named_groups else f"group-{wanted}"
     else:

@@ -55,6 +55,7 @@ else:
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
 _HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)  # dossier §3.8: values of one message, 100 KiB
+_FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)  # dossier §3.8: of one request before batches, 10 MiB
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
 _MILLISECONDS_BELOW = cython.declare(
     cython.longlong, 100_000_000_000_000
@@ -179,6 +180,8 @@ def _measure(
             if error != 0:
                 return error
         sums[3] += parts[3]
+        if head == 24 and sums[3] > _FLAT_PAYLOADS_MAX:
+            return 4022
         sums[4] += load_u64(p, at + id_at) != 0 or load_u64(p, at + id_at + 8) != 0
         at = end
         if index_at >= 0:

@@ -29,6 +29,7 @@ _OFFSET: Final = Struct("<IQQ")
 _POLLED: Final = Struct("<IQI")
 _SENT: Final = Struct("<IIIIQ")
 _LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+_SIZES: Final = Struct("<4xI20xI")  # and u32 records at 28
 _SEEDS: Final = Struct("<qq")
 _XXH32: Final = KeyHash.XXH32
 
@@ -271,10 +272,7 @@ class Polling:
             self._answer.refuse(read)
             return
         shared = self._session.shared
-        room = sum(len(chunk) for chunk in read.chunks) + MESSAGE_ROOM * (
-            min(self._count, read.next_offset - self._state[outlet.NEXT]) + 4
-        )
-        room = min(room, shared.settings.reply_bytes_max)
+        room = min(self._room(read), shared.settings.reply_bytes_max)
         buffer = shared.take_buffer(room)
         try:
             buffer = self._write(read, buffer)
@@ -286,19 +284,39 @@ class Polling:
             read.pin.release()
         self._finish(buffer)
 
+    def _room(self, read: Read) -> int:
+        """Bytes the reply will take, if all its messages are like those of the first batch."""
+        if not read.chunks:
+            return 0
+        length, records = _SIZES.unpack_from(read.chunks[0])
+        count = min(self._count, read.next_offset - self._state[outlet.NEXT])
+        return int(count * (length // max(records, 1) + MESSAGE_ROOM)) + MESSAGE_ROOM
+
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
-        """Write the messages; another buffer is returned when the first message needs one."""
+        """Write the messages; a larger buffer is returned when they need one."""
         state = self._state
         state[outlet.CAP] = len(buffer)
         for chunk in read.chunks:
             ended = self._write_chunk(chunk, buffer)
-            if ended == outlet.FULL and state[outlet.AT] == 0 and state[outlet.LEFT] > 0:
-                buffer = bytearray(state[outlet.NEEDED])
-                state[outlet.CAP] = len(buffer)
+            while ended == outlet.FULL and state[outlet.LEFT] > 0:
+                size = self._larger(len(buffer))
+                if size == 0:
+                    return buffer
+                buffer = buffer + bytes(size - len(buffer))
+                state[outlet.CAP] = size
                 ended = self._write_chunk(chunk, buffer)
             if ended == outlet.FULL:
                 break
         return buffer
+
+    def _larger(self, size: int) -> int:
+        """Size of the next larger buffer; 0 when the reply is long enough, but its first message always goes in."""
+        state = self._state
+        needed = state[outlet.AT] + state[outlet.NEEDED]
+        limit = self._session.shared.settings.reply_bytes_max
+        if state[outlet.AT] == 0:
+            return needed
+        return min(max(2 * size, needed), limit) if needed <= limit else 0
 
     def _write_chunk(self, chunk: memoryview, buffer: bytearray) -> int:
         state, form = self._state, self._answer.dialect.form

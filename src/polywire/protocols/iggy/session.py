@@ -456,6 +456,14 @@ class IggySession:
         self.leave_groups()
         self.shared.leave(self)
 
+    def joined(self) -> list[tuple[Topic, str]]:
+        """Topic and name of every group this connection is a member of; those that ended with their topic are forgotten."""
+        for key, (topic, _) in list(self.members.items()):
+            if self.broker.find_topic(topic.name.full) is not topic:
+                del self.members[key]
+                self.turns.pop(key, None)
+        return [(topic, group) for (_, group), (topic, _) in self.members.items()]
+
     def leave_groups(self) -> None:
         """Stop being a member of every group."""
         for topic_id, group in list(self.members):

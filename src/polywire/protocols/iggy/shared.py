@@ -1,6 +1,6 @@
 """What the sessions of one Iggy listener share: the directory, who is connected, reply buffers, settings.
 
-Promises: client numbers are unique among the connections there are; members of groups are kept alive while their connection is.
+Promises: client numbers are unique among the connections there are; members of groups last as long as their connection.
 Must not know: bytes, sockets.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from polywire.broker.broker import Broker
-from polywire.errors import BrokerError
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import WIRE
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Topic
     from polywire.protocols.iggy.session import IggySession
 
-BEAT_S: Final = 3.0  # how often members show that they live: three times within the broker's timeout
 REPLY_BYTES: Final = 256 * 1024
 REPLY_BYTES_KEPT: Final = 8 * 1024 * 1024  # of reply buffers kept for reuse: the replies that a few backlogs hold
 
@@ -48,7 +46,6 @@ class Shared:
     """Invariant: ``clients`` are the open sessions by their number; ``_kept_bytes`` is the size of all ``_buffers``."""
 
     __slots__ = (
-        "_beating",
         "_buffers",
         "_kept_bytes",
         "broker",
@@ -71,7 +68,6 @@ class Shared:
         self.started_at: Final = time()
         self._buffers: list[bytearray] = []
         self._kept_bytes = 0
-        self._beating: Any = None
 
     def enter(self, session: IggySession, peer: str) -> int:
         """A number for a new connection: that of its address, as the reference has it, unless it is taken."""
@@ -91,25 +87,10 @@ class Shared:
         return self.epochs
 
     def membership(self, session: IggySession, topic: Topic, group: str) -> Membership:
-        """A member's place now; it becomes one again if it was not heard of for too long. Raises BrokerError."""
-        place = self.broker.groups.join(
-            group, topic.name.full, session.member_id, wire=WIRE, assignor=Assignor.ROUND_ROBIN
+        """A member's place now; it stays one until its connection ends. Raises BrokerError."""
+        return self.broker.groups.join(
+            group, topic.name.full, session.member_id, wire=WIRE, assignor=Assignor.ROUND_ROBIN, connected=True
         )
-        if self._beating is None:
-            self._beating = self.broker.loop.call_later(BEAT_S, self._beat)
-        return place
-
-    def _beat(self) -> None:
-        self._beating = None
-        for session in list(self.clients.values()):
-            for (topic_id, group), (topic, _) in list(session.members.items()):
-                if self.broker.find_topic(topic.name.full) is not topic:
-                    del session.members[topic_id, group]
-                    continue
-                try:
-                    self.membership(session, topic, group)
-                except BrokerError:
-                    continue  # its next request tells it
 
     def take_buffer(self, size: int) -> bytearray:
         """A buffer of at least this size for one reply."""

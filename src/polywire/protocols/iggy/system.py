@@ -142,13 +142,13 @@ def _client_bytes(client: IggySession, dialect: Dialect) -> bytes:
         none = 0 if dialect.one_based else NO_USER
         user = U32.pack(client.principal.user_id + dialect.base if client.principal is not None and known else none)
     head = U32.pack(client.client_id) + user + bytes((TCP,)) + str32_bytes(client.peer)
-    return head + U32.pack(len(client.members))
+    return head + U32.pack(len(client.joined()))
 
 
 def _client_details(session: IggySession, client: IggySession, dialect: Dialect) -> bytes:
     directory = session.shared.directory
     body = _client_bytes(client, dialect)
-    for (_, group), (topic, _) in client.members.items():
+    for topic, group in client.joined():
         stream = directory.stream_of(topic).number
         numbers = stream, directory.kept(topic).number, directory.group(topic, group)[0]
         body += b"".join(U32.pack(number + dialect.base) for number in numbers)

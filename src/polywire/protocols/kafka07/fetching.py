@@ -30,6 +30,7 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share
 SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
 ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records can pass their share
 READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have heads, and may begin before the address
+SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
 READS_MAX: Final = 8  # of one entry
 TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
 HEAD_BYTES: Final = 6
@@ -48,12 +49,17 @@ _PLACE: Final = Struct("<4xI24xQ")  # decision 0001: u32 length at 4, u64 base o
 class Trail:
     """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches.
 
-    is_cold: that read had to fetch its bytes. Then its offset is kept until all of them are used, so that it finds them again.
+    cold_bytes: when that read had to fetch its bytes, how many it asked for, else 0. Its offset is kept until all of them are used, so that
+    the same read finds them again.
     """
 
     address: int
     offset: int
-    is_cold: bool
+    cold_bytes: int
+
+    def serves(self, address: int, bytes_max: int, first_offset: int) -> bool:
+        """Whether a read for this address, of so many bytes, may begin at ``offset``."""
+        return self.address == address and self.offset >= first_offset and self.cold_bytes in (0, bytes_max)
 
 
 class Blocks:
@@ -169,7 +175,7 @@ class Answering:
                 return True
             return self._seek(partition, entry)
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             return True
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
@@ -192,8 +198,8 @@ class Answering:
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
         """Find out which offset to read from."""
         trail = self._trails.get(partition.incarnation)
-        if trail is not None and trail.address == entry.address and trail.offset >= partition.log.first_offset:
-            return self._read_from(partition, entry, trail.offset, is_cold=trail.is_cold)
+        if trail is not None and trail.serves(entry.address, self._bytes_wanted(entry), partition.log.first_offset):
+            return self._read_from(partition, entry, trail.offset, is_cold=trail.cold_bytes > 0)
         then = partial(self._found, self._await(), partition, entry)
         found = partition.log.offset_of_address(entry.address, then, covering=True)
         return found is not None and self._read_from(partition, entry, found, is_cold=False)
@@ -207,7 +213,7 @@ class Answering:
                 raise found
             answered = self._read_from(partition, entry, found, is_cold=False)
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             answered = True
         if answered:
             self.run()
@@ -226,16 +232,19 @@ class Answering:
         self._is_cold = is_cold
         return self._read_on(partition, entry, offset)
 
+    def _bytes_wanted(self, entry: FetchEntry) -> int:
+        """Stored bytes to read for an entry."""
+        return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
+
     def _room(self, entry: FetchEntry) -> int:
         return min(min(entry.bytes_max, self._share) - self._written, len(self._blocks[-1]) - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
         """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
-        bytes_max = min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
         while True:
             then = partial(self._thawed, self._await(), partition, entry, offset)
-            read = self._broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
-            if read is None and self._written == 0:
+            read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
+            if read is None and self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
                 return False
             if read is None or not self._write(partition, entry, offset, read):
                 break  # with None: what is there goes now, the rest will be at hand when it is asked for
@@ -261,7 +270,7 @@ class Answering:
                 self._end_entry()
                 answered = True
         except BrokerError as error:
-            self._put_code(wire_error(error))
+            self._refuse(error)
             answered = True
         if answered:
             self.run()
@@ -281,9 +290,11 @@ class Answering:
         elif self._is_cold:
             stopped_at = offset
         self._is_cold = self._is_cold and read.next_offset < read.readable_offset
-        self._remember(partition, Trail(entry.address + self._written, stopped_at, self._is_cold))
-        unfinished = self._room(entry) > 0 or self._written == 0
-        return done and unfinished and read.next_offset < read.readable_offset and self._reads < READS_MAX
+        cold_bytes = self._bytes_wanted(entry) if self._is_cold else 0
+        self._remember(partition, Trail(entry.address + self._written, stopped_at, cold_bytes))
+        if not done or read.next_offset >= read.readable_offset:
+            return False
+        return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
         """Write as much as there is room for: (reason, offset of the batch it stopped at). A first record beyond the room gets a block of
@@ -349,6 +360,13 @@ class Answering:
         self._at += HEAD_BYTES
         self._size += HEAD_BYTES
         self._number += 1
+
+    def _refuse(self, error: BrokerError) -> None:
+        """End the entry with an error, unless it has bytes already: then the next request will meet it."""
+        if self._entry_at != NOT_BEGUN and self._written:
+            self._end_entry()
+        else:
+            self._put_code(wire_error(error))
 
     def _finish(self) -> None:
         self._await()

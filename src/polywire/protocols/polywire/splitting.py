@@ -83,12 +83,12 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple
     """A batch's records by the partition of their key, and each record's partition number as u32.
 
     A batch without any key goes whole to the partition whose turn it is. Raises Invalid(INVALID_BATCH) for a batch with a producer, whose
-    sequence means one partition.
+    sequence means one partition, Missing(PARTITION_MISSING) when the topic has none.
     """
     _, columns, record_count = _FACTS.unpack_from(batch)
     if columns & _PRODUCER_BIT:
         raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
-    partitions = topic.partitions
+    partitions = topic.written_to()
     if not columns & _KEY_BIT or len(partitions) == 1:
         partition = partitions[next(turns) % len(partitions)]
         return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count

@@ -19,7 +19,9 @@ def s16(text: str) -> bytes:
 
 def batch(topic: str, partition: int, messages: list[dict[str, Any]], *, acks: str = "1", idempotent: int = 0) -> bytes:
     """A batch in the modern layout."""
-    out = b"\xba\x7c" + s16(topic) + struct.pack(">iB", partition, len(acks)) + acks.encode() + bytes([idempotent])
+    out = bytearray(
+        b"\xba\x7c" + s16(topic) + struct.pack(">iB", partition, len(acks)) + acks.encode() + bytes([idempotent])
+    )
     first, last = (messages[0]["seq"], messages[-1]["seq"]) if messages else (0, 0)
     out += struct.pack(">QQi", first, last, len(messages))
     for message in messages:
@@ -27,7 +29,7 @@ def batch(topic: str, partition: int, messages: list[dict[str, Any]], *, acks: s
         out += struct.pack(">QQ", 0, message["seq"]) + s16(message.get("pid", "")) + s16(message.get("key", ""))
         out += struct.pack(">qI", message.get("epoch", 0), len(value)) + value + s16(message.get("type", ""))
         out += struct.pack(">IQ", message.get("schema", 0), message.get("version", 0)) + s16(message.get("meta", ""))
-    return out
+    return bytes(out)
 
 
 def messages(*sequences: int, pid: str = "p", epoch: int = 0) -> list[dict[str, Any]]:

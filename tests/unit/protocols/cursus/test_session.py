@@ -75,6 +75,18 @@ def test_a_batch_larger_than_a_stored_one_is_stored_in_parts() -> None:
     assert (answer["status"], answer["error"][:15]) == ("ERROR", "batch too large")
 
 
+def test_commands_have_limits() -> None:
+    peer = World().connect()
+    peer.ask("CREATE topic=t partitions=1")
+    too_long = 'ERROR: malformed_input reason="command is too long" command='
+    assert peer.ask(b"METADATA topic=t " + b"a=b " * 100_000) == too_long + "METADATA"
+    assert peer.ask(b"CONSUME t " + b"0 " * 200_000) == too_long + "CONSUME"
+    assert peer.ask(b"PUBLISH topic=t producerId=p message=" + b"x" * 17_000_000) == too_long + "PUBLISH"
+    assert json.loads(peer.ask(b"PUBLISH topic=t producerId=p message=" + b"x" * 9_000_000))["last_offset"] == 0
+    assert len(peer.ask(b"FOOBAR" * 200_000, "")) < 1_000
+    assert len(peer.ask(b"DELETE " + b"x" * 100_000)) < 300_000
+
+
 def test_half_a_frame_is_dropped_when_the_peer_has_finished() -> None:
     peer = World().connect()
     peer.feed(frame(b"LIST") + frame(b"LIST")[:-1])

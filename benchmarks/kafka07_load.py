@@ -1,0 +1,79 @@
+"""Load over the Kafka 0.7 wire: pipelined sets, and fetches of a whole partition.
+
+Requests are encoded before the clock starts. The wire acknowledges nothing: the clock stops when an OFFSETS behind the last set is answered,
+and its answer must be the end of everything sent.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+from polywire.protocols.kafka07.messages import (
+    LATEST,
+    encode_fetch,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+    parse_offsets_answer,
+)
+
+VALUE = b"x" * 200
+RECORD_BYTES = len(VALUE) + 10
+BUFFER_BYTES = 1024 * 1024  # of requests sent at a time
+FETCH_BYTES = 1024 * 1024
+
+
+def produce_rate(host: str, port: int, topic: str, *, requests: int, messages: int = 200) -> float:
+    """Records per second of one connection that sends PRODUCE requests of so many messages to partition 0."""
+    frame = encode_produce(topic.encode(), 0, encode_set([VALUE] * messages))
+    frames_each = max(1, BUFFER_BYTES // len(frame))
+    buffer = frame * frames_each
+    rounds = max(1, requests // frames_each)
+    with socket.create_connection((host, port)) as peer:
+        before = _end(peer, topic)
+        begun = time.perf_counter()
+        for _ in range(rounds):
+            peer.sendall(buffer)
+        after = _end(peer, topic)
+        took = time.perf_counter() - begun
+    records = rounds * frames_each * messages
+    if after - before != records * RECORD_BYTES:
+        raise AssertionError(f"some records are missing bytes={after - before} expected={records * RECORD_BYTES}")
+    return records / took
+
+
+def fetch_rate(host: str, port: int, topic: str) -> float:
+    """Records per second of one connection that reads partition 0 from its beginning to its end."""
+    with socket.create_connection((host, port)) as peer:
+        end = _end(peer, topic)
+        buffer = memoryview(bytearray(FETCH_BYTES + 64))
+        at = 0
+        begun = time.perf_counter()
+        while at < end:
+            peer.sendall(encode_fetch(topic.encode(), 0, at, FETCH_BYTES))
+            size, error = struct.unpack(">ih", _read(peer, buffer, 6))
+            if error or size <= 2:
+                raise AssertionError(f"an unexpected answer error={error} bytes={size} address={at}")
+            _read(peer, buffer, size - 2)
+            at += size - 2
+        took = time.perf_counter() - begun
+    return end / RECORD_BYTES / took
+
+
+def _end(peer: socket.socket, topic: str) -> int:
+    peer.sendall(encode_offsets(topic.encode(), 0, LATEST, 1))
+    room = memoryview(bytearray(64))
+    (size,) = struct.unpack(">i", _read(peer, room, 4))
+    return parse_offsets_answer(bytes(_read(peer, room, size)))[0]
+
+
+def _read(peer: socket.socket, buffer: memoryview, size: int) -> memoryview:
+    at = 0
+    while at < size:
+        got = peer.recv_into(buffer[at:size])
+        if not got:
+            raise AssertionError("the broker closed early")
+        at += got
+    return buffer[:size]

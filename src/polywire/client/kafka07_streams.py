@@ -1,0 +1,305 @@
+"""Producing in batches and consuming with positions over the Kafka 0.7 wire, asynchronous and blocking.
+
+Promises: what ``flush`` returned from was carried out by the broker, in order; a position is that of the message handed out last, so a crash
+repeats messages and never skips any. Must not know: sockets, offsets (this wire's positions are addresses).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from polywire.client.base import Client
+from polywire.client.kafka07 import FETCH_BYTES, Fetched, Kafka07Client
+from polywire.client.sync import SyncClient
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.protocols.kafka07.codec import PAYLOAD_BYTES_MAX
+from polywire.protocols.kafka07.expansion import wrap
+from polywire.protocols.kafka07.messages import (
+    ANY_PARTITION,
+    EARLIEST,
+    LATEST,
+    CompressionCodec,
+    encode_multiproduce,
+    encode_set,
+)
+from polywire.records.partitioner import partitions_of
+from polywire.types import KeyHash
+
+BATCH_RECORDS: Final = 200  # as the official producer's
+LINGER_S: Final = 0.1
+WAITING_BYTES_MAX: Final = (
+    4 * 1024 * 1024
+)  # then a producer sends, whatever the number of messages: a frame has a limit
+SET_VALUES_BYTES_MAX: Final = 512 * 1024  # packed or not, a set of this stays below what a broker takes
+POLL_INTERVAL_S: Final = 0.05  # between rounds without anything new; the wire cannot wait
+
+
+class Producer:
+    """Gathers messages and sends them as MULTIPRODUCE, one set per topic and partition, compressed if asked for.
+
+    Invariant: ``_waiting`` messages were not sent; ``send`` flushes when there are ``batch_records`` of them or the oldest waits longer than
+    ``linger_s``. Messages of one topic and partition keep their order.
+    """
+
+    def __init__(
+        self,
+        client: Kafka07Client,
+        *,
+        compression: CompressionCodec = CompressionCodec.NONE,
+        batch_records: int = BATCH_RECORDS,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self._client: Final = client
+        self._compression: Final = compression
+        self._batch_records: Final = batch_records
+        self._linger_s: Final = linger_s
+        self._waiting: dict[tuple[str, int], list[bytes]] = {}
+        self._count = self._bytes = 0
+        self._since = 0.0
+        self._partition_counts: dict[str, int] = {}
+        self._lock = asyncio.Lock()
+
+    async def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
+        """Add a message; a key chooses its partition and is not sent, without key and partition the broker chooses.
+
+        Raises Invalid(RECORD_TOO_LARGE), and what ``flush`` raises.
+        """
+        if len(value) > PAYLOAD_BYTES_MAX:
+            raise Invalid(
+                ErrorCode.RECORD_TOO_LARGE, f"value is too large bytes={len(value)} limit={PAYLOAD_BYTES_MAX}"
+            )
+        if key is not None and partition == ANY_PARTITION:
+            partition = await self._partition_of(topic, key)
+        if not self._count:
+            self._since = time.monotonic()
+        self._waiting.setdefault((topic, partition), []).append(value)
+        self._count += 1
+        self._bytes += len(value)
+        full = self._count >= self._batch_records or self._bytes >= WAITING_BYTES_MAX
+        if full or time.monotonic() - self._since >= self._linger_s:
+            await self.flush()
+
+    async def _partition_of(self, topic: str, key: bytes) -> int:
+        count = self._partition_counts.get(topic)
+        if count is None:
+            count = self._partition_counts[topic] = await self._client.partition_count(topic)
+        return partitions_of(key, memoryview(array("q", (0, len(key), 0, 0))), count, KeyHash.FNV32)[0]
+
+    async def flush(self) -> None:
+        """Send what waits, and wait until the broker has carried it out. Raises Unavailable when the connection was lost; then nobody knows
+        what was stored."""
+        async with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self._count = self._bytes = 0
+            entries = [
+                (topic.encode(), partition, wrap(encode_set(part), self._compression))
+                for (topic, partition), values in waiting.items()
+                for part in _parts(values)
+            ]
+            if entries:
+                topic, partition = next(iter(waiting))
+                await self._client.send(encode_multiproduce(entries), topic, max(partition, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: ``next_address`` is where to go on after it."""
+
+    partition: int
+    value: bytes
+    next_address: int
+
+
+class Consumer:
+    """Reads partitions of a topic side by side and remembers how far it came.
+
+    Invariant: ``positions`` counts only what was handed out. With ``path`` they are read from and written to a file, as JSON
+    ``{topic: {partition: address}}``, whole or not at all.
+    """
+
+    def __init__(
+        self,
+        client: Kafka07Client,
+        topic: str,
+        *,
+        partitions: list[int] | None = None,
+        positions: Mapping[int, int] | None = None,
+        start: int = EARLIEST,
+        path: Path | None = None,
+    ) -> None:
+        """start: ``EARLIEST`` or ``LATEST``, where to begin without a position, and where to go on when one lies outside of the log."""
+        if start not in (EARLIEST, LATEST):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer starts at EARLIEST or LATEST start={start}")
+        self._client: Final = client
+        self._topic: Final = topic
+        self._partitions = partitions
+        self._start: Final = start
+        self._path: Final = path
+        self.positions: dict[int, int] = dict(positions or (_stored(path).get(topic, {}) if path else {}))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come, for ever."""
+        while True:
+            found = await self.poll()
+            for message in found:
+                self.positions[message.partition] = message.next_address
+                yield message
+            if not found:
+                await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def poll(self) -> list[Message]:
+        """What there is now, without counting it as handed out."""
+        if self._partitions is None:
+            self._partitions = list(range(await self._client.partition_count(self._topic)))
+        for partition in self._partitions:
+            if partition not in self.positions:
+                await self._reset(partition)
+        places = [(partition, self.positions[partition]) for partition in self._partitions]
+        found: list[Message] = []
+        for (partition, address), result in zip(
+            places, await self._client.read_many(self._topic, places, bytes_max=FETCH_BYTES), strict=True
+        ):
+            read = await self._settle(partition, address, result)
+            if read is not None:
+                found += [Message(partition, *pair) for pair in zip(read.values, read.positions, strict=True)]
+                if not read.values:
+                    self.positions[partition] = read.next_address
+        return found
+
+    async def _settle(self, partition: int, address: int, result: Fetched | BrokerError) -> Fetched | None:
+        if isinstance(result, BrokerError):
+            if result.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise result
+            await self._reset(partition)
+            return None
+        return await self._client.read(self._topic, partition, address) if result.is_cut else result
+
+    async def _reset(self, partition: int) -> None:
+        self.positions[partition] = (await self._client.addresses(self._topic, partition, self._start))[0]
+
+    def commit(self) -> None:
+        """Write the positions to the file. Raises OSError."""
+        if self._path is None:
+            return
+        stored = _stored(self._path) | {self._topic: self.positions}
+        text = json.dumps(
+            {topic: {str(p): at for p, at in own.items()} for topic, own in stored.items()}, sort_keys=True
+        )
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, self._path)
+
+
+class SyncProducer:
+    """The blocking twin of ``Producer``, with a connection of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        compression: CompressionCodec = CompressionCodec.NONE,
+        batch_records: int = BATCH_RECORDS,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self._client: Final = SyncClient(url)
+
+        async def make(client: Client) -> Producer:
+            own = _kafka07(client)
+            return Producer(own, compression=compression, batch_records=batch_records, linger_s=linger_s)
+
+        self._producer: Final = self._client.run(make)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
+        """See ``Producer``."""
+        self._client.run(lambda _: self._producer.send(topic, value, key=key, partition=partition))
+
+    def flush(self) -> None:
+        """See ``Producer``."""
+        self._client.run(lambda _: self._producer.flush())
+
+    def close(self) -> None:
+        """Flush and disconnect."""
+        try:
+            self.flush()
+        finally:
+            self._client.close()
+
+
+class SyncConsumer:
+    """The blocking twin of ``Consumer``, with a connection of its own."""
+
+    def __init__(self, url: str, topic: str, *, start: int = EARLIEST, path: Path | None = None) -> None:
+        self._client: Final = SyncClient(url)
+
+        async def make(client: Client) -> Consumer:
+            return Consumer(_kafka07(client), topic, start=start, path=path)
+
+        self._consumer: Final = self._client.run(make)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, for ever."""
+        while True:
+            found = self._client.run(lambda _: self._consumer.poll())
+            for message in found:
+                self._consumer.positions[message.partition] = message.next_address
+                yield message
+            if not found:
+                time.sleep(POLL_INTERVAL_S)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Where to go on, per partition."""
+        return self._consumer.positions
+
+    def commit(self) -> None:
+        """See ``Consumer``."""
+        self._consumer.commit()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def _kafka07(client: Client) -> Kafka07Client:
+    if not isinstance(client, Kafka07Client):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "the URL of a Kafka 0.7 connection begins with kafka07://")
+    return client
+
+
+def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
+    """Cut values into sets; a wrapper must stay below what a broker takes even if nothing shrinks."""
+    part: list[bytes] = []
+    size = 0
+    for value in values:
+        if part and size + len(value) > SET_VALUES_BYTES_MAX:
+            yield part
+            part, size = [], 0
+        part.append(value)
+        size += len(value)
+    if part:
+        yield part
+
+
+def _stored(path: Path) -> dict[str, dict[int, int]]:
+    """Positions in a file; none when it is missing."""
+    if not path.exists():
+        return {}
+    content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))
+    return {topic: {int(partition): at for partition, at in own.items()} for topic, own in content.items()}

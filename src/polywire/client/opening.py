@@ -1,0 +1,34 @@
+"""Opening a connection, the same for every wire.
+
+Promises: a connection, or Unavailable within the time given. Must not know: any wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from polywire.client.tls import secured
+from polywire.errors import ErrorCode, Unavailable
+
+Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
+
+
+async def open_connection(
+    make: Callable[[asyncio.AbstractEventLoop], Opened],
+    host: str,
+    port: int,
+    *,
+    timeout_s: float,
+    tls: ssl.SSLContext | None,
+) -> Opened:
+    """Connect the protocol that ``make`` makes, under TLS when a context is given. Raises Unavailable(STOPPING)."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(lambda: make(loop), host, port, **secured(tls, host))
+    except (OSError, TimeoutError) as error:
+        raise Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}") from None
+    return connection

@@ -1,0 +1,148 @@
+"""Fuzz the Kafka 0.7 wire: whatever bytes come, a session answers what is owed or closes, the same however the stream is cut, and the
+client's parsers read or refuse.
+
+Run as ``python -m tests.fuzz.fuzz_kafka07``; FUZZ_SECONDS limits it, FUZZ_SEED repeats a run. The seed is printed first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+from typing import Final
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07.expansion import Expander, wrap
+from polywire.protocols.kafka07.messages import (
+    CompressionCodec,
+    FetchEntry,
+    encode_fetch,
+    encode_message,
+    encode_multifetch,
+    encode_multiproduce,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+    parse_offsets_answer,
+    split_multifetch_answer,
+)
+from tests.unit.protocols.kafka07.dialogue import World
+
+FRAMES_MAX: Final = 10
+PLAIN: Final = encode_set([b"one", b"", b"three" * 20]) + encode_message(b"old", 0)
+SETS: Final = [
+    PLAIN,
+    b"",
+    encode_message(b"x", 0),
+    wrap(PLAIN, CompressionCodec.GZIP),
+    wrap(PLAIN, CompressionCodec.SNAPPY),
+    wrap(PLAIN + wrap(PLAIN, CompressionCodec.SNAPPY), CompressionCodec.GZIP),
+]
+ODD: Final = [struct.pack(">i", number) for number in (-1, 0, 1, 5, 2**31 - 1, 1_000_001)] + [b"\xff", b"\0", b"\1\1"]
+
+
+def good(chance: random.Random) -> bytes:
+    """One well-formed frame."""
+    topic, partition = chance.choice([b"t", b"u", b"some.topic"]), chance.randrange(3)
+    address, size = chance.choice([0, 13, 500, -1, 2**40]), chance.choice([0, 3, 20, 1000, 1 << 20])
+    match chance.randrange(6):
+        case 0 | 1:
+            return encode_produce(topic, partition, chance.choice(SETS))
+        case 2:
+            return encode_multiproduce([(topic, number % 3, chance.choice(SETS)) for number in range(3)])
+        case 3:
+            return encode_fetch(topic, partition, address, size)
+        case 4:
+            return encode_multifetch([FetchEntry(topic, number, address, size) for number in range(4)])
+        case _:
+            return encode_offsets(topic, partition, chance.choice([-1, -2, 0, 10**12, 2**62]), chance.randrange(3))
+
+
+def mutated(chance: random.Random) -> bytes:
+    """A stream of good frames with some damage, or none."""
+    stream = bytearray(b"".join(good(chance) for _ in range(chance.randrange(1, FRAMES_MAX))))
+    for _ in range(chance.choice([0, 0, 1, 2, 5])):
+        place = chance.randrange(len(stream) + 1)
+        match chance.randrange(4):
+            case 0 if place < len(stream):
+                stream[place] ^= 1 << chance.randrange(8)
+            case 1:
+                stream[place : place + chance.randrange(20)] = b""
+            case 2:
+                stream[place:place] = chance.choice(ODD)
+            case _:
+                stream[place:place] = chance.randbytes(chance.randrange(8))
+    return bytes(stream)
+
+
+def converse(stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
+    """Send a stream in pieces and close; returns the answers, and what another peer finds afterwards."""
+    world = World()
+    peer = world.connect()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        peer.feed(stream[start:end])
+        world.memory.run()
+    peer.finish()
+    world.memory.run()
+    assert peer.closed, "the session did not close after its peer finished"
+    other = world.connect()
+    topics = (b"t", b"u", b"some.topic")
+    found = other.ask(encode_multifetch([FetchEntry(t, number, 0, 1 << 20) for t in topics for number in range(3)]))
+    for code, part in split_multifetch_answer(found[4:]):
+        assert code == 0
+        assert codec.survey(part, 0, len(part), 1 << 30)[0] == codec.SOUND, "a broken record was stored"
+    return peer.take(), found
+
+
+def check(stream: bytes, chance: random.Random) -> None:
+    """Answers are whole frames, and the same, as is what was stored, however the stream was cut; -1 partitions are not used here."""
+    answers, stored = converse(stream, [])
+    at = 0
+    while at < len(answers):
+        (size,) = struct.unpack_from(">i", answers, at)
+        assert size >= 2
+        at += 4 + size
+    assert at == len(answers), "an answer was cut"
+    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
+    if b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is any
+        assert converse(stream, cuts) == (answers, stored), f"cut at {cuts} the answers differ stream={stream.hex()}"
+
+
+def check_parsers(chance: random.Random) -> None:
+    """The client's parsers read anything or raise PeerError, and expand no more than they may."""
+    damaged = bytearray(
+        chance.choice([*SETS[3:], struct.pack(">hi", 0, 2) + bytes(16), bytes.fromhex("0000000000060000aabbccdd")])
+    )
+    for _ in range(chance.randrange(5)):
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+    for parse in (parse_offsets_answer, split_multifetch_answer):
+        try:
+            parse(bytes(damaged))
+        except PeerError:
+            continue
+    try:
+        Expander(4096).open_set(bytes(damaged), 0, len(damaged))
+    except PeerError:
+        return
+
+
+def run(seconds: float, seed: int) -> int:
+    """Fuzz for so long; returns the number of streams."""
+    chance = random.Random(seed)
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        stream = mutated(chance)
+        if stream:
+            check(stream, chance)
+        check_parsers(chance)
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
+    print(f"seed={SEED}", flush=True)
+    print(f"streams={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")
