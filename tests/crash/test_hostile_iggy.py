@@ -121,25 +121,31 @@ def test_garbage_behind_good_requests(broker: BrokerProcess) -> None:
 
 def test_numbers_at_the_edges(broker: BrokerProcess) -> None:
     _prepare(broker)
-    edges = (0, 1, 2**31 - 1, 2**31, 2**32 - 1)
-    long_edges = (0, 2**63 - 1, 2**63, 2**64 - 1)
     with RawPeer(broker, "iggy") as peer:
-        for number in edges:
-            for code in (Code.CREATE_GROUP, Code.JOIN_GROUP, Code.GET_GROUP, Code.LEAVE_GROUP, Code.DELETE_GROUP):
-                _ask(peer, code, TOPIC + U32.pack(number))
-            for code in (Code.CREATE_PARTITIONS, Code.GET_CLIENT):
-                _ask(peer, code, (TOPIC if code == Code.CREATE_PARTITIONS else b"") + U32.pack(number))
-            _ask(peer, Code.CREATE_STREAM, U32.pack(number) + name(f"edge-{number}"))
-            numbers = b"".join(map(U32.pack, (number, number, number)))
-            _ask(peer, Code.CREATE_TOPIC, ident("s") + numbers + name(f"edge-{number}"))
-            _ask(peer, Code.POLL, poll(place(Consumer(group=False, who=number), TOPIC, number), 1, 0, number))
-            for kind in range(1, 6):
-                for value in long_edges:
-                    _ask(peer, Code.POLL, poll(place(READER, TOPIC, 1), kind, value, 1))
-            for value in long_edges:
-                _ask(peer, Code.STORE_OFFSET, place(READER, TOPIC, 1) + U64.pack(value))
+        for number in (0, 1, 2**31 - 1, 2**31, 2**32 - 1):
+            for code, body in _edge_requests(number):
+                _ask(peer, code, body)
         assert _ask(peer, Code.PING) == 0
         assert _ask(peer, Code.GET_STREAMS) == 0
+
+
+def _edge_requests(number: int) -> list[tuple[int, bytes]]:
+    """Requests that hold this number, or a long one made of it, wherever they can."""
+    group, numbers = TOPIC + U32.pack(number), U32.pack(number) * 3
+    groups = (Code.CREATE_GROUP, Code.JOIN_GROUP, Code.GET_GROUP, Code.LEAVE_GROUP, Code.DELETE_GROUP)
+    own = place(Consumer(group=False, who=number), TOPIC, number)
+    longer = (number, number << 32 | number, 2**64 - 1 - number)
+    at = place(READER, TOPIC, 1)
+    return [
+        *((code, group) for code in groups),
+        (Code.CREATE_PARTITIONS, group),
+        (Code.GET_CLIENT, U32.pack(number)),
+        (Code.CREATE_STREAM, U32.pack(number) + name(f"edge-{number}")),
+        (Code.CREATE_TOPIC, ident("s") + numbers + name(f"edge-{number}")),
+        (Code.POLL, poll(own, 1, 0, number)),
+        *((Code.POLL, poll(at, kind, value, 1)) for kind in range(1, 6) for value in longer),
+        *((Code.STORE_OFFSET, at + U64.pack(value)) for value in longer),
+    ]
 
 
 def _drain(peer: socket.socket) -> None:
