@@ -167,6 +167,9 @@ def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
             ^ _crc_word(0, load_u32(p, at + 12))
         )
         at += 16
+    while at + 4 <= end:
+        crc = _crc_word(0, crc ^ load_u32(p, at))
+        at += 4
     while at < end:
         crc = (crc >> 8) ^ _CRC_TABLES[(crc ^ p[at]) & 0xFF]
         at += 1
