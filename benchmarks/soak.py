@@ -59,6 +59,7 @@ class Soak:
     batch_records_max: int
     workers: int
     memory: str
+    side_by_side: int = 4
     done: list[str] = field(default_factory=list)
     drivers: int = 0
 
@@ -115,7 +116,7 @@ def start_producers(soak: Soak, broker: BrokerProcess) -> list[subprocess.Popen[
 def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.Popen[bytes]:
     """A driver in a process group of its own, so that its JVM and Python workers die with it."""
     address = broker.url("polywire").removeprefix("polywire://")
-    plan = Plan(master, address, soak.topics, str(soak.directory), soak.batch_records_max, STAGGER_S)
+    plan = Plan(master, address, soak.topics, str(soak.directory), soak.batch_records_max, STAGGER_S, soak.side_by_side)
     text = json.dumps({name: getattr(plan, name) for name in Plan.__slots__})
     soak.drivers += 1
     with (soak.directory / "driver.log").open("ab") as log, (soak.directory / "progress.jsonl").open("ab") as told:
@@ -259,9 +260,10 @@ def main(
     batch: Annotated[int, Parameter(help="Most records of a micro-batch.")] = 1_000_000,
     workers: int = 2,
     memory: str = "2g",
+    side_by_side: Annotated[int, Parameter(help="Pipelines that run at once.")] = 4,
 ) -> int:
     """Produce, process, kill, and count."""
-    soak = Soak(output.resolve(), tuple(wires), records, seconds, kills, pause, batch, workers, memory)
+    soak = Soak(output.resolve(), tuple(wires), records, seconds, kills, pause, batch, workers, memory, side_by_side)
     summary = soak_once(soak)
     console.print_json(data=summary)
     return 0 if summary["exactly_once"] else 1

@@ -34,8 +34,8 @@ DELAY = "6 hours"  # nothing may come late: kills stop partitions for different 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the driver is told, as JSON. Pipelines begin ``stagger_s`` after each other: each starts several processes, and Spark waits only
-    ten seconds for one of them."""
+    """What the driver is told, as JSON. ``side_by_side`` pipelines run at once and begin ``stagger_s`` after each other: each starts several
+    processes, and Spark waits only ten seconds for one of them."""
 
     master: str
     address: str
@@ -43,6 +43,7 @@ class Plan:
     directory: str
     batch_records_max: int
     stagger_s: float
+    side_by_side: int
 
 
 def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
@@ -79,10 +80,10 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
 def one_pass(spark: SparkSession, plan: Plan) -> None:
     """Run every pipeline until what was there is done. One that fails ends the process: whoever watches starts it again."""
     running = {}
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(plan.side_by_side) as pool:
         for name, job in jobs(spark, plan).items():
             running[pool.submit(job)] = name
-            time.sleep(plan.stagger_s)
+            time.sleep(plan.stagger_s if plan.side_by_side > 1 else 0.0)
         for ended in as_completed(running):
             error = ended.exception()
             if error is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
 TICKS: Final = 4
+SLOTS_MIN: Final = 12  # a single bar need not fill the chart
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
@@ -28,7 +29,7 @@ h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 2r
 .verdict { display: inline-block; margin: 1rem 0; padding: .45rem .9rem; border-radius: .5rem; font-weight: 600; color: #fff; }
 .good { background: #2e7d4f; } .bad { background: #b3392f; }
 .facts { display: flex; flex-wrap: wrap; gap: .8rem; }
-.fact { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; min-width: 7.5rem; }
+.fact { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; flex: 1 1 6rem; }
 .fact b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
@@ -157,7 +158,7 @@ def _size_chart(quality: Quality) -> Iterable[str]:
 def _bars(stacks: Sequence[dict[int, int]], labels: dict[int, str]) -> str:
     """Stacked bars with a scale at the left and labels below."""
     highest = max((sum(stack.values()) for stack in stacks), default=1) or 1
-    room, step = HEIGHT - BOTTOM - 10, (WIDTH - LEFT) / len(stacks)
+    room, step = HEIGHT - BOTTOM - 10, (WIDTH - LEFT) / max(len(stacks), SLOTS_MIN)
     parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>"]
     for tick in range(TICKS + 1):
         y = HEIGHT - BOTTOM - room * tick / TICKS
