@@ -207,25 +207,27 @@ def iggy_figures(rounds: int) -> list[Figure]:
     """Sends of 1,000 messages over the documented Iggy dialect, acknowledged, and polls of 1,000."""
     with fresh_broker() as broker:
         host, port = broker.addresses["iggy"]
-        iggy_load.create(host, port, "load")
+        for topic in ("written", "read"):
+            iggy_load.create(host, port, topic)
+        iggy_load.send_rate(host, port, "read", requests=1_000)
         return [
             figure(
                 "Iggy send, 1000 x 100 B, one connection",
                 "records/s",
-                lambda: iggy_load.send_rate(host, port, "load", requests=10_000),
+                lambda: iggy_load.send_rate(host, port, "written", requests=10_000),
                 aim=5e6,
                 rounds=rounds,
             ),
             figure(
                 "Iggy send with ids, 1000 x 100 B, one connection",
                 "records/s",
-                lambda: iggy_load.send_rate(host, port, "load", requests=10_000, ids=True),
+                lambda: iggy_load.send_rate(host, port, "written", requests=10_000, ids=True),
                 rounds=rounds,
             ),
             figure(
-                "Iggy poll, 1000 x 100 B, one connection",
+                "Iggy poll, 1000 x 100 B, in memory, one connection",
                 "records/s",
-                lambda: iggy_load.poll_rate(host, port, "load", polls=10_000),
+                lambda: iggy_load.poll_rate(host, port, "read", polls=10_000, requests_sent=1_000),
                 aim=8e6,
                 rounds=rounds,
             ),

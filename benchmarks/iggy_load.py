@@ -50,10 +50,12 @@ def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = Fa
     return requests * COUNT / took
 
 
-def poll_rate(host: str, port: int, topic: str, *, polls: int) -> float:
-    """Messages per second of one connection that polls a thousand at a time from the beginning on, some requests ahead."""
+def poll_rate(host: str, port: int, topic: str, *, polls: int, requests_sent: int) -> float:
+    """Messages per second of one connection that polls a thousand at a time, some requests ahead, from the beginning on and again."""
     at = asking.place(Consumer(group=False, who=1), _topic(topic), 1)
-    requests = [asking.request(Code.POLL, asking.poll(at, 1, number * COUNT, COUNT)) for number in range(polls)]
+    requests = [
+        asking.request(Code.POLL, asking.poll(at, 1, number % requests_sent * COUNT, COUNT)) for number in range(polls)
+    ]
     with socket.create_connection((host, port)) as peer:
         begun = time.perf_counter()
         _poll_all(peer, requests)

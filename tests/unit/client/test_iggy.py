@@ -1,0 +1,161 @@
+"""The Iggy client over real sockets: what it refuses, how it finds what it wrote, what it does when the broker makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from polywire.client.iggy import IggyClient
+from polywire.clock import SystemClock
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.iggy.factory import IggyFactory
+from polywire.records.columns import Header, HeaderKind, Record
+from polywire.server.config import Address
+from polywire.server.connection import Hub
+from polywire.server.listener import close_listeners, open_listeners
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Assignor, KeyHash, Level
+
+
+@asynccontextmanager
+async def served(count: int = 1) -> AsyncIterator[tuple[MemoryBroker, list[IggyClient]]]:
+    """A broker in memory and clients of it."""
+    memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
+    hub = Hub(memory.broker)
+    listeners = await open_listeners(hub, {"iggy": Address("127.0.0.1", 0)}, [IggyFactory(memory.broker)])
+    address = listeners[0].address
+    clients = [await IggyClient.open(address.host, address.port) for _ in range(count)]
+    try:
+        yield memory, clients
+    finally:
+        for client in clients:
+            await client.close()
+        close_listeners(listeners)
+        while hub.connections:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0)
+
+
+def test_ids_come_back_and_are_made() -> None:
+    async def run() -> None:
+        async with served() as (_, (client,)):
+            await client.produce("t", [Record(b"a", b"k", id=bytes(range(16))), Record(b"b", b"k")])
+            found = [record for number in range(3) for record in await client.fetch("t", number, 0)]
+            assert [record.value for record in found] == [b"a", b"b"]
+            assert found[0].id == bytes(range(16))
+            assert found[1].id not in (None, bytes(16))
+
+    asyncio.run(run())
+
+
+def test_places_are_found_while_others_write() -> None:
+    async def run() -> None:
+        async with served(4) as (_, clients):
+            await clients[0].create_topic("t", 2)
+
+            async def write(number: int) -> None:
+                for turn in range(10):
+                    values = [b"%d-%d-%d" % (number, turn, index) for index in range(30)]
+                    places = await clients[number].produce("t", [Record(value, b"key-%d" % turn) for value in values])
+                    for value, place in zip(values, places, strict=True):
+                        (record,) = await clients[number].fetch("t", place.partition, place.offset, records_max=1)
+                        assert record.value == value
+
+            await asyncio.gather(*map(write, range(4)))
+
+    asyncio.run(run())
+
+
+def test_places_are_found_where_the_topic_has_another_function() -> None:
+    async def run() -> None:
+        async with served() as (memory, (client,)):
+            await client.create_topic("t", 5)
+            topic = memory.broker.topic("t")
+            memory.broker.configure_topic(topic, replace(topic.settings, key_hash=KeyHash.MURMUR3))
+            places = await client.produce("t", [Record(b"v", b"key-%d" % number) for number in range(20)])
+            for number, place in enumerate(places):
+                home = memory.broker.partition_of_key(topic, b"key-%d" % number, KeyHash.XXH32)
+                assert place.partition == home.number
+
+    asyncio.run(run())
+
+
+def test_streams_are_the_front_of_a_full_name() -> None:
+    async def run() -> None:
+        async with served() as (memory, (client,)):
+            await client.create_topic("shop.eu.orders", 2)
+            await client.create_topic("plain", 1)
+            assert memory.broker.topic("shop.eu.orders").name.stream == "shop.eu"
+            assert [info.name for info in await client.topics()] == ["plain", "shop.eu.orders"]
+            with pytest.raises(Conflict) as caught:
+                await client.create_topic("plain", 1)
+            assert caught.value.code is ErrorCode.TOPIC_EXISTS
+
+    asyncio.run(run())
+
+
+def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
+    async def run() -> None:
+        async with served() as (_, (client,)):
+            await client.create_topic("t", 1)
+            refused = [
+                Record(b""),
+                Record(None),
+                Record(b"v", b"k" * 256),
+                Record(b"v", headers=(Header(b"k", b""),)),
+                Record(b"v", headers=(Header(b"k", None, value_kind=HeaderKind.NULL),)),
+                Record(b"v", headers=(Header(b"k", b"v", key_kind=HeaderKind.RAW),)),
+                Record(b"v", origin_time_us=1),
+            ]
+            for record in refused:
+                with pytest.raises(Invalid):
+                    await client.produce("t", [record])
+            with pytest.raises(Invalid):
+                await client.produce("t", [Record(b"v")], level=Level.SYNCED)
+            with pytest.raises(Invalid):
+                await client.join("g", "t", "m", assignor=Assignor.RANGE)
+            assert await client.fetch("t", 0, 0) == []
+
+    asyncio.run(run())
+
+
+def test_missing_things() -> None:
+    async def run() -> None:
+        async with served() as (_, (client,)):
+            for missing in (client.fetch("none", 0, 0), client.delete_topic("none")):
+                with pytest.raises(Missing) as caught:
+                    await missing
+                assert caught.value.code is ErrorCode.TOPIC_MISSING
+            await client.create_topic("t", 1)
+            with pytest.raises(Missing) as caught:
+                await client.fetch("t", 1, 0)
+            assert caught.value.code is ErrorCode.PARTITION_MISSING
+            assert await client.position("g", "t", 0) is None
+            with pytest.raises(Missing):
+                await client.heartbeat("g", "t", "m", 0)
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_makes_no_sense() -> None:
+    async def run() -> None:
+        async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(8)
+            writer.write(b"\xff" * 64)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+        server = await asyncio.start_server(babble, "127.0.0.1", 0)
+        client = await IggyClient.open(*server.sockets[0].getsockname())
+        with pytest.raises(Unavailable):
+            await client.topics()
+        with pytest.raises(Unavailable):
+            await client.topics()
+        server.close()
+        await asyncio.sleep(0.05)  # for the other side to see the end
+
+    asyncio.run(run())
