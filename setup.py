@@ -17,7 +17,8 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 INFO = runpy.run_path(str(HERE / "src" / "polywire" / "build_info.py"), run_name="build_info")
 # Loads through casted pointers are how the hot loops read words: no strict aliasing, then.
-FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-aliasing", "-Wno-unused-function"]
+# What a C compiler has to say of generated C helps nobody who installs this.
+FLAGS = ["/O2"] if sys.platform == "win32" else ["-O3", "-g0", "-fno-strict-aliasing", "-w"]
 
 
 def extensions() -> list[Any]:

@@ -10,14 +10,17 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from polywire.clock import SystemClock
+from polywire.errors import ErrorCode, Unavailable
 from polywire.log import rewriting
 from polywire.log.journal_file import Slot, read_seed
 from polywire.log.partition import FilePartition
 from polywire.log.recovery import find_chain
+from polywire.store.file import FileBlob
 from polywire.types import Level
 from tests.crash.test_power_loss import cut
 from tests.unit.log.rig import SMALL, Rig
@@ -210,14 +213,19 @@ def test_small_neighbours_become_one(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_damaged_blob_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["changed", "unreadable"])
+def test_damaged_blob_is_kept(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
     fill_slots(rig, [dropped, dropped, stays], 1)
     (path,) = (rig.directory / "segments").iterdir()
-    with path.open("r+b") as file:
-        file.seek(300)
-        file.write(b"\xff")
+    if how == "changed":
+        with path.open("r+b") as file:
+            file.seek(300)
+            file.write(b"\xff")
+    else:
+        failed = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed: Input/output error")
+        monkeypatch.setattr(FileBlob, "read_direct", Mock(side_effect=failed))
     rig.log.drop_partition(DROPPED)
     rig.settle()
     tidy(rig)

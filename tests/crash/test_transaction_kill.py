@@ -41,13 +41,17 @@ class Worker:
     def run(self) -> None:
         try:
             while not self.stopped:
-                try:
-                    with socket.create_connection(self.address(), timeout=5.0) as peer:
-                        self._work(peer)
-                except (OSError, Gone):
-                    time.sleep(0.02)
+                self._live()
         except BaseException as error:
             self.fault = error
+
+    def _live(self) -> None:
+        """One connection's life."""
+        try:
+            with socket.create_connection(self.address(), timeout=5.0) as peer:
+                self._work(peer)
+        except (OSError, Gone):
+            time.sleep(0.02)
 
     def _ask(self, peer: socket.socket, text: str) -> str:
         peer.sendall(frame(text.encode()))

@@ -155,3 +155,13 @@ def test_refusals(broker: BrokerProcess) -> None:
             await client.read("t", 0, 0)
 
     run(broker, work)
+
+
+def test_the_port_for_every_wire(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0") as process:
+        host, port = process.addresses["any"]
+        with SyncProducer(f"kafka07://{host}:{port}", compression=CompressionCodec.GZIP) as producer:
+            producer.send("shared", b"value", partition=0)
+        consumer = SyncConsumer(f"kafka07://{host}:{port}", "shared")
+        assert next(iter(consumer)).value == b"value"
+        consumer.close()

@@ -21,7 +21,7 @@ from polywire.spark.pipelines.queries import Ran
 from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, environment, fill, start_broker, stop_broker
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 def read(spark: SparkSession, served: Served, schema: str | None = None, **options: str) -> DataFrame:

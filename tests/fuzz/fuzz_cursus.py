@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import secrets
 import time
 from array import array
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from polywire.client.cursus_replies import decode_batch, fields, last_offset
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus import codec
-from polywire.protocols.cursus.compression import algorithm
+from polywire.protocols.cursus.compression import algorithm, sniffed
 from polywire.protocols.cursus.messages import enveloped, frame
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_publishing import batch, messages
@@ -42,6 +43,33 @@ COMMANDS: Final = [
     b"DELETE topic=t",
     b"EXIT",
     b"FOO bar",
+    b"JOIN_GROUP topic=t group=g member=A",
+    b"JOIN_GROUP topic=t group=g member=A-6410 generation=1",
+    b"SYNC_GROUP topic=t group=g member=A-6410 generation=1",
+    b"HEARTBEAT t g A A-6410 1",
+    b"COMMIT t g 0 5",
+    b"COMMIT_OFFSET topic=t partition=0 group=g offset=5 member=A-6410 generation=1",
+    b"BATCH_COMMIT topic=t group=g member=A-6410 generation=1 P0:6,P1:7",
+    b"FETCH_OFFSET topic=t partition=0 group=g",
+    b"LEAVE_GROUP topic=t group=g member=A-6410",
+    b"SUBSCRIBE t g",
+    b"REGISTER_GROUP topic=t group=h",
+    b"LIST_GROUPS",
+    b"FIND_COORDINATOR group=g",
+    b"CREATE topic=t partitions=2 event_sourcing=true",
+    b"APPEND_STREAM topic=t key=k version=1 event_type=T schema_version=2 metadata={} message=event",
+    b"APPEND_STREAM topic=t key=k version=2 message=event",
+    b"READ_STREAM topic=t key=k from_version=1",
+    b"STREAM_VERSION topic=t key=k",
+    b"SAVE_SNAPSHOT topic=t key=k version=1 message={}",
+    b"READ_SNAPSHOT topic=t key=k",
+    b"INIT_PRODUCER_ID transactional_id=T1",
+    b"BEGIN_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0",
+    b"TXN_PUBLISH transactional_id=T1 topic=t producerId=txn-1f93603db53bfad5 seqNum=1 epoch=0 message=held back",
+    b"SEND_OFFSETS_TO_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0 topic=t group=g member=A-6410 generation=1 P0:9",
+    b"END_TXN transactional_id=T1 producerId=txn-1f93603db53bfad5 epoch=0 result=commit",
+    b"TXN_STATUS txn=T1",
+    b"AUTH principal=p token=t",
 ]
 BATCHES: Final = [
     batch("t", 0, messages(1, 2, 3)),
@@ -65,6 +93,8 @@ ODD: Final = [
 ]
 
 
+# What else comes meanwhile is part of these answers: pushed batches, and a read that waits.
+UNTIMED: Final = re.compile(rb"(?<!_)STREAM|wait_ms", re.IGNORECASE)
 LAST: Final = re.compile(rb'"last_offset":[0-9]+,')
 
 
@@ -113,7 +143,7 @@ def converse(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bool]:
     except PeerError:
         world.memory.advance(1.0)  # what was owed is still answered
         return peer.take(), True
-    world.memory.advance(2.0)
+    world.memory.advance(0.6 * FRAMES_MAX)  # each write may wait for its topic
     if peer.gave_up:
         return peer.take(), True
     assert peer.closed, "the session did not close after its peer finished"
@@ -130,12 +160,21 @@ def check(chance: random.Random) -> None:
     cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
     again, gave_up_again = converse(stream, cuts)
     assert gave_up == gave_up_again, f"cut at {cuts} the end differs"
-    if not any(b"STREAM" in request.upper() for request in bodies):
+    if not any(UNTIMED.search(opened(request)) for request in bodies):
         assert list(map(plain, again)) == list(map(plain, answers)), (
             f"cut at {cuts} the answers differ\n{answers}\n{again}"
         )
     for answer in answers:
         understand(answer)
+
+
+def opened(request: bytes) -> bytes:
+    """A request as the session reads it, as far as it can."""
+    packed = sniffed(memoryview(request))
+    try:
+        return request if packed is None else bytes(packed.expand(memoryview(request), 1 << 20))
+    except PeerError:
+        return request
 
 
 def plain(answer: bytes) -> bytes:
@@ -173,6 +212,7 @@ def check_scan(chance: random.Random) -> None:
 
 def run(seconds: float, seed: int) -> int:
     """Fuzz for so long; returns the number of streams."""
+    setattr(secrets, "randbelow", lambda _: 6410)  # noqa: B010 - members are called alike however the stream is cut
     chance = random.Random(seed)
     end = time.monotonic() + seconds
     count = 0

@@ -128,6 +128,74 @@ async def group(client: Any, stream: str) -> dict[str, object]:
     return {"consumed": len(seen), "stored": stored is not None}
 
 
+async def refused(call: Any) -> bool:
+    try:
+        await call
+    except RuntimeError:
+        return True
+    return False
+
+
+async def admin(client: Any, stream: str) -> dict[str, object]:
+    """What the newest SDK can administer: streams, topics, partitions, groups, users and their permissions."""
+    await client.create_stream(stream)
+    await client.create_topic(stream, "t", 3, options={"max_topic_size": "10 GB"})
+    await client.update_stream(stream, stream + "-2")
+    stream += "-2"
+    await client.update_topic(
+        stream, "t", "t2", message_expiry=iggy.IggyExpiry.ExpireDuration(datetime.timedelta(days=7))
+    )
+    await client.create_partitions(stream, "t2", 2)
+    await client.delete_partitions(stream, "t2", 1)
+    headers = {"colour": "red"}
+    await client.send_messages(stream, "t2", iggy.Partitioning.messages_key("k"), [iggy.SendMessage("x", headers)])
+    topic = await client.get_topic(stream, "t2")
+    found: dict[str, object] = {
+        "options": len(await client.describe_options("topic")),
+        "partitions": topic.partitions_count,
+        "messages": topic.messages_count,
+        "old name": await client.get_topic(stream, "t"),
+    }
+    await client.create_consumer_group(stream, "t2", "g")
+    await client.join_consumer_group(stream, "t2", "g")
+    group = await client.get_consumer_group(stream, "t2", "g")
+    found["member"] = group.members[0].partitions
+    await client.leave_consumer_group(stream, "t2", "g")
+    await client.delete_consumer_group(stream, "t2", "g")
+    found["groups"] = len(await client.get_consumer_groups(stream, "t2"))
+    found |= await users(client)
+    await client.purge_topic(stream, "t2")
+    found["purged"] = (await client.get_topic(stream, "t2")).messages_count
+    await client.delete_topic(stream, "t2")
+    await client.delete_stream(stream)
+    found["deleted"] = await client.get_stream(stream)
+    stats = await client.get_stats()
+    found["stats"] = stats.process_id > 0 and stats.memory_usage > 0 and stats.clients_count > 0
+    return found
+
+
+async def users(client: Any) -> dict[str, object]:
+    """A user who may read streams, under another name and password, and then nothing any more."""
+    rights = iggy.Permissions(iggy.GlobalPermissions(read_streams=True))
+    await client.create_user("alice", "secret", permissions=rights)
+    kept = await client.get_user("alice")
+    await client.update_user("alice", "alicia")
+    await client.change_password("alicia", "secret", "secret2")
+    other = iggy.IggyClient(f"{sys.argv[1]}:{sys.argv[2]}")
+    await other.connect()
+    await other.login_user("alicia", "secret2")
+    await other.get_streams()
+    found: dict[str, object] = {
+        "kept": kept.permissions == rights,
+        "may not create": await refused(other.create_stream("hers")),
+    }
+    await client.update_permissions("alicia", None)
+    found["may not read"] = await refused(other.get_streams())
+    await client.delete_user("alicia")
+    found["users"] = [user.username for user in await client.get_users()]
+    return found
+
+
 async def main(host: str, port: str, action: str, streams: list[str]) -> None:
     client = await connected(host, port)
     for stream in streams:

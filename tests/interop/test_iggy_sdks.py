@@ -112,3 +112,22 @@ def test_offsets_are_stored(broker: BrokerProcess, written: dict[str, dict[str, 
 def test_consumer_groups(broker: BrokerProcess, written: dict[str, dict[str, object]], sdk: str) -> None:
     result = run(broker, sdk, "group", stream_of(sdk))[0]
     assert (result["consumed"], result["stored"]) == (COUNT, True)
+
+
+def test_administration(broker: BrokerProcess) -> None:
+    assert run(broker, "apache-iggy-0.9.0", "admin", "office")[0] == {
+        "stream": "office",
+        "options": 10,
+        "partitions": 4,
+        "messages": 1,
+        "old name": None,
+        "member": [0, 1, 2, 3],
+        "groups": 0,
+        "kept": True,
+        "may not create": True,
+        "may not read": True,
+        "users": ["iggy"],
+        "purged": 0,
+        "deleted": None,
+        "stats": True,
+    }

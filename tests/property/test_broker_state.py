@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.transactors import Scope
 from polywire.errors import BrokerError
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
@@ -38,9 +39,46 @@ def stage_and_publish(topic: str, number: int, token: int) -> Step:
     return step
 
 
+def append_event(key: bytes, version: int) -> Step:
+    def step(broker: Broker) -> None:
+        topic = broker.find_topic("events")
+        if topic is None:
+            topic = broker.create_topic(TopicName("default", "events"), 1, TopicSettings(event_sourcing=True))
+        partition = topic.partitions[0]
+        broker.events.append(partition, key, version, batch_of(b"e"), level=Level.WRITTEN, done=None)
+        broker.events.save_snapshot(partition, key, version, b"s" * version, level=Level.WRITTEN, done=None)
+
+    return step
+
+
+def transact(id_: str, topic: str, act: str, number: int) -> Step:
+    def step(broker: Broker) -> None:
+        transacting = broker.transacting
+        held = transacting.find(id_)
+        if held is None or act == "epoch":
+            transacting.begin_epoch(id_, done=None)
+        elif not held.is_open:
+            transacting.begin(held, done=None)
+        elif act == "stage":
+            transacting.stage(held, broker.ensure_topic(topic).partitions[0], number, batch_of(b"t"), done=None)
+        elif act == "offsets":
+            transacting.put_offsets(held, Scope(topic, "g", "m", 1), {number: number}, done=None)
+        elif act == "abort":
+            transacting.abort(held, done=None)
+        else:
+            positions = broker.positions_stored(topic, held.offsets, PositionKind.GROUP, "g")
+            transacting.commit(held, positions, done=None)
+
+    return step
+
+
 STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(produce, NAMES, SMALL, st.integers(-1, 2), st.integers(0, 6), SMALL),
     st.builds(stage_and_publish, NAMES, SMALL, SMALL),
+    st.builds(append_event, st.sampled_from([b"k", b"l"]), st.integers(1, 4)),
+    st.builds(
+        transact, NAMES, NAMES, st.sampled_from(["epoch", "stage", "offsets", "abort", "commit", "commit"]), SMALL
+    ),
     NAMES.map(lambda name: lambda broker: broker.create_topic(TopicName("default", name))),
     NAMES.map(lambda name: lambda broker: broker.delete_topic(broker.topic(name))),
     NAMES.map(lambda name: lambda broker: broker.purge_topic(broker.topic(name))),

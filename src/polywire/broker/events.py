@@ -7,6 +7,7 @@ by place, never by scanning. Must not know: wires.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from typing import Final
 
 from polywire.broker import changes
@@ -74,10 +75,7 @@ class Events:
             return max(first_version, 1), array("q")
         start = max(first_version - found.first_version, 0)
         offsets = found.offsets[start:]
-        first_offset = partition.log.first_offset
-        gone = 0
-        while gone < len(offsets) and offsets[gone] < first_offset:
-            gone += 1
+        gone = bisect_left(offsets, partition.log.first_offset)
         return found.first_version + start + gone, offsets[gone:]
 
     def snapshot(self, partition: Partition, key: bytes) -> changes.SnapshotSaved | None:

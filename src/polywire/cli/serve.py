@@ -76,6 +76,7 @@ class Tls:
     flux_tls: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire under TLS, or off.")] = "off"
     cursus_tls: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire under TLS, or off.")] = "off"
     iggy_tls: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire under TLS, or off.")] = "off"
+    kafka07_tls: Annotated[str, Parameter(help="HOST:PORT of the Kafka 0.7 wire under TLS, or off.")] = "off"
     polywire_tls: Annotated[str, Parameter(help="HOST:PORT of the polywire wire under TLS, or off.")] = "off"
     tls_certificate: Annotated[
         Path | None,
@@ -132,6 +133,12 @@ class Wires:
     """What single wires offer."""
 
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    kafka07_zookeeper: Annotated[
+        str,
+        Parameter(
+            help="HOST:PORT/chroot of a ZooKeeper where the Kafka 0.7 wire and its topics are registered, or off."
+        ),
+    ] = "off"
     iggy_dialect: Annotated[
         Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr"],
         Parameter(help="Dialect of the Iggy wire by the version that brought it; auto recognises it per connection."),
@@ -157,7 +164,7 @@ def serve(
             iggy=listeners.iggy,
             polywire=listeners.polywire,
             any_wire=listeners.any,
-            tls={wire: getattr(tls, f"{wire}_tls", "off") for wire in WIRES},
+            tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES},
             tls_certificate=tls.tls_certificate,
             tls_key=tls.tls_key,
             tls_client_authority=tls.tls_client_authority,
@@ -170,6 +177,7 @@ def serve(
             slot_bytes=storage.slot_mib * 1024 * 1024,
             idle_poll_us=process.idle_poll_us,
             flux_admin=wires.flux_admin,
+            kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,
         )
     )

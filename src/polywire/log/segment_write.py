@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from polywire.errors import Corrupt, ErrorCode
+from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.gather import (
     INDEX_STRIDE_BYTES,
     RUN_ENTRIES,
@@ -116,7 +116,7 @@ class StoredParts(Iterable[Part]):
         for segment, run in self._runs:
             at, window = run.position, CHUNK_BYTES
             while at < run.stop:
-                chunk = segment.read_past(block, at, min(at + window, run.stop))
+                chunk = self._read(segment, block, at, min(at + window, run.stop))
                 positions, lengths = split_batches(chunk)
                 if not positions and window < BATCH_BYTES_MAX:
                     window = BATCH_BYTES_MAX  # perhaps one batch is larger than a window
@@ -126,12 +126,21 @@ class StoredParts(Iterable[Part]):
                 yield Part(chunk, positions, lengths)
                 at, window = at + end, CHUNK_BYTES
 
+    def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
+        try:
+            return segment.read_past(block, start, stop)
+        except Unavailable as error:  # a bad place on the disk is no reason to stop what does not need it
+            raise self._broken(segment, error.message) from error
+
     def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
         position = first_damaged(chunk) if len(chunk) else 0
         if position >= 0:
-            if self._damaged is not None:
-                self._damaged(segment)
-            raise blob_corrupt(segment.name, f"batch is damaged position={at + position}")
+            raise self._broken(segment, f"batch is damaged position={at + position}")
+
+    def _broken(self, segment: Segment, reason: str) -> Corrupt:
+        if self._damaged is not None:
+            self._damaged(segment)
+        return blob_corrupt(segment.name, reason)
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:

@@ -78,6 +78,7 @@ class ServeConfig:
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
+    kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
     iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
 
@@ -105,6 +106,7 @@ class ServeConfig:
     idle_poll_us: int = 100
     flux_admin: bool = True
     flux_strict_leaders: bool = False
+    kafka07_zookeeper: str = OFF
     iggy_dialect: str = "auto"
 
     def log_settings(self) -> LogSettings:

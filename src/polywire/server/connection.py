@@ -123,7 +123,9 @@ class Hub:
             ]
             if not others:
                 raise PeerError(f"no memory for a longer request bytes={size}", fatal=True)
-            min(others, key=_seen_tick).abort("receive memory is short, this request has stood still longest")
+            slowest = min(others, key=_seen_tick)
+            slowest.abort("receive memory is short, this request has stood still longest")
+            slowest.give_buffer()
 
     def check_backlog(self) -> None:
         """Close the connection whose answers have waited longest while all of them together wait for too much."""
@@ -247,8 +249,8 @@ class Connection(asyncio.BufferedProtocol):
     def _make_room(self, size: int) -> None:
         try:
             self._hub.make_room(size, self)
-        except PeerError as error:
-            self.abort(error.message)
+        except PeerError as error:  # uvloop is about to read: ending the transport here would end the process
+            asyncio.get_running_loop().call_soon(self.abort, error.message)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
@@ -292,7 +294,12 @@ class Connection(asyncio.BufferedProtocol):
         if session is not None:
             session.close()
         self._release()
+        self.give_buffer()
+
+    def give_buffer(self) -> None:
+        """Have nothing received any more: the transport has ended, or will without another read."""
         self._view = memoryview(b"")
+        self._start = self._end = 0
         if self._buffer is not None:
             self._hub.arena.give(self._buffer)
             self._buffer = None

@@ -34,12 +34,13 @@ from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
-from polywire.server.config import ServeConfig, parse_address
+from polywire.server.config import OFF, ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.tls import server_tls
 from polywire.server.users import read_users
+from polywire.server.zookeeper import Registration
 from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
@@ -80,6 +81,7 @@ async def serve(config: ServeConfig) -> int:
         factories = _factories(broker, config)
         tls = server_tls(config)
         listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires(), tls=tls)
+        server.registration = _registration(config, listeners)
     except BrokerError:
         broker.close()
         raise
@@ -94,13 +96,14 @@ class Server:
     Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
     """
 
-    __slots__ = ("_config", "_exit_code", "_loop", "_stopping")
+    __slots__ = ("_config", "_exit_code", "_loop", "_stopping", "registration")
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
+        self.registration: Registration | None = None
 
     def open_broker(self) -> Broker:
         """Recover the data directory. Raises BrokerError."""
@@ -137,8 +140,10 @@ class Server:
         """Serve until stopped, then drain; returns the exit code."""
         gc.collect()
         gc.freeze()  # what start-up made lives for ever: looking at it again costs milliseconds
-        sweeper = asyncio.create_task(_sweep(hub))
+        sweeper = asyncio.create_task(_sweep(hub, broker, self.registration))
         await self._stopping.wait()
+        if self.registration is not None:
+            await asyncio.to_thread(self.registration.stop)
         close_listeners(listeners)
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
@@ -151,10 +156,22 @@ class Server:
         return self._exit_code
 
 
-async def _sweep(hub: Hub) -> None:
+async def _sweep(hub: Hub, broker: Broker, registration: Registration | None) -> None:
     while True:
+        if registration is not None:
+            registration.update(broker.topics())
         await asyncio.sleep(SWEEP_S)
         hub.sweep()
+
+
+def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registration | None:
+    """Where the Kafka 0.7 wire is told to listen, begun. Raises Invalid."""
+    places = [listener.address for listener in listeners if listener.name == "kafka07"]
+    if config.kafka07_zookeeper == OFF or not places:
+        return None
+    registration = Registration(config.kafka07_zookeeper, places[0])
+    registration.start()
+    return registration
 
 
 async def drain(hub: Hub, timeout_s: float) -> None:

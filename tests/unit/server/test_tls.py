@@ -24,7 +24,7 @@ from polywire.records.rows import from_records
 from polywire.server.config import ServeConfig
 from polywire.server.tls import is_hello, server_context
 from polywire.types import Level
-from tests.broker_process import BrokerProcess
+from tests.broker_process import WIRES, BrokerProcess
 
 pytestmark = pytest.mark.skipif(
     which("openssl") is None, reason="TLS was NOT tried: no openssl to make a certificate with"
@@ -76,7 +76,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
     """Every wire both ways, and the port of all of them."""
     options = ["--any", "127.0.0.1:0", "--tls-certificate", certificates.path("server")]
     options += ["--tls-key", certificates.path("server", "key")]
-    for wire in ("flux", "cursus", "polywire"):
+    for wire in WIRES:
         options += [f"--{wire}-tls", "127.0.0.1:0"]
     with BrokerProcess(tmp_path_factory.mktemp("broker") / "data", *options) as running:
         yield running
@@ -94,8 +94,15 @@ def trusted(monkeypatch: pytest.MonkeyPatch, certificates: Certificates) -> None
     monkeypatch.setenv("SSL_CERT_FILE", certificates.path("authority"))
 
 
+async def create_topic(broker: BrokerProcess, topic: str) -> None:
+    """Over the wire that can do everything."""
+    client = await connect.connect(broker.url("polywire"))
+    await client.create_topic(topic, 1)
+    await client.close()
+
+
 @pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("wire", ["flux", "cursus", "polywire"])
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("port", ["own", "any"])
 def test_every_wire_under_tls(broker: BrokerProcess, wire: str, port: str) -> None:
     async def work() -> None:
@@ -104,7 +111,7 @@ def test_every_wire_under_tls(broker: BrokerProcess, wire: str, port: str) -> No
         client = await connect.connect(f"{wire}+tls://{host}:{number}")
         plain = await connect.connect(f"{wire}://{plain_host}:{plain_number}")
         topic = f"{wire}-{port}"
-        await client.create_topic(topic, 1)
+        await create_topic(broker, topic)
         for number in range(3):
             await client.produce(topic, [Record(b"under-tls-%d" % number, b"k")])
             await plain.produce(topic, [Record(b"plain-%d" % number, b"k")])

@@ -295,3 +295,19 @@ def test_what_users_of_another_dialect_see() -> None:
     old.classic(38, b"\x04iggy\x04iggy\x05\x00\x00\x000.8.0\x00\x00\x00\x00")
     status, body = old.classic(100, POLL)
     assert (status, body[16:].endswith(b"hello")) == (0, True)
+
+
+def test_the_catalogue_of_options(peer: Dialogue) -> None:
+    status, body = peer.headered(2, b"\x01", code=13)
+    assert (status, int.from_bytes(body[:4], "little")) == (0, 10)
+    assert body[4:].startswith(b"\x15compression_algorithm\x02\x04\x00\x00\x00none")
+    assert peer.headered(2, b"\x02", code=13) == (0, bytes(4))
+    assert peer.headered(2, b"\x09", code=13) == (3, b"")
+
+
+def test_a_repeat_behind_a_send_is_still_a_repeat(peer: Dialogue) -> None:
+    create = headered(128, b"\x05other", number=3)
+    first = peer.ask(create)
+    peer.feed(headered(160, SEND, number=4) + create)
+    peer.pass_by()
+    assert peer.take().endswith(first)

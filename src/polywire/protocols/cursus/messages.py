@@ -214,7 +214,15 @@ def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> 
 def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None) -> Request:
     words = tuple(arguments.removesuffix(_MESSAGE.decode()).split())
     options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
+    _check_text(options)
     return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, envelope)
+
+
+def _check_text(options: Mapping[str, str]) -> None:
+    """Names must be text, which other wires have to spell; keys may be any bytes. Raises Refused."""
+    for key, value in options.items():
+        if key != "key" and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise Refused("decode_failed", f"reason={quote('an argument is not valid UTF-8')}")
 
 
 def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None) -> Request:
@@ -227,6 +235,7 @@ def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: 
     arguments = decoded(after)
     words = tuple(arguments.split())
     options = dict(zip(POSITIONS[name], words, strict=False))
+    _check_text(options)
     return Request(name, dialect, text, arguments, words, options, message, envelope)
 
 

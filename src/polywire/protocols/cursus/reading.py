@@ -69,7 +69,9 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
     if wait_ms is None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
     number = partition_number(options["partition"])
-    Consuming(session, request, places, number, batch_size(request)).begin(min(max(wait_ms, 0), WAIT_MS_MAX))
+    wait_ms = min(max(wait_ms, 0), WAIT_MS_MAX)
+    consuming = Consuming(session, request, places, number, batch_size(request), waits=wait_ms > 0)
+    consuming.begin(wait_ms)
     return None
 
 
@@ -113,14 +115,22 @@ class Consuming:
     )
 
     def __init__(
-        self, session: CursusSession, request: Request, places: Sequence[Place], number: int, records_max: int
+        self,
+        session: CursusSession,
+        request: Request,
+        places: Sequence[Place],
+        number: int,
+        records_max: int,
+        *,
+        waits: bool,
     ) -> None:
+        """waits: whether it may take long; then it holds up neither batches behind it nor the end of the broker."""
         self._session = session
         self._topic = request.options["topic"]
         self._places = places
         self._number = number
         self._records_max = records_max
-        self._answer: Answer = session.later(request.dialect, blocking=True)
+        self._answer: Answer = session.later(request.dialect, blocking=not waits)
         self._answer.cancel = self._stop
         self._open: deque[Place] = deque()
         self._filling: Filling | None = None

@@ -23,6 +23,7 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.state import Operation
 from polywire.types import KeyHash, Level, PositionKind
 
+FENCED: Final = "producer_fenced"
 _SEQUENCE_MAX: Final = 2**63 - 1
 _LIST_FAULTS: Final = frozenset(
     {"invalid_batch_commit_entry", "invalid_partition", "invalid_offset", "duplicate_partition"}
@@ -61,12 +62,17 @@ class Asked:
         return cls(session, request, name, epoch)
 
     def transactor(self, failure: str) -> Transactor:
-        """The transactor, if it is still this one. Raises Refused ``transaction_not_found``, or ``failure`` for one that was fenced."""
+        """The transactor, if it is still this one.
+
+        Raises Refused ``transaction_not_found``, or ``failure`` for one that was fenced, with the word by which clients know it.
+        """
         found = _find(self.session, self.name)
         producer = self.request.options["producerId"]
         if self.epoch != found.epoch:
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
-            raise Refused(failure, f"reason={quote(f'producer fenced {facts}')}")
+            if failure == FENCED:
+                raise Refused(FENCED, facts)
+            raise Refused(failure, f"reason={quote(f'producer fenced {facts}')} hint={FENCED}")
         if producer != producer_of(self.name):
             facts = f"transactional_id={self.name} expected={producer_of(self.name)} got={producer}"
             raise Refused(failure, f"reason={quote(f'producer mismatch {facts}')}")
@@ -174,12 +180,12 @@ def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     pairs = _pairs(request, place)
     transactor = asked.opened("transaction_offsets_failed")
     scope = Scope(place.topic, place.group, place.member, -1 if place.generation is None else place.generation)
+    _check(place, pairs)
     if transactor.offsets and transactor.scope != scope:
         reason = (
             f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={transactor.scope.topic}"
         )
         raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
-    _check(place, pairs)
     for partition, offset in pairs.items():
         staged = transactor.offsets.get(partition, offset)
         if offset < staged:
@@ -239,7 +245,7 @@ def end(session: CursusSession, request: Request, /) -> Reply | None:
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
         raise Refused("invalid_transaction_result", f"value={request.options['result']}")
-    transactor = asked.transactor("transaction_commit_failed" if result == "commit" else "transaction_abort_failed")
+    transactor = asked.transactor(FENCED)
     if result == "abort":
         return _abort(asked, transactor)
     if transactor.state is TransactionState.ABORTED:

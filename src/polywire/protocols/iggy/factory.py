@@ -20,6 +20,7 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.GET_STATS: Command(system.get_stats),
     Code.GET_SNAPSHOT: Command(system.refuse),
     Code.GET_CLUSTER: Command(system.get_cluster),
+    Code.DESCRIBE_OPTIONS: Command(system.describe_options),
     Code.GET_ME: Command(system.get_me),
     Code.GET_CLIENT: Command(system.get_client),
     Code.GET_CLIENTS: Command(system.get_clients),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.protocols.iggy import errors
-from polywire.protocols.iggy.messages import U32, U64, Refused
+from polywire.protocols.iggy.messages import U32, U64, Refused, str32_bytes
 
 ENTRIES_MAX: Final = 1024
 BYTES_MAX: Final = 100_000
@@ -19,20 +19,25 @@ _TEXT: Final = 2
 _U64: Final = 12
 _COMPRESSIONS: Final = {b"none": 1, b"gzip": 2}
 _NEVER: Final = 2**64 - 1
-_KNOWN: Final = frozenset(
-    (
-        b"compression_algorithm",
-        b"message_expiry",
-        b"max_topic_size",
-        b"segment_size",
-        b"durability",
-        b"consumer_offset_durability",
-        b"enforce_fsync",
-        b"messages_required_to_save",
-        b"size_of_messages_required_to_save",
-        b"preallocate_segments",
-    )
-)
+_BOOL: Final = 3
+_U32: Final = 11
+# What a topic may be given: kind and default as the wire has them, and what the broker makes of it.
+_KNOWN: Final = {
+    b"compression_algorithm": (_TEXT, b"none", "none or gzip; kept and told again"),
+    b"message_expiry": (
+        _U64,
+        U64.pack(_NEVER),
+        "microseconds, or a text like 7 days; records that are older are removed",
+    ),
+    b"max_topic_size": (_U64, U64.pack(_NEVER), "bytes, or a text like 10 GB; divided among the partitions"),
+    b"segment_size": (_U64, U64.pack(1 << 30), "kept and told again; the broker sizes its segments itself"),
+    b"durability": (_TEXT, b"replicated", "kept and told again; the broker's own durability counts"),
+    b"consumer_offset_durability": (_TEXT, b"replicated", "kept and told again"),
+    b"enforce_fsync": (_BOOL, b"\0", "kept and told again; the broker's own durability counts"),
+    b"messages_required_to_save": (_U32, U32.pack(1024), "kept and told again; every send is written at once"),
+    b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "kept and told again"),
+    b"preallocate_segments": (_BOOL, b"\0", "kept and told again"),
+}
 _DURATION: Final = re.compile(r"(\d+)\s*([a-z]*)")
 _SECOND_US: Final = 1_000_000
 _DURATIONS: Final = {
@@ -62,6 +67,14 @@ _SIZES: Final = {
     "gib": 1024**3,
     "tib": 1024**4,
 }
+
+
+def described() -> bytes:
+    """The catalogue of a topic's options."""
+    body = U32.pack(len(_KNOWN))
+    for key, (kind, default, meaning) in _KNOWN.items():
+        body += bytes((len(key),)) + key + bytes((kind,)) + U32.pack(len(default)) + default + str32_bytes(meaning)
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 def topic_options(block: bytes) -> TopicOptions:
     """What a topic's options ask for. Raises Refused 4041 for a key nobody knows, 4042, 4043."""
     found = parse_options(block)
-    if not found.keys() <= _KNOWN:
+    if not found.keys() <= _KNOWN.keys():
         raise Refused(errors.UNKNOWN_OPTION)
     compression = None
     if b"compression_algorithm" in found:

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.protocols.iggy.shared import Shared
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # dossier §2.7
+FRAME_BYTES_MAX: Final = (
+    32 * 1024 * 1024 - 4096
+)  # what one receive buffer holds; no batch that can be stored comes in more
+GROWTH_BYTES_MIN: Final = (
+    1024 * 1024
+)  # a frame's announced length is believed so far, and four times what has come of it
 REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repeats (dossier §8.3)
 REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
@@ -119,11 +124,13 @@ class IggySession:
         "_closed",
         "_commands",
         "_ending",
+        "_finished",
         "_held",
         "_output",
         "_piling",
         "_receiving",
         "_replays",
+        "_rest",
         "_resume",
         "_timer",
         "_wanted",
@@ -164,6 +171,8 @@ class IggySession:
         self._held = False
         self._receiving = False
         self._ending = False
+        self._finished = False
+        self._rest = b""
         self._closed = False
         self._yielding = False
 
@@ -185,7 +194,7 @@ class IggySession:
         return self._output.local
 
     def wanted(self) -> int:
-        """Bytes of the frame that is not whole yet."""
+        """Bytes worth making room for: never more than four times what has come, whatever length was announced."""
         return self._wanted
 
     def paused(self) -> bool:
@@ -219,7 +228,7 @@ class IggySession:
         while at < stop and not self._ending:
             size = self._frame_bytes(data[at:])
             if size == 0 or size > stop - at:
-                self._wanted = size
+                self._wanted = min(size, max(GROWTH_BYTES_MIN, 4 * (stop - at)))
                 break
             self._wanted = 0
             if not self._take(data[at : at + size]):
@@ -279,16 +288,26 @@ class IggySession:
         if self.principal is None and head.operation != vsr.LOG_OUT:
             self._place(head, D3).evict(vsr.EVICT_NO_LOGIN)
             return True
-        return self._replay(head) or self._carry(code, body, head)
+        if head.has_result and head.operation < vsr.SEND:
+            if not self._settled():
+                return False
+            if self._replay(head):
+                return True
+        return self._carry(code, body, head)
+
+    def _settled(self) -> bool:
+        """Whether everything asked before is answered; what still is not makes the next request wait."""
+        if self._answers:
+            self.broker.commit()
+        if self._answers:
+            self._piling = False
+        return not self._answers
 
     def _carry(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
         command = self._commands.get(code)
         piled = command is not None and command.piled
-        if self._answers and not piled:
-            self.broker.commit()
-            if self._answers:
-                self._piling = False
-                return False
+        if not piled and not self._settled():
+            return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
         answer = self._place(head, dialect)
         self._piling = piled
@@ -319,10 +338,8 @@ class IggySession:
 
     def _replay(self, head: vsr.Head) -> bool:
         """Answer a repeated state-changing request of D3 as before (dossier §8.3)."""
-        kept = self._replays.get(head.number) if head.has_result and head.operation < vsr.SEND else None
+        kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
-            return False
-        if self._answers:
             return False
         self._output.write(kept[1])
         return True
@@ -374,7 +391,7 @@ class IggySession:
             self._send(answers.popleft())
         if not answers:
             self._piling = True
-        if self._held or self._ending:
+        if self._held or self._ending or self._finished:
             self._go_on()
 
     def _send(self, answer: Answer) -> None:
@@ -425,10 +442,15 @@ class IggySession:
         """Take up what had to wait, unless it still must; never from inside ``receive``."""
         if self._receiving or self._closed or self._waits():
             return
-        if self._held:
+        if self._finished:
+            try:
+                self._take_rest()
+            except PeerError:
+                self._output.close()
+        elif self._held:
             self._held = False
             self._resume()
-        if self._ending and not self._answers:
+        elif self._ending and not self._answers:
             self._output.close()
 
     # The end
@@ -438,10 +460,20 @@ class IggySession:
         self._go_on()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; a request that is not whole is none."""
-        del data
-        self._ending = True
-        if not self._answers:
+        """The peer is done; a request that is not whole is none, whole ones that had to wait are still answered."""
+        self._rest = bytes(data)
+        self._finished = True
+        self._take_rest()
+
+    def _take_rest(self) -> None:
+        """Carry out what was left when the peer finished, as far as it goes now; once all is answered, nothing more comes."""
+        if self._rest and not self._ending and not self._waits():
+            rest, self._rest = self._rest, b""
+            taken = self.receive(memoryview(rest))
+            self._rest = rest[taken:] if self._waits() else b""
+        if not self._rest:
+            self._ending = True
+        if self._ending and not self._answers:
             self._output.close()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes, str32_bytes
+from polywire.protocols.iggy.options import described
 from polywire.protocols.iggy.records import bytes_of, messages_of
 from polywire.protocols.iggy.session import Answer, IggySession
 
@@ -100,8 +101,8 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     if words is not None:
         try:
             session.broker.access.log_in(words[0], words[1], lambda who: _told(session, answer, who))
-        except BrokerError:
-            answer.evict(vsr.EVICT_CREDENTIALS)
+        except BrokerError:  # too many at once: the client may come back
+            answer.evict(vsr.EVICT_BUSY)
         return
     reader.at = at
     token = _exactly(reader, lambda: (reader.name(), reader.str32()))
@@ -264,6 +265,15 @@ def _bytes_moved() -> tuple[int, int]:
     except OSError:
         return 0, 0
     return int(counts["rchar"]), int(counts["wchar"])
+
+
+def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """DESCRIBE_OPTIONS: what a topic may be given; streams and users have none."""
+    del session, answer
+    scope = reader.u8()
+    if scope not in (1, 2, 3):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return described() if scope == 1 else U32.pack(0)
 
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:

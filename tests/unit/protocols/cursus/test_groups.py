@@ -258,6 +258,17 @@ def test_commits_keep_a_member_alive(peer: Dialogue) -> None:
     )
 
 
+def test_names_that_are_no_text_are_refused_and_keys_are_not() -> None:
+    peer = World().connect()
+    peer.ask("CREATE topic=ev partitions=1 event_sourcing=true")
+    refused = 'ERROR: decode_failed reason="an argument is not valid UTF-8"'
+    for text in (b"COMMIT \xff g 0 5", b"CREATE topic=x read_acl=\xff", b"AUTH principal=\xff token=t"):
+        assert peer.ask(text) == refused
+    assert peer.ask(b"APPEND_STREAM topic=ev key=k version=1 event_type=\xff message=x") == refused
+    assert peer.ask(b"APPEND_STREAM topic=ev key=\xff version=1 message=\xfe").startswith("OK version=1")
+    assert peer.ask(b"STREAM_VERSION topic=ev key=\xff") == "OK version=1"
+
+
 def test_groups_outlive_a_restart(peer: Dialogue) -> None:
     a, _, _ = joined(peer, "A")
     peer.ask("REGISTER_GROUP topic=g1 group=RG")

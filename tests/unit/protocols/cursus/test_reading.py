@@ -97,6 +97,19 @@ def test_a_long_poll_ends_with_records_or_with_time() -> None:
     assert unpack(peer.take()[0])[2] == []
 
 
+def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
+    _, peer = filled(1)
+    peer.feed(
+        frame(b"CONSUME topic=c1 partition=1 offset=0 member=m wait_ms=1000") + frame(batch("c1", 1, messages(1)))
+    )
+    assert not peer.session.paused(), "a stop of the broker does not wait for a long poll"
+    peer.feed(frame(b"LIST"))
+    peer.pass_by()
+    read, acknowledged, listed = peer.take()
+    assert unpack(read)[2] == [(0, 1, b"v1")]
+    assert (acknowledged[:14], listed) == (b'{"status":"OK"', b"OK count=1 topics=c1")
+
+
 def test_a_pattern_reads_all_its_topics() -> None:
     _, peer = filled(1)
     peer.ask("CREATE topic=c2 partitions=1")

@@ -104,11 +104,12 @@ def test_a_new_epoch_fences_the_old_one_and_aborts_what_it_left(peer: Dialogue) 
     begin(peer)
     publish(peer, 1, "lost")
     init(peer, epoch=1)
-    fenced = f'reason="producer fenced {T1} current_epoch=1 requested_epoch=0"'
+    epochs = f"{T1} current_epoch=1 requested_epoch=0"
+    fenced = f'reason="producer fenced {epochs}" hint=producer_fenced'
     assert publish(peer, 2, "late") == f"ERROR: transaction_publish_failed {fenced}"
     assert peer.ask(f"BEGIN_TXN {who()}") == f"ERROR: transaction_begin_failed {fenced}"
-    assert peer.ask(f"END_TXN {who()}") == f"ERROR: transaction_commit_failed {fenced}"
-    assert peer.ask(f"END_TXN {who()} result=abort") == f"ERROR: transaction_abort_failed {fenced}"
+    assert peer.ask(f"END_TXN {who()}") == f"ERROR: producer_fenced {epochs}"
+    assert peer.ask(f"END_TXN {who()} result=abort") == f"ERROR: producer_fenced {epochs}"
     begin(peer, epoch=1)
     publish(peer, 1, "new", epoch=1)
     assert peer.ask(f"END_TXN {who(1)}").startswith("OK")
@@ -168,10 +169,13 @@ def test_offsets_are_committed_with_the_records(peer: Dialogue) -> None:
         (f"{scope} P0", 'invalid_txn_offsets reason="invalid_batch_commit_entry entry=\\"P0\\""'),
         (f"{scope} P9:1", f"NOT_OWNER partition=9 member={a} group=G generation=1"),
         (f"{scope} P0:6", f'transaction_offsets_failed reason="{regression}"'),
-        (f"topic=tx group=G member=zz generation={generation} P0:9",
-         'transaction_offsets_failed reason="transaction T1 holds offsets of group=G topic=tx"'),
-    ):  # fmt: skip
+        (f"topic=tx group=G member=zz generation={generation} P0:9", "member_not_found member=zz group=G"),
+    ):
         assert peer.ask(f"{send} {rest}") == f"ERROR: {answer}", rest
+    words = peer.ask("JOIN_GROUP topic=tx group=H member=A").split()
+    other = f"topic=tx group=H {words[2]} {words[1]} P0:9"
+    holds = 'reason="transaction T1 holds offsets of group=G topic=tx"'
+    assert peer.ask(f"{send} {other}") == f"ERROR: transaction_offsets_failed {holds}"
     assert peer.ask(f"END_TXN {who()}") == f"OK {T1} state=committed messages=1 offsets=2"
     assert peer.ask("FETCH_OFFSET topic=tx partition=0 group=G") == "OK offset=7"
     assert peer.ask("FETCH_OFFSET topic=tx partition=1 group=G") == "OK offset=2"

@@ -104,7 +104,8 @@ class Dialogue:
 
     def finish(self) -> None:
         """The peer closes its side."""
-        self.session.finish(memoryview(b""))
+        rest, self._pending = self._pending, b""
+        self.session.finish(memoryview(rest))
         self.pass_by()
 
     def take(self) -> bytes:

@@ -84,6 +84,24 @@ def test_ten_requests_in_one_write(peer: Dialogue) -> None:
     assert values(asking.read_polled(answer[80:])) == [b"%d" % number for number in range(9)]
 
 
+def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) -> None:
+    creations = b"".join(
+        request(Code.CREATE_STREAM, U32.pack(number) + name(f"later-{number}")) for number in range(2, 6)
+    )
+    peer.feed(creations + request(Code.GET_STREAMS) + request(Code.PING)[:5])
+    assert not peer.sent, "a change is answered once it is synced"
+    peer.finish()
+    assert peer.closed
+    answer = peer.take()
+    assert answer[:32] == bytes(32)
+    assert len(asking.read_streams(answer[40:])) == 5
+
+
+def test_a_peer_that_finishes_with_nothing_is_gone(peer: Dialogue) -> None:
+    peer.finish()
+    assert peer.closed
+
+
 @pytest.mark.parametrize("code", [0, 38, 204, 304, 999])
 def test_an_unknown_code_leaves_the_connection(peer: Dialogue, code: int) -> None:
     if code == 38:
@@ -94,7 +112,7 @@ def test_an_unknown_code_leaves_the_connection(peer: Dialogue, code: int) -> Non
 
 
 def test_a_frame_over_the_limit_is_answered_and_ends(peer: Dialogue) -> None:
-    peer.feed(U32.pack(64 * 1024 * 1024 + 1) + U32.pack(Code.SEND))
+    peer.feed(U32.pack(32 * 1024 * 1024) + U32.pack(Code.SEND))
     assert peer.take() == U32.pack(4022) + bytes(4)
     assert peer.closed
 

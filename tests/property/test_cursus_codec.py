@@ -1,0 +1,59 @@
+"""Batches of the Cursus wire, there and back: any messages, through the codec, a stored batch and the codec again."""
+
+from __future__ import annotations
+
+from array import array
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from polywire.client.cursus_replies import decode_batch, encode_batch
+from polywire.protocols.cursus import codec
+from polywire.protocols.cursus.messages import PREFIX_BYTES
+from polywire.records.columns import Event, Record
+from tests.unit.protocols.cursus.dialogue import World
+
+events = st.none() | st.builds(
+    Event,
+    type=st.text(min_size=1, max_size=8),
+    schema_version=st.integers(0, 2**32 - 1),
+    aggregate_version=st.integers(0, 2**63 - 1),
+    metadata=st.none() | st.binary(min_size=1, max_size=8),
+)
+records = st.builds(
+    Record,
+    value=st.binary(max_size=300),
+    key=st.none() | st.binary(min_size=1, max_size=20),
+    event=events,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(records, min_size=1, max_size=20), st.data())
+def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject) -> None:
+    peer = World().connect()
+    peer.ask("CREATE topic=t partitions=1")
+    assert peer.exchange(encode_batch("t", 0, "1", sent))[0].startswith(b'{"status":"OK"')
+    start = data.draw(st.integers(0, len(sent)))
+    most = data.draw(st.integers(1, 25))
+    (reply,) = peer.exchange(f"CONSUME topic=t partition=0 offset={start} member=m batch={most}".encode())
+    found = decode_batch(reply)
+    assert [record.offset for record in found] == list(range(start, min(start + most, len(sent))))
+    for record in found:
+        original = sent[record.offset]
+        assert (record.value, record.key, record.event) == (original.value, original.key, original.event)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(records, min_size=1, max_size=4), st.data())
+def test_a_batch_that_was_cut_fits_no_layout_beyond_its_end(sent: list[Record], data: st.DataObject) -> None:
+    body = encode_batch("topic", 3, "all", sent)
+    cut = body[: data.draw(st.integers(PREFIX_BYTES + 2, len(body) - 1))]
+    room = len(body) // codec.MESSAGE_BYTES_MIN + 1
+    head, spans = array("q", bytes(8 * codec.HEAD_WORDS)), array("q", bytes(32 * room))
+    details = array("q", bytes(8 * codec.DETAIL_WORDS * room))
+    assert codec.scan(cut, codec.MODERN, head, spans, details) < 0
+    assert codec.scan(body, codec.MODERN, head, spans, details) == 0
+    assert head[codec.COUNT] == len(sent)
+    assert head[codec.END] == len(body)
+    assert head[codec.PAYLOAD_BYTES] == sum(len(record.value or b"") for record in sent)
