@@ -157,7 +157,7 @@ def run_all(soak: Soak, broker: BrokerProcess, master: str) -> None:
     try:
         while driver.poll() != 0:
             time.sleep(POLL_S)
-            if driver.poll() is not None:
+            if driver.poll() not in (None, 0):
                 driver = start_driver(soak, broker, master)
             if not waiting and all(one.poll() == 0 for one in producers):
                 (soak.directory / PRODUCED).touch()
