@@ -1,6 +1,6 @@
 """Polling before sleeping: for a moment after bytes came, the loop looks for more instead of letting the processor sleep (decision 0008).
 
-Promises: no polling unless bytes have lately come quicker than the limit, and never for longer than it without bytes.
+Promises: no polling unless bytes have lately come quicker than three times the limit, and never for longer than it without bytes.
 Must not know: connections, wires.
 """
 
@@ -12,6 +12,7 @@ from polywire.clock import Clock
 from polywire.log.base import Loop
 
 PAUSES_AVERAGED: Final = 8  # a burst of that many quick requests is enough to begin, a few slow ones to end
+QUICK: Final = 3  # limits: until polling begins, a pause has two wake-ups in it, each as long as the rest of a round trip
 
 
 class IdlePoll:
@@ -27,7 +28,7 @@ class IdlePoll:
         self._loop = loop
         self._clock = clock
         self._limit_s = limit_us / 1e6
-        self._pause_s = 4 * self._limit_s
+        self._pause_s = 2 * QUICK * self._limit_s
         """Average time from bytes to bytes, so far."""
         self._last = 0.0
         self._end = 0.0
@@ -37,9 +38,9 @@ class IdlePoll:
         """Bytes came and were handled."""
         limit_s = self._limit_s
         now = self._clock.monotonic()
-        self._pause_s += (min(now - self._last, 4 * limit_s) - self._pause_s) / PAUSES_AVERAGED
+        self._pause_s += (min(now - self._last, 2 * QUICK * limit_s) - self._pause_s) / PAUSES_AVERAGED
         self._last = now
-        if self._pause_s < limit_s:
+        if self._pause_s < QUICK * limit_s:
             self._end = now + limit_s
             if not self._polling:
                 self._polling = True
