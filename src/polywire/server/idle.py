@@ -12,9 +12,7 @@ from polywire.clock import Clock
 from polywire.log.base import Loop
 
 PAUSES_AVERAGED: Final = 8  # a burst of that many quick requests is enough to begin, a few slow ones to end
-QUICK: Final = (
-    3  # limits: until polling begins, a pause has two wake-ups in it, each as long as the rest of a round trip
-)
+QUICK: Final = 3  # times the limit: until polling begins, every pause has two wake-ups in it
 
 
 class IdlePoll:
