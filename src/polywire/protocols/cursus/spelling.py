@@ -250,33 +250,7 @@ def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     state: PUT_WORDS numbers as named above; POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and what room is left are moved on.
     Returns DONE, FULL, COMPRESSED, or the bytes of room that the next record needs. Raises ValueError for bytes that are no batches.
     """
-    source: Lent = lend(chunk)
-    numbers: Lent = lend_writable(state)
-    target: Lent = lend_writable(out)
-    code: cython.Py_ssize_t = 0
-    batch: cython.Py_ssize_t
-    length: cython.Py_ssize_t
-    if numbers.size < 88 or load_i64(numbers.p, 32) < 0 or load_i64(numbers.p, 40) < 0 or load_i64(numbers.p, 48) < 0:
-        raise ValueError("state does not fit")
-    if cython.compiled:
-        places = cython.declare(cython.longlong[54])
-    else:
-        places = [0] * 54
-    while load_i64(numbers.p, 32) < source.size:
-        batch = load_i64(numbers.p, 32)
-        if source.size - batch >= 104 and load_u32(source.p, batch + 8) & 6:
-            return COMPRESSED
-        length = fill_layout(source.p, batch, source.size, places)
-        if length < 0 or places[1] != 4 * load_u32(source.p, batch + 28) + 4:
-            raise ValueError(f"no readable batch position={batch}")
-        code = _put_rows(source.p, places, batch, numbers.p, target.p, target.size)
-        if code < 0:
-            raise ValueError(f"no readable record position={batch}")
-        if code > 0:
-            return code
-        store_i64(numbers.p, 32, batch + length)
-        store_i64(numbers.p, 40, 0)
-    return DONE
+    return _put_chunk(chunk, state, out, alone=False)
 
 
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
@@ -284,6 +258,11 @@ def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 
     state and result: as ``put`` has them; ROOM counts bytes of ``out`` that may still be written, one value always is.
     """
+    return _put_chunk(chunk, state, out, alone=True)
+
+
+def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> int:
+    """Both of them. alone: each value in a frame of its own."""
     source: Lent = lend(chunk)
     numbers: Lent = lend_writable(state)
     target: Lent = lend_writable(out)
@@ -303,7 +282,10 @@ def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
         length = fill_layout(source.p, batch, source.size, places)
         if length < 0 or places[1] != 4 * load_u32(source.p, batch + 28) + 4:
             raise ValueError(f"no readable batch position={batch}")
-        code = _put_value_rows(source.p, places, batch, numbers.p, target.p, target.size)
+        if alone:
+            code = _put_value_rows(source.p, places, batch, numbers.p, target.p, target.size)
+        else:
+            code = _put_rows(source.p, places, batch, numbers.p, target.p, target.size)
         if code < 0:
             raise ValueError(f"no readable record position={batch}")
         if code > 0:
