@@ -477,7 +477,6 @@ class FileLog:
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
         if self._write_apart():
             self._name(sealed_content(new, removed), sequence, done)
-            self._rests_on = self._sequence
 
     def _write_apart(self) -> bool:
         """Write the turn, which may be as large as a group can be: the last slot's reserve is for groups of their own. False: no more."""
