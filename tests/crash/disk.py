@@ -48,12 +48,12 @@ class JournalDisk:
         lost = 0
         for path in sorted((directory / "journal").glob("slot-*")):
             known = self._pages.get(((origin or directory) / "journal" / path.name).stat().st_ino, {})
-            with path.open("r+b") as file:
-                content = file.read()
-                for at in range(0, len(content), PAGE):
-                    left = known.get(at, bytes(PAGE))
-                    if content[at : at + PAGE] != left and (keep is None or keep.random() < 0.6):
-                        file.seek(at)
-                        file.write(left)
-                        lost += 1
+            written = path.read_bytes()
+            pages = [written[at : at + PAGE] for at in range(0, len(written), PAGE)]
+            for number, page in enumerate(pages):
+                flushed = known.get(number * PAGE, bytes(PAGE))
+                if page != flushed and (keep is None or keep.random() < 0.6):
+                    pages[number] = flushed
+                    lost += 1
+            path.write_bytes(b"".join(pages))
         return lost

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from polywire.log.partition import FilePartition
 from polywire.types import Level
 from tests.crash.disk import PAGE, JournalDisk
 from tests.crash.journal_writer import PARTITIONS
-from tests.crash.test_rewriting import fill_slots, numbered
+from tests.crash.test_rewriting import copy_at_rest, fill_slots, numbered
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
 KILLS = 10
@@ -125,7 +124,7 @@ def test_slots_are_sealed_without_being_synced(tmp_path: Path, disk: JournalDisk
         assert slot is not None
         assert rig.log.synced_sequence == slot.last
         copy = tmp_path / f"copy-{slots}"
-        shutil.copytree(rig.directory, copy)
+        copy_at_rest(rig.directory, copy)
         lost += disk.lose_power(copy, random.Random(slots) if slots % 2 else None, origin=rig.directory)
         other = Rig(copy, SMALL)
         values = numbered(other.read(other.log.partition(1)))

@@ -250,19 +250,14 @@ class FileLog:
         self._add(Publish(found, change, level, done), size, closing=True)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        known = []
-        for token in dict.fromkeys(tokens):
-            staged = self._history.staging.get(token)
-            if staged is not None and not staged.claimed:
-                known.append(token)
+        found = [self._history.staging.get(token) for token in dict.fromkeys(tokens)]
+        known = [staged for staged in found if staged is not None and not staged.claimed]
         if known:
-            size = ENTRY_BYTES + sum(map(len, known))
+            size = ENTRY_BYTES + sum(len(staged.token) for staged in known)
             self._admit_change(size)
-            for token in known:
-                staged = self._history.staging.get(token)
-                assert staged is not None, "it was there a moment ago"
+            for staged in known:
                 staged.claimed = True
-            self._add(Abandon(known), size, closing=True)
+            self._add(Abandon([staged.token for staged in known]), size, closing=True)
 
     def _add(self, step: Step, size: int, *, closing: bool = False) -> None:
         """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
@@ -488,8 +483,7 @@ class FileLog:
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
         """One group; ``done`` once it and all before it is synced."""
-        told = None if done is None else partial(_told_sealed, done)
-        level = Level.MEMORY if done is None else Level.SYNCED
+        told, level = (None, Level.MEMORY) if done is None else (partial(_told_sealed, done), Level.SYNCED)
         self._add(Entered(EntryKind.SEALED, content, sequence, level, told), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
