@@ -205,7 +205,7 @@ def test_spark_takes_no_python_source_in_its_other_modes(
     stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic).load()
     writer = stream.writeStream.format("console").option("checkpointLocation", str(tmp_path)).outputMode("update")
     with pytest.raises(PySparkException, match=r"continuous|REAL_TIME_MODE"):
-        writer.trigger(**trigger).start().awaitTermination(60)  # type: ignore[call-overload]
+        writer.trigger(**trigger).start().awaitTermination(60)
 
 
 def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
