@@ -275,7 +275,9 @@ class Reader:
         at, room = offset, bytes_max
         number = partition.runs.find_offset(at)
         while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
-            found = self.segment(partition.runs.entry(number)[3]).read_warm(partition.incarnation, at, max(room, 1), end)
+            found = self.segment(partition.runs.entry(number)[3]).read_warm(
+                partition.incarnation, at, max(room, 1), end
+            )
             if found is None and not chunks:
                 return None
             if found is None or (chunks and len(found[0]) > room):

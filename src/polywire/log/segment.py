@@ -245,8 +245,10 @@ class Segment:
         """Positions [start, stop) of the strides that a read from ``offset`` of up to ``bytes_max`` bytes and ``offset_end`` touches: from
         the last index entry at or below the offset. Reads index entries from the store unless they are at hand.
         Raises Missing(OFFSET_OUT_OF_RANGE)."""
-        run = self._checked_run(partition, offset)
-        entries = self._entries()
+        return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
+
+    def _strides(self, run: Run, entries: bytes, offset: int, bytes_max: int, offset_end: int) -> tuple[int, int]:
+        """What ``locate`` says, of index entries that are at hand."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
         reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride behind their entry
@@ -257,33 +259,33 @@ class Segment:
             stop = self._stride(run, entries, max(first, last))[1]
         return start, stop
 
-    def read(
-        self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END
-    ) -> tuple[memoryview, int]:
+    def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Whole batches back to back, and the offset after their last record: the batch that holds ``offset``, then more while they fit
         ``bytes_max`` and begin below ``offset_end``. The view is valid as long as it is held. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
-        return self._read(start, stop, offset, bytes_max, offset_end)
+        return self._read(self.view(start, stop), offset, bytes_max, offset_end)
 
     def read_warm(
         self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END
     ) -> tuple[memoryview, int] | None:
         """What ``read`` returns when it waits for no disk, else None."""
-        if self._cache.get(self.name) is None and self.info.index_count:
+        entries = self._cache.get(self.name) if self.info.index_count else b""
+        if entries is None:
             return None
-        start, stop = self.locate(partition, offset, bytes_max, offset_end)
-        if not self.holds_warm(start, stop):
-            return None
-        return self._read(start, stop, offset, bytes_max, offset_end)
+        start, stop = self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+        try:
+            blob = self._store.open(self.name)
+        except BlobMissing:
+            return None  # who goes on to read it is told
+        return self._read(blob.map()[start:stop], offset, bytes_max, offset_end) if blob.is_warm(start, stop) else None
 
-    def _read(self, start: int, stop: int, offset: int, bytes_max: int, offset_end: int) -> tuple[memoryview, int]:
+    def _read(self, strides: memoryview, offset: int, bytes_max: int, offset_end: int) -> tuple[memoryview, int]:
         """A read of the strides that ``locate`` has found."""
-        chunk = self.view(start, stop)
-        first, end, next_offset = scan_read(chunk, offset, bytes_max, offset_end)
+        first, end, next_offset = scan_read(strides, offset, bytes_max, offset_end)
         if first < 0 or first == end:
-            raise blob_corrupt(self.name, f"batches are broken position={start} offset={offset}")
-        return chunk[first:end], next_offset
+            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
+        return strides[first:end], next_offset
 
     def holds_warm(self, start: int, stop: int) -> bool:
         """Whether touching these bytes of ``view`` waits for no disk."""

@@ -162,7 +162,7 @@ def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
         return zlib.crc32(p[at : at + size])
     end: cython.Py_ssize_t = at + size
     crc: cython.uint = 0xFFFFFFFF
-    if _FOLDS and size >= _FOLD_BYTES_MIN:
+    if cython.compiled and _FOLDS and size >= _FOLD_BYTES_MIN:
         crc = crc32_fold(p + at, size >> 4)
         at += size & ~15
     while at + 16 <= end:
