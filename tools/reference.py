@@ -22,6 +22,7 @@ from polywire.cli import main
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.settings import LogSettings
+from polywire.protocols.cursus.state import CursusSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.errors import CODES, KINDS
@@ -36,7 +37,7 @@ FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
 
 # Sources of rules that only those who write the code can open.
-_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§\d+)\)")
+_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§[\d.]+)\)")
 
 
 def pages() -> dict[str, str]:
@@ -178,6 +179,7 @@ def limits_page() -> Iterator[str]:
         ("A topic", TopicSettings),
         ("The log", LogSettings),
         ("The FLUX wire", FluxSettings),
+        ("The Cursus wire", CursusSettings),
     ):
         yield from ["", f"## {title}", ""]
         meanings = field_meanings(settings)
@@ -199,7 +201,7 @@ def field_meanings(settings: type[Any]) -> Mapping[str, str]:
 def _default(field: Field[Any]) -> str:
     value = field.default_factory() if field.default_factory is not MISSING else field.default
     match value:
-        case None | {}:
+        case None | {} | "":
             return "–"
         case bool():
             return "yes" if value else "no"

@@ -108,6 +108,19 @@ def test_a_topic_that_exists_and_a_name_that_cannot_be(command: Command, topic: 
     assert "code=invalid_partition_count" in command("topic", "create", f"{topic}-b", "-p", "0", code=1).stderr
 
 
+def test_settings_of_a_topic_are_given_and_told(broker: BrokerProcess, command: Command, topic: str) -> None:
+    given = ("--compaction", "--compression", "lz4", "--retention-hours", "1.5", "--retention-mib", "2")
+    kept = "compaction=1 compression=lz4 retention_age_us=5400000000 retention_bytes=2097152"
+    made = command("topic", "create", topic, *given, "--key-hash", "xxh32").stderr
+    assert made == f"created topic={topic} partitions=3 {kept} key_hash=xxh32\n"
+    told = command("topic", "describe", topic).stderr.split()
+    assert {f"topic={topic}", *kept.split(), "key_hash=xxh32"} <= set(told)
+    plain = command("topic", "create", f"{topic}-b", "-a", broker.url("flux")).stderr
+    assert plain == f"created topic={topic}-b partitions=3\n"
+    refused = command("topic", "create", f"{topic}-c", "--compaction", "-a", broker.url("flux"), code=1).stderr
+    assert "settings of a topic are given over the polywire wire only" in refused
+
+
 def test_flux_lists_topics_without_counting_records(broker: BrokerProcess, command: Command, topic: str) -> None:
     address = broker.url("flux")
     command("topic", "create", topic, "-p", "5", "-a", address)

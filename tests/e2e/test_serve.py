@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from polywire.protocols.cursus.compression import algorithm
 from polywire.server.lifecycle import EXIT_OK, EXIT_SECOND_SIGNAL, EXIT_START
 from tests.broker_process import WIRES, BrokerProcess, silenced
 
@@ -62,6 +63,16 @@ def test_one_port_for_every_wire(broker: BrokerProcess) -> None:
     with connect(broker, "any") as peer:
         peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert peer.recv(100) == b""
+
+
+def test_settings_of_the_cursus_wire(tmp_path: Path) -> None:
+    options = ("--cursus-compression", "snappy", "--cursus-dialect", "modern", "--cursus-idle-timeout", "0.5")
+    with BrokerProcess(tmp_path / "data", *options) as broker, connect(broker, "cursus") as peer:
+        body = algorithm("snappy").compress(b"\0\0CREATE topic=t partitions=2")
+        peer.sendall(len(body).to_bytes(4, "big") + body)
+        size = int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big")
+        assert b"partitions=2" in peer.recv(size, socket.MSG_WAITALL)
+        assert peer.recv(1) == b""  # nothing was said for half a second
 
 
 def test_half_closed_connections_get_their_answers(broker: BrokerProcess) -> None:
@@ -131,6 +142,8 @@ def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
         (("--flux", "0.0.0.0:0", *silenced("flux")), "needs --users or --insecure"),
         (silenced(), "nothing to serve"),
         (("--flux", "localhost"), "an address is HOST:PORT or off"),
+        (("--cursus-idle-timeout", "0"), "idle timeout is out of range"),
+        (("--retention-hours", "-1"), "out of range name=retention_hours"),
         (("--flux", "127.0.0.1:70000"), "an address is HOST:PORT or off"),
     ],
 )

@@ -19,6 +19,7 @@ import pytest
 from tests.broker_process import BrokerProcess
 
 WAIT_S = 20.0
+SOAK_S = 60.0  # the runtime's loop, as long as the wire's checklist asks for
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +171,35 @@ def test_members_join_and_leave_and_the_broker_restarts(sdk: Any, broker: Broker
     until(lambda: len(again.values) >= 100, "positions outlived the broker")
     again.leave()
     assert {*first.values, *second.values, *again.values} == {f"value-{n}" for n in range(800)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_minute_of_members_that_come_and_go(sdk: Any, broker: BrokerProcess) -> None:
+    """One member stays and another comes and goes under a steady producer: every record is read, positions only move on."""
+    send(sdk, broker, 0, 3)
+    members, sent, visits = [Member(sdk, broker, "w1")], 3, 0
+    until(lambda: members[0].assigned == [0, 1, 2], "the first member has everything")
+    end = time.monotonic() + SOAK_S
+    while time.monotonic() < end:
+        if members[0].crashes:
+            # the SDK gives up when a generation passes between its JOIN and its SYNC; applications start it again
+            assert [getattr(error, "code", repr(error)) for error in members[0].crashes] == ["GENERATION_MISMATCH"]
+            members[0].leave()
+            members.insert(0, Member(sdk, broker, "w1"))
+        guest = Member(sdk, broker, f"w{visits + 2}")
+        members.append(guest)
+        send(sdk, broker, sent, 200)
+        until(lambda guest=guest: guest.values or guest.crashes, "a guest reads")  # type: ignore[misc]
+        guest.leave()
+        send(sdk, broker, sent + 200, 100)
+        sent, visits = sent + 300, visits + 1
+    wanted = {f"value-{n}" for n in range(sent)}
+    until(lambda: {value for member in members for value in member.values} >= wanted, "everything is read")
+    members[0].leave()
+    read = [value for member in members for value in member.values]
+    assert set(read) == wanted
+    print(f"{sent} records, {visits} guests, {len(read) - sent} read twice, {len(members) - visits - 1} restarts")
 
 
 def test_a_producer_goes_on_with_the_next_broker(sdk: Any, broker: BrokerProcess) -> None:

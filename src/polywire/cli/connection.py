@@ -14,7 +14,8 @@ from cyclopts import Parameter
 
 from polywire.client.base import Client
 from polywire.client.connect import connect
-from polywire.errors import Unavailable
+from polywire.client.polywire import PolywireClient
+from polywire.errors import ErrorCode, Invalid, Unavailable
 
 Result = TypeVar("Result")
 
@@ -25,7 +26,7 @@ Address = Annotated[
     Parameter(
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
-        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux).",
+        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux, cursus, iggy, kafka07).",
     ),
 ]
 
@@ -44,3 +45,10 @@ def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -
             await client.close()
 
     return asyncio.run(connected())
+
+
+def polywire_only(client: Client, what: str) -> PolywireClient:
+    """The client, for what no other wire has words for. Raises Invalid."""
+    if not isinstance(client, PolywireClient):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} over the polywire wire only: use an address polywire://…")
+    return client

@@ -9,13 +9,12 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, print_list
 from polywire.cli.usage import examples
 from polywire.client.base import Client
 from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
-from polywire.client.polywire import PolywireClient
-from polywire.errors import ErrorCode, Invalid, Missing
+from polywire.errors import ErrorCode, Missing
 
 app = App(
     name="group",
@@ -33,7 +32,7 @@ def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
     """List groups with their lag: records still to read, and the age of the oldest of them."""
 
     async def work(client: Client) -> list[dict[str, object]]:
-        wire = _polywire(client)
+        wire = polywire_only(client, "groups are told")
         return [_summary(group, await lags_of(wire, group)) for group in await wire.groups()]
 
     columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds")
@@ -51,7 +50,7 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
     """
 
     async def work(client: Client) -> list[dict[str, object]]:
-        wire = _polywire(client)
+        wire = polywire_only(client, "groups are told")
         groups = await wire.groups(name)
         if not groups:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r}")
@@ -59,12 +58,6 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
 
     columns = ("topic", "partition", "position", "next_offset", "lag_records", "lag_seconds", "member", "wire")
     print_list(run_with_client(address, work), columns=columns, form=output)
-
-
-def _polywire(client: Client) -> PolywireClient:
-    if not isinstance(client, PolywireClient):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "groups are told over the polywire wire: use an address polywire://…")
-    return client
 
 
 def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from cyclopts.config import Env
 
 from polywire.cli.usage import examples
 from polywire.server import lifecycle
-from polywire.server.config import WIRES, ServeConfig
+from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 app = App(
@@ -107,6 +107,11 @@ class Storage:
     partitions: Annotated[int, Parameter(help="Partitions of topics that are made automatically.")] = (
         DEFAULT_PARTITION_COUNT
     )
+    retention_hours: Annotated[
+        float,
+        Parameter(help="Hours that topics without a setting of their own keep records; 0 keeps them for ever."),
+    ] = 0.0
+    retention_mib: Annotated[int, Parameter(help="MiB that each partition of such a topic keeps; 0 sets no limit.")] = 0
     slot_mib: Annotated[
         int,
         Parameter(
@@ -133,6 +138,20 @@ class Wires:
     """What single wires offer."""
 
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    cursus_dialect: Annotated[
+        Literal["auto", "modern", "positional", "legacy"],
+        Parameter(help="The only dialect the Cursus wire speaks; auto recognises it frame by frame."),
+    ] = "auto"
+    cursus_compression: Annotated[
+        Literal["auto", "gzip", "lz4", "xerial", "snappy"],
+        Parameter(
+            help="What every frame to the Cursus wire is compressed with. auto looks at each frame, which cannot tell a"
+            " raw block of snappy."
+        ),
+    ] = "auto"
+    cursus_idle_timeout: Annotated[
+        float, Parameter(help="Seconds that a connection of the Cursus wire without a stream may say nothing.")
+    ] = CURSUS_IDLE_TIMEOUT_S
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
@@ -176,6 +195,11 @@ def serve(
             drain_timeout_s=process.drain_timeout,
             slot_bytes=storage.slot_mib * 1024 * 1024,
             idle_poll_us=process.idle_poll_us,
+            retention_hours=storage.retention_hours,
+            retention_mib=storage.retention_mib,
+            cursus_dialect=wires.cursus_dialect,
+            cursus_compression=wires.cursus_compression,
+            cursus_idle_timeout_s=wires.cursus_idle_timeout,
             flux_admin=wires.flux_admin,
             kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,

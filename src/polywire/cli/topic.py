@@ -5,22 +5,74 @@ Promises: one command per verb of the client. Must not know: wires, files of the
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, Client, PartitionBounds
+from polywire.client.polywire import PolywireClient
 from polywire.errors import Missing
-from polywire.types import DEFAULT_PARTITION_COUNT
+from polywire.server.config import RETENTION_HOURS_MAX, RETENTION_MIB_MAX
+from polywire.types import DEFAULT_PARTITION_COUNT, KeyHash
+
+HOUR_US: Final = 3_600_000_000
+MEBI: Final = 1024 * 1024
 
 app = App(
     name="topic",
     help="List, create, describe and delete topics.",
     help_epilogue=examples("polywire topic create orders --partitions 6", "polywire topic list"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a topic keeps its records; what is not given is left to the broker."""
+
+    compaction: Annotated[
+        bool, Parameter(negative="", help="Keep at least the newest record of each key, not all.")
+    ] = False
+    compression: Annotated[
+        Literal["none", "lz4", "zstd"],
+        Parameter(help="How batches are compressed once they leave the journal."),
+    ] = "none"
+    retention_hours: Annotated[
+        float | None,
+        Parameter(
+            validator=Number(gte=0, lte=RETENTION_HOURS_MAX),
+            help="Hours that records are kept; 0 keeps them for ever. Without it the broker's default counts.",
+        ),
+    ] = None
+    retention_mib: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=0, lte=RETENTION_MIB_MAX),
+            help="MiB that each partition keeps; 0 sets no limit. Without it the broker's default counts.",
+        ),
+    ] = None
+    key_hash: Annotated[
+        KeyHash | None,
+        Parameter(help="How all wires map keys to partitions, so that equal keys meet; each has its own otherwise."),
+    ] = None
+
+    def given(self) -> dict[str, int | str | None]:
+        """What differs from the defaults, as the polywire wire spells it."""
+        age, size = self.retention_hours, self.retention_mib
+        found = {
+            "compaction": int(self.compaction) or None,
+            "compression": None if self.compression == "none" else self.compression,
+            "retention_age_us": None if age is None else int(age * HOUR_US),
+            "retention_bytes": None if size is None else size * MEBI,
+            "key_hash": None if self.key_hash is None else self.key_hash.value,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
 
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
 
@@ -51,31 +103,54 @@ async def _count_records(client: Client, topic: str) -> int | None:
         return None
 
 
-@app.command(help_epilogue=examples("polywire topic create orders --partitions 6"))
+@app.command(
+    help_epilogue=examples(
+        "polywire topic create orders --partitions 6",
+        "polywire topic create prices --compaction --compression zstd",
+        "polywire topic create clicks --retention-hours 48",
+    )
+)
 def create(
     name: Topic,
     *,
     partitions: Annotated[int, Parameter(name=("--partitions", "-p"))] = DEFAULT_PARTITION_COUNT,
+    settings: Annotated[Settings, Parameter(name="*", group="Settings")] = Settings(),
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Create a topic.
+    """Create a topic. Its settings can be given over the polywire wire only.
 
     Parameters
     ----------
     partitions
         Number of partitions.
     """
-    run_with_client(address, lambda client: client.create_topic(name, partitions))
-    note(f"created topic={name} partitions={partitions}")
+    given = settings.given()
+
+    async def work(client: Client) -> None:
+        if given:
+            wire = polywire_only(client, "settings of a topic are given")
+            await wire.create_topic(name, partitions, settings=given)
+        else:
+            await client.create_topic(name, partitions)
+
+    run_with_client(address, work)
+    note(f"created topic={name} partitions={partitions}{_facts(given)}")
+
+
+def _facts(settings: Mapping[str, int | str | None]) -> str:
+    """Settings that say something, as they end a line."""
+    return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
 
 
 @app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
 def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show where each partition of a topic begins and ends."""
+    """Show where each partition of a topic begins and ends, and over the polywire wire how the topic keeps its records."""
 
-    async def work(client: Client) -> list[PartitionBounds]:
-        return await client.bounds(name)
+    async def work(client: Client) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
+        bounds = await client.bounds(name)
+        return bounds, (await client.describe(name)).settings if isinstance(client, PolywireClient) else {}
 
+    parts, settings = run_with_client(address, work)
     rows = [
         {
             "partition": part.partition,
@@ -84,8 +159,10 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
             "records": part.next_offset - part.first_offset,
             "epoch": part.epoch,
         }
-        for part in run_with_client(address, work)
+        for part in parts
     ]
+    if settings:
+        note(f"topic={name}{_facts(settings)}")
     print_list(rows, columns=("partition", "first_offset", "next_offset", "records", "epoch"), form=output)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import FramedConnection, Scope
 from polywire.client.cursus_groups import Groups
 from polywire.client.cursus_replies import (
     cannot,
@@ -23,7 +22,6 @@ from polywire.client.cursus_replies import (
     error_of,
     fields,
     last_offset,
-    nonsense,
     number,
 )
 from polywire.client.opening import open_connection
@@ -61,86 +59,22 @@ ABILITIES: Final = frozenset(
 _ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 
 
-class _Connection(asyncio.Protocol):
-    """Frames out and in. Guards: replies are told to calls in the order in which these were made."""
+class _Connection(FramedConnection):
+    """Replies are bodies of frames."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-        self._expected: deque[asyncio.Future[bytes]] = deque()
-        self._lost: Unavailable | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lost is not None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def fail(self, error: Unavailable) -> None:
-        """End the connection; whatever is under way fails with ``error``."""
-        if self._lost is not None:
-            return
-        self._lost = error
-        self._writable.set()
-        if self._transport is not None:
-            self._transport.abort()
-        while self._expected:
-            waiting = self._expected.popleft()
-            if not waiting.done():
-                waiting.set_exception(Unavailable(error.code, error.message))
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        at = 0
-        while len(buffer) - at >= 4:
-            end = at + 4 + int.from_bytes(buffer[at : at + 4], "big")
-            if end - at > FRAME_BYTES_MAX + 4 or (end <= len(buffer) and not self._expected):
-                self.fail(nonsense("a frame that is too long, or to no request"))
-                return
-            if end > len(buffer):
-                break
-            self._take(bytes(memoryview(buffer)[at + 4 : end]))
-            at = end
-        del buffer[:at]
-
-    def _take(self, body: bytes) -> None:
-        waiting = self._expected.popleft()
-        if not waiting.done():
-            waiting.set_result(body)
+    BODY_BYTES_MAX = FRAME_BYTES_MAX
 
     async def ask_all(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Send requests at once; returns the bodies of their replies. Raises Unavailable."""
-        if self._lost is not None:
-            raise Unavailable(self._lost.code, self._lost.message)
-        assert self._transport is not None, "asked before the connection was made"
-        waiting = [self._loop.create_future() for _ in bodies]
-        self._expected.extend(waiting)
-        self._transport.write(b"".join(map(frame, bodies)))
-        await self._writable.wait()
-        return list(await asyncio.gather(*waiting))
+        return await self.exchange(b"".join(map(frame, bodies)), len(bodies))
 
     async def ask(self, body: bytes) -> bytes:
-        """Send one request; returns the body of its reply."""
+        """Send one request; returns the body of its reply. Raises Unavailable."""
         (reply,) = await self.ask_all([body])
         return reply
 
 
-class CursusClient:
+class CursusClient(Scope):
     """Implements ``Client`` as far as the wire goes; made by ``open``.
 
     A record without a key and one with an empty key are the same on this wire. A topic that does not exist is made by the first ``produce``,
@@ -163,14 +97,6 @@ class CursusClient:
     async def open(cls, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> CursusClient:
         """Connect. Raises Unavailable."""
         return cls(await _open(host, port, tls), host, port, tls)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def abilities(self) -> frozenset[Ability]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, ParamSpec, Self, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import OrderedConnection, Scope, understood
 from polywire.client.flux_replies import (
     Batch,
     Reply,
@@ -52,99 +51,35 @@ ABILITIES: Final = frozenset(
 _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-class _Expected:
-    """Replies owed to one call."""
-
-    __slots__ = ("done", "ids", "replies")
-
-    def __init__(self, done: asyncio.Future[list[Reply]], ids: range) -> None:
-        self.done: Final = done
-        self.ids: Final = ids
-        self.replies: list[Reply] = []
-
-
-class _Connection(asyncio.Protocol):
-    """Lines out and in. Guards: replies are told to calls in the order in which these were made."""
+class _Connection(OrderedConnection[Reply]):
+    """Lines out and in. Guards: a reply has the id of the request whose turn it is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
-        self._transport: asyncio.Transport | None = None
-        self._line = bytearray()
-        self._expected: deque[_Expected] = deque()
-        self._sent = 0
-        self._lost: Unavailable | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        super().__init__(loop)
+        self._asked = 0
+        self._answered = 0
+        self._looked = 0  # bytes of an unfinished line that hold no line ending
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def _end_of(self, data: bytearray, at: int) -> int:
+        end = data.find(b"\n", at + self._looked) + 1
+        self._looked = 0 if end else len(data) - at
+        if self._looked > REPLY_BYTES_MAX:
+            raise PeerError(f"a reply is too long limit={REPLY_BYTES_MAX}", fatal=True)
+        return end
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def fail(self, error: Unavailable) -> None:
-        """End the connection; whatever is under way fails with ``error``."""
-        if self._lost is not None:
-            return
-        self._lost = error
-        self._writable.set()
-        if self._transport is not None:
-            self._transport.abort()
-        while self._expected:
-            call = self._expected.popleft()
-            if not call.done.done():
-                call.done.set_exception(error)
-
-    def data_received(self, data: bytes) -> None:
-        if b"\n" not in data:
-            self._line += data
-            if len(self._line) > REPLY_BYTES_MAX:
-                self.fail(Unavailable(ErrorCode.STOPPING, f"a reply is too long limit={REPLY_BYTES_MAX}"))
-            return
-        lines = (bytes(self._line) + data).split(b"\n")
-        self._line = bytearray(lines.pop())
-        try:
-            for line in lines:
-                self._take(parse_reply(line))
-        except PeerError as error:
-            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
-
-    def _take(self, reply: Reply) -> None:
-        if not self._expected:
-            raise PeerError(f"a reply to no request id={reply.id[:40]!r}", fatal=True)
-        call = self._expected[0]
-        wanted = call.ids[len(call.replies)]
-        if reply.id != b"%d" % wanted and reply.error is None:
-            raise PeerError(f"a reply to another request id={reply.id[:40]!r} expected={wanted}", fatal=True)
-        call.replies.append(reply)
-        if len(call.replies) == len(call.ids):
-            self._expected.popleft()
-            if not call.done.done():
-                call.done.set_result(call.replies)
+    def _reply(self, data: bytearray, at: int, end: int) -> Reply:
+        reply = parse_reply(bytes(memoryview(data)[at : end - 1]))
+        self._answered += 1
+        if reply.id != b"%d" % self._answered and reply.error is None:
+            raise PeerError(f"a reply to another request id={reply.id[:40]!r} expected={self._answered}", fatal=True)
+        return reply
 
     async def ask_all(self, requests: Sequence[bytes]) -> list[Reply]:
-        """Send requests (``COMMAND|args``) at once; returns their replies, errors among them."""
-        if self._lost is not None:
-            raise Unavailable(self._lost.code, self._lost.message)
-        assert self._transport is not None, "asked before the connection was made"
-        first = self._sent + 1
-        self._sent += len(requests)
-        call = _Expected(self._loop.create_future(), range(first, self._sent + 1))
-        self._expected.append(call)
-        self._transport.write(b"".join(b"V1|%d|%b\n" % pair for pair in zip(call.ids, requests, strict=True)))
-        await self._writable.wait()
-        return await call.done
+        """Send requests (``COMMAND|args``) at once; returns their replies, errors among them. Raises Unavailable."""
+        ids = range(self._asked + 1, self._asked + len(requests) + 1)
+        self._asked += len(requests)
+        lines = [b"V1|%d|%b\n" % pair for pair in zip(ids, requests, strict=True)]
+        return await self.exchange(b"".join(lines), len(lines))
 
     async def ask(self, request: bytes) -> bytes:
         """Send one request; returns the payload. Raises BrokerError."""
@@ -154,7 +89,7 @@ class _Connection(asyncio.Protocol):
         return reply.payload
 
 
-class FluxClient:
+class FluxClient(Scope):
     """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
 
     A record's key is sent and never comes back; a record without one is sent with an empty key. ``Level.SYNCED`` asks for ``acks=all``,
@@ -173,14 +108,6 @@ class FluxClient:
         """Connect. Raises Unavailable."""
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     @property
     def abilities(self) -> frozenset[Ability]:
         return ABILITIES
@@ -190,7 +117,7 @@ class FluxClient:
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
-        _checked(field, payload, b"topic")
+        understood(field, payload, b"topic")
 
     async def delete_topic(self, topic: str) -> None:
         raise _impossible("delete topics")
@@ -198,7 +125,7 @@ class FluxClient:
     async def topics(self) -> list[TopicInfo]:
         """Names come from the metadata; partitions are counted by asking for them."""
         payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
-        names = [name.decode("utf-8", "surrogateescape") for name in _checked(items, payload, b"topics")]
+        names = [name.decode("utf-8", "surrogateescape") for name in understood(items, payload, b"topics")]
         return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
 
     async def _count_partitions(self, topic: str) -> int:
@@ -243,7 +170,7 @@ class FluxClient:
                 if reply.error is not None:
                     raise reply.error
                 place = reply.payload
-                produced.append(Produced(_checked(number, place, b"partition"), _checked(number, place, b"offset")))
+                produced.append(Produced(understood(number, place, b"partition"), understood(number, place, b"offset")))
         return produced
 
     async def fetch(
@@ -253,7 +180,7 @@ class FluxClient:
         text, hw = await self._consume(topic, partition, offset)
         records: list[Record] = []
         for _ in range(SETTLE_MAX):
-            batch = _checked(read_records, text, hw)
+            batch = understood(read_records, text, hw)
             records += _records(batch)
             if not batch.rest or len(records) >= records_max:
                 break
@@ -272,7 +199,7 @@ class FluxClient:
 
     async def _consume(self, topic: str, partition: int, offset: int) -> tuple[bytes, int]:
         payload = await self._connection.ask(b"CONSUME|%b %d %d" % (_topic(topic), partition, offset))
-        return _checked(split_consumed, payload, offset)
+        return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
@@ -296,7 +223,7 @@ class FluxClient:
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """0 also when nothing was ever committed: the wire cannot tell."""
         payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
-        return _checked(number, payload, b"offset")
+        return understood(number, payload, b"offset")
 
 
 def _impossible(what: str) -> Invalid:
@@ -338,17 +265,9 @@ def _message(record: Record) -> bytes:
 
 
 def _membership(payload: bytes) -> Membership:
-    partitions = _checked(items, payload, b"assigned")
-    return Membership(_checked(number, payload, b"generation"), tuple(map(int, partitions)))
+    partitions = understood(items, payload, b"assigned")
+    return Membership(understood(number, payload, b"generation"), tuple(map(int, partitions)))
 
 
 def _records(batch: Batch) -> list[Record]:
     return [Record(value, offset=batch.first + index) for index, value in enumerate(batch.values)]
-
-
-def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Read something out of a reply; a broker that makes no sense is one that cannot be used."""
-    try:
-        return read(*args, **kwargs)
-    except PeerError as error:
-        raise Unavailable(ErrorCode.STOPPING, error.message) from None

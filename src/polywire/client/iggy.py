@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from types import TracebackType
-from typing import Final, ParamSpec, Self, TypeVar
+from typing import Final, ParamSpec, TypeVar
 from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import OrderedConnection, Scope
 from polywire.client.opening import open_connection
-from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import asking
 from polywire.protocols.iggy.asking import ident, request
 from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer, Refused
@@ -90,68 +89,29 @@ def failure_of(status: int) -> BrokerError:
     return Invalid(_INVALID.get(status, ErrorCode.INVALID_REQUEST), message)
 
 
-class _Connection(asyncio.Protocol):
-    """Requests out and replies in. Guards: replies are told to requests in the order in which these were made."""
+class _Connection(OrderedConnection[tuple[int, bytes]]):
+    """Requests out and replies in: a status, a length and a payload."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
-        self._transport: asyncio.Transport | None = None
-        self._data = bytearray()
-        self._wanted = HEAD.size
-        self._expected: deque[asyncio.Future[tuple[int, bytes]]] = deque()
-        self._lost: Unavailable | None = None
+    def _end_of(self, data: bytearray, at: int) -> int:
+        if len(data) - at < HEAD.size:
+            return 0
+        status, size = HEAD.unpack_from(data, at)
+        if size > REPLY_BYTES_MAX:
+            raise PeerError(f"a reply makes no sense status={status} bytes={size}", fatal=True)
+        return int(at + HEAD.size + size)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
-
-    def fail(self, error: Unavailable) -> None:
-        """End the connection; whatever is under way fails with ``error``."""
-        if self._lost is not None:
-            return
-        self._lost = error
-        if self._transport is not None:
-            self._transport.abort()
-        while self._expected:
-            reply = self._expected.popleft()
-            if not reply.done():
-                reply.set_exception(error)
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        at = 0
-        while len(self._data) - at >= HEAD.size:
-            status, size = HEAD.unpack_from(self._data, at)
-            if size > REPLY_BYTES_MAX or not self._expected:
-                self.fail(Unavailable(ErrorCode.STOPPING, f"a reply makes no sense status={status} bytes={size}"))
-                return
-            end = at + HEAD.size + size
-            if end > len(self._data):
-                break
-            reply = self._expected.popleft()
-            if not reply.done():
-                reply.set_result((status, bytes(memoryview(self._data)[at + HEAD.size : end])))
-            at = end
-        del self._data[:at]
+    def _reply(self, data: bytearray, at: int, end: int) -> tuple[int, bytes]:
+        return HEAD.unpack_from(data, at)[0], bytes(memoryview(data)[at + HEAD.size : end])
 
     async def ask(self, code: int, body: bytes = b"") -> bytes:
         """Send one request; returns its reply's payload. Raises BrokerError."""
-        if self._lost is not None:
-            raise Unavailable(self._lost.code, self._lost.message)
-        assert self._transport is not None, "asked before the connection was made"
-        reply: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
-        self._expected.append(reply)
-        self._transport.write(request(code, body))
-        status, payload = await reply
+        [(status, payload)] = await self.exchange(request(code, body), 1)
         if status:
             raise failure_of(status)
         return payload
 
 
-class IggyClient:
+class IggyClient(Scope):
     """A broker over the documented dialect; made by ``open``. Implements ``Client`` as far as the wire goes.
 
     A topic's full name up to its last dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and never
@@ -176,14 +136,6 @@ class IggyClient:
         """Connect. Raises Unavailable."""
         another = partial(open_connection, _Connection, host, port, timeout_s=timeout_s, tls=tls)
         return cls(await another(), another)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def abilities(self) -> frozenset[Ability]:

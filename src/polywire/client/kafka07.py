@@ -7,18 +7,16 @@ wires.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import ssl
 from array import array
 from bisect import bisect_right, insort
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, ParamSpec, Self, TypeVar
+from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import FramedConnection, Scope, understood
 from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import codec
@@ -64,78 +62,13 @@ ABILITIES: Final = frozenset(
     }
 )
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
+class _Connection(FramedConnection):
+    """Answers are bodies that begin with an error code."""
 
-class _Connection(asyncio.Protocol):
-    """Frames out and in. Guards: answers are told to calls in the order in which these were made."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop: Final = loop
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
-        self._expected: deque[asyncio.Future[bytes]] = deque()
-        self._lost: Unavailable | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'the broker refused a request'}"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def fail(self, error: Unavailable) -> None:
-        """End the connection; whatever is under way fails with ``error``."""
-        if self._lost is not None:
-            return
-        self._lost = error
-        self._writable.set()
-        if self._transport is not None:
-            self._transport.abort()
-        while self._expected:
-            call = self._expected.popleft()
-            if not call.done():
-                call.set_exception(error)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        at = 0
-        while len(self._received) - at >= 4:
-            size = int.from_bytes(self._received[at : at + 4], "big")
-            if size < 2 or size > ANSWER_BYTES_MAX or not self._expected:
-                self.fail(Unavailable(ErrorCode.STOPPING, f"an answer makes no sense bytes={size}"))
-                return
-            if len(self._received) - at < 4 + size:
-                break
-            call = self._expected.popleft()
-            if not call.done():
-                call.set_result(bytes(memoryview(self._received)[at + 4 : at + 4 + size]))
-            at += 4 + size
-        del self._received[:at]
-
-    async def ask(self, frames: bytes, answers: int) -> list[bytes]:
-        """Send frames at once; returns the bodies of their answers. Raises Unavailable."""
-        if self._lost is not None:
-            raise Unavailable(self._lost.code, self._lost.message)
-        assert self._transport is not None, "asked before the connection was made"
-        calls = [self._loop.create_future() for _ in range(answers)]
-        self._expected.extend(calls)
-        self._transport.write(frames)
-        await self._writable.wait()
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in found:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer for answer in found if isinstance(answer, bytes)]
+    HANGING_UP = "the broker refused a request"
+    BODY_BYTES_MIN = 2
+    BODY_BYTES_MAX = ANSWER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +85,7 @@ class Fetched:
     is_cut: bool = False
 
 
-class Kafka07Client:
+class Kafka07Client(Scope):
     """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
 
     A record's key chooses its partition and is not sent. The wire tells addresses: ``read``, ``addresses`` and ``write`` speak of those. An
@@ -175,14 +108,6 @@ class Kafka07Client:
         """Connect. Raises Unavailable."""
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     @property
     def abilities(self) -> frozenset[Ability]:
         return ABILITIES
@@ -194,8 +119,8 @@ class Kafka07Client:
 
     async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
         """Addresses to begin at, newest first: at or before a time, ``LATEST`` or ``EARLIEST``. Raises Unavailable when refused."""
-        [answer] = await self._connection.ask(encode_offsets(_topic(topic), partition, time_ms, count), 1)
-        return _checked(parse_offsets_answer, answer)
+        [answer] = await self._connection.exchange(encode_offsets(_topic(topic), partition, time_ms, count), 1)
+        return understood(parse_offsets_answer, answer)
 
     async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
         """Messages from an address on, none at the end.
@@ -204,8 +129,8 @@ class Kafka07Client:
         """
         while True:
             frame = encode_fetch(_topic(topic), partition, address, bytes_max)
-            [answer] = await self._connection.ask(frame, 1)
-            _raise_code(_checked(parse_error, answer, 0), topic, partition, address)
+            [answer] = await self._connection.exchange(frame, 1)
+            _raise_code(understood(parse_error, answer, 0), topic, partition, address)
             found = self.decode(memoryview(answer)[2:], address)
             if not found.is_cut:
                 return found
@@ -218,9 +143,9 @@ class Kafka07Client:
     ) -> list[Fetched | BrokerError]:
         """``read`` for several (partition, address) at once, an error or a result for each."""
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
-        [answer] = await self._connection.ask(encode_multifetch(entries), 1)
+        [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
         results: list[Fetched | BrokerError] = []
-        for (code, part), entry in zip(_checked(split_multifetch_answer, answer), entries, strict=True):
+        for (code, part), entry in zip(understood(split_multifetch_answer, answer), entries, strict=True):
             try:
                 _raise_code(code, topic, entry.partition, entry.address)
                 results.append(self.decode(part, entry.address))
@@ -233,19 +158,19 @@ class Kafka07Client:
         was refused."""
         name = _topic(topic)
         end = encode_offsets(name, partition, LATEST, 1)
-        before, after = await self._connection.ask(end + encode_produce(name, partition, message_set) + end, 2)
-        return _checked(parse_offsets_answer, before)[0], _checked(parse_offsets_answer, after)[0]
+        before, after = await self._connection.exchange(end + encode_produce(name, partition, message_set) + end, 2)
+        return understood(parse_offsets_answer, before)[0], understood(parse_offsets_answer, after)[0]
 
     async def send(self, frames: bytes, topic: str, partition: int = 0) -> None:
         """Send produce frames and wait until the broker has carried them out. Raises Unavailable when it refused one."""
-        await self._connection.ask(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
+        await self._connection.exchange(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
 
     async def partition_count(self, topic: str) -> int:
         """Partitions of a topic, also of one that does not exist yet."""
         for first in range(0, PARTITION_COUNT_MAX, PARTITIONS_PROBED):
             entries = [FetchEntry(_topic(topic), first + step, 0, 0) for step in range(PARTITIONS_PROBED)]
-            [answer] = await self._connection.ask(encode_multifetch(entries), 1)
-            codes = [code for code, _ in _checked(split_multifetch_answer, answer)]
+            [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
+            codes = [code for code, _ in understood(split_multifetch_answer, answer)]
             if WireError.UNKNOWN in codes:
                 raise Invalid(ErrorCode.INVALID_TOPIC, f"the broker refuses the topic name={topic!r}")
             if WireError.WRONG_PARTITION in codes:
@@ -254,15 +179,15 @@ class Kafka07Client:
 
     def decode(self, data: memoryview, address: int) -> Fetched:
         """Values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken."""
-        end = _checked(_whole_end, data)
+        end = understood(_whole_end, data)
         found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
         expander = Expander(FETCH_BYTES_MAX, payload_bytes_max=FETCH_BYTES_MAX)
         at = 0
         while at < end:
             place, stop, packed = codec.next_wrapper(data, at, end)
-            for part in _checked(expander.open_set, data, at, place) or ():
+            for part in understood(expander.open_set, data, at, place) or ():
                 self._take(part, found, address)
-            inner = (_checked(expander.open_set, data, place, stop) or ()) if packed else ()
+            inner = (understood(expander.open_set, data, place, stop) or ()) if packed else ()
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)
@@ -497,14 +422,6 @@ def _raise_code(code: int, topic: str, partition: int, address: int) -> None:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
         case _:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"the broker refused code={code} {facts}")
-
-
-def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Read something out of an answer; a broker that makes no sense is one that cannot be used."""
-    try:
-        return read(*args, **kwargs)
-    except PeerError as error:
-        raise Unavailable(ErrorCode.STOPPING, error.message) from None
 
 
 __all__ = ["ABILITIES", "EARLIEST", "LATEST", "Fetched", "Kafka07Client"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.group_info import GroupInfo, MemberInfo
 from polywire.client.tls import secured
@@ -57,34 +57,25 @@ class _Pending:
         self.parts: list[bytes] = []
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Connection):
     """Frames in and out. Guards: each correlation is settled once, also when the connection is lost."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self.greeted: Final[asyncio.Future[bytes]] = loop.create_future()
-        self._loop: Final = loop
+        self.greeted.add_done_callback(_ignore)
         self._buffer = bytearray()
-        self._opened = False
+        self._opened_by_peer = False
         self._pending: dict[int, _Pending] = {}
         self._correlation = 0
-        self._lost: Unavailable | None = None
-        self._transport: asyncio.Transport | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(MAGIC)
+        super().connection_made(transport)
+        self._opened().write(MAGIC)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or 'closed'}"))
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
+    def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
+        pending, self._pending = self._pending, {}
+        return [self.greeted, *(request.done for request in pending.values())]
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -95,33 +86,15 @@ class _Connection(asyncio.Protocol):
             return
         del self._buffer[:taken]
 
-    def fail(self, error: Unavailable) -> None:
-        """End the connection; whatever is under way fails with ``error``."""
-        if self._lost is not None:
-            return
-        self._lost = error
-        self._writable.set()
-        if self._transport is not None:
-            self._transport.abort()
-        if not self.greeted.done():
-            self.greeted.add_done_callback(_ignore)
-            self.greeted.set_exception(error)
-        pending, self._pending = self._pending, {}
-        for request in pending.values():
-            if not request.done.done():
-                request.done.set_exception(error)
-
     async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
         """Head of the answer's last frame and the payloads of all."""
-        if self._lost is not None:
-            raise Unavailable(self._lost.code, self._lost.message)
-        assert self._transport is not None, "asked before the connection was made"
+        transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
         pending = self._pending[correlation] = _Pending(self._loop.create_future())
         parts = [memoryview(part).cast("B") for part in payload]
         size = sum([len(part) for part in parts])
-        self._transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
+        transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
         try:
             await self._writable.wait()
             return await pending.done
@@ -132,20 +105,19 @@ class _Connection(asyncio.Protocol):
 
     def _cancel(self, correlation: int) -> None:
         """Tell the broker that nobody waits any more; both answers are ignored when they come."""
-        assert self._transport is not None
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
-        self._transport.write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
+        self._opened().write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
 
     def _take(self) -> int:
         at = 0
-        if not self._opened:
+        if not self._opened_by_peer:
             if len(self._buffer) < len(MAGIC):
                 return 0
             if self._buffer[: len(MAGIC)] != MAGIC:
                 raise PeerError(f"peer does not speak this version opening={self._buffer[:8].hex()}", fatal=True)
-            self._opened = True
+            self._opened_by_peer = True
             at = len(MAGIC)
         while len(self._buffer) - at >= PREFIX_BYTES:
             prefix = decode_answer_prefix(self._buffer, at)
@@ -182,7 +154,7 @@ class _Connection(asyncio.Protocol):
                 pending.done.set_result((head, pending.parts))
 
 
-class PolywireClient:
+class PolywireClient(Scope):
     """One connection to a broker; made by ``open``. Implements ``Client`` and what only this wire can do."""
 
     __slots__ = ("_connection", "limits")
@@ -207,14 +179,6 @@ class PolywireClient:
             connection.fail(failure)
             raise failure from None
         return cls(connection, limits)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @property
     def abilities(self) -> frozenset[Ability]:

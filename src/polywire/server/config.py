@@ -11,13 +11,19 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+from polywire.broker.settings import HOUR_US, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
+MEBI: Final = 1024 * 1024
 OFF: Final = "off"
+AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
 WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
+CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
+RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
+RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
@@ -75,9 +81,14 @@ class ServeConfig:
     partition_count: of topics made automatically.
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
+    retention_hours: how long topics without a setting of their own keep records; 0 for ever.
+    retention_mib: how much each partition of such a topic keeps; 0 sets no limit.
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
+    cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
+    cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
+    cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
     kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
     iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
@@ -104,10 +115,24 @@ class ServeConfig:
     slot_count_max: int | None = None
     sync_interval_ms: int | None = None
     idle_poll_us: int = 100
+    retention_hours: float = 0.0
+    retention_mib: int = 0
+    cursus_dialect: str = AUTO
+    cursus_compression: str = AUTO
+    cursus_idle_timeout_s: float = CURSUS_IDLE_TIMEOUT_S
     flux_admin: bool = True
     flux_strict_leaders: bool = False
     kafka07_zookeeper: str = OFF
-    iggy_dialect: str = "auto"
+    iggy_dialect: str = AUTO
+
+    def broker_settings(self) -> BrokerSettings:
+        """What the broker is built with. Raises Invalid for what it cannot be."""
+        return BrokerSettings(
+            durability=self.durability,
+            partition_count=self.partition_count,
+            retention_age_us=int(self.retention_hours * HOUR_US),
+            retention_bytes=self.retention_mib * MEBI,
+        )
 
     def log_settings(self) -> LogSettings:
         """Sizes of the journal, where they were given."""
@@ -123,13 +148,17 @@ class ServeConfig:
         """Addresses by listener name, those switched off left out.
 
         Raises Invalid(INVALID_REQUEST) for a malformed address, for one beyond this machine where nobody has to log in, unless
-        ``insecure``, when none is left, for idle polling out of range, and for a durability below ``written``.
+        ``insecure``, when none is left, for a number out of range, and for a durability below ``written``.
         """
-        if not 0 <= self.idle_poll_us <= IDLE_POLL_US_MAX:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"idle polling is out of range us={self.idle_poll_us} limit={IDLE_POLL_US_MAX}",
-            )
+        for name, value, limit in (
+            ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
+            ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
+            ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
+        ):
+            if not 0 <= value <= limit:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"a setting is out of range name={name} value={value} limit={limit}"
+                )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
         given = {**{wire: getattr(self, wire) for wire in WIRES}, ANY: self.any_wire}

@@ -23,18 +23,19 @@ import structlog
 
 from polywire.broker.access import DEFAULT_NAME, Access
 from polywire.broker.broker import Broker
-from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
 from polywire.protocols.base import SessionFactory
 from polywire.protocols.cursus.factory import CursusFactory
+from polywire.protocols.cursus.messages import Dialect as CursusDialect
+from polywire.protocols.cursus.state import CursusSettings
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
-from polywire.server.config import OFF, ServeConfig, parse_address
+from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.listener import Listener, close_listeners, open_listeners
@@ -108,10 +109,9 @@ class Server:
     def open_broker(self) -> Broker:
         """Recover the data directory. Raises BrokerError."""
         config = self._config
-        settings = BrokerSettings(durability=config.durability, partition_count=config.partition_count)
         return Broker.open(
             config.data_dir,
-            settings,
+            config.broker_settings(),
             self._loop,
             SystemClock(),
             log_settings=config.log_settings(),
@@ -210,10 +210,15 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
     )
+    cursus = CursusSettings(
+        dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
+        compression="" if config.cursus_compression == AUTO else config.cursus_compression,
+        idle_timeout_s=config.cursus_idle_timeout_s,
+    )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
     return [
         FluxFactory(broker, flux),
-        CursusFactory(broker),
+        CursusFactory(broker, cursus),
         IggyFactory(broker, iggy),
         Kafka07Factory(broker),
         PolywireSessions(broker),

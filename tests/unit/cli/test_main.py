@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
 from cyclopts import App
 
+from polywire.broker.settings import Compression
 from polywire.build_info import VERSION
 from polywire.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, app, run
-from polywire.cli.serve import Durability
+from polywire.cli.serve import Durability, Wires
+from polywire.cli.topic import Settings
+from polywire.protocols.cursus.compression import algorithm
+from polywire.protocols.cursus.messages import Dialect
 from polywire.types import Level
 
 NOBODY = "127.0.0.1:1"  # a port nobody listens on
@@ -48,9 +53,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["topics"],
         ["topic", "create"],
         ["topic", "create", "t", "--partitions", "many"],
+        ["topic", "create", "t", "--compression", "gzip"],
+        ["topic", "create", "t", "--retention-hours", "-1"],
+        ["topic", "create", "t", "--retention-mib", "-1"],
         ["topic", "list", "--output", "xml"],
         ["record", "consume", "t", "--count", "0"],
         ["serve", "--durability", "memory"],
+        ["serve", "--cursus-dialect", "old"],
+        ["serve", "--cursus-compression", "zip"],
     ],
     ids=" ".join,
 )
@@ -82,3 +92,15 @@ def test_failures_are_one_line(words: list[str], message: str, capsys: pytest.Ca
 
 def test_every_durability_is_a_level() -> None:
     assert {Level[durability.name] for durability in Durability} == set(Level) - {Level.MEMORY}
+
+
+def choices(options: type, name: str) -> set[str]:
+    """What an option may be, as its annotation says."""
+    return set(get_args(get_type_hints(options)[name]))
+
+
+def test_choices_are_those_of_what_they_set() -> None:
+    assert choices(Settings, "compression") == {kind.value for kind in Compression}
+    assert choices(Wires, "cursus_dialect") == {"auto", *(dialect.value for dialect in Dialect)}
+    for name in choices(Wires, "cursus_compression") - {"auto"}:
+        assert algorithm(name).name == name

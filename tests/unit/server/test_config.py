@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from polywire.broker.settings import BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import Address, ServeConfig, parse_address
 from polywire.types import Level
@@ -64,7 +65,10 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(flux="0.0.0.0:9092"), "needs --users or --insecure listener=flux address=0.0.0.0:9092"),
         (ServeConfig(any_wire="[::]:9092"), "needs --users or --insecure listener=any"),
         (ServeConfig(durability=Level.MEMORY), "durability is written or synced"),
-        (ServeConfig(idle_poll_us=10_001), "idle polling is out of range us=10001 limit=10000"),
+        (ServeConfig(idle_poll_us=10_001), "out of range name=idle_poll_us value=10001 limit=10000"),
+        (ServeConfig(retention_hours=-1.0), "out of range name=retention_hours"),
+        (ServeConfig(retention_hours=float("nan")), "out of range name=retention_hours"),
+        (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
     ],
 )
@@ -73,6 +77,12 @@ def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
         config.listeners()
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert message in caught.value.message
+
+
+def test_retention_is_passed_on() -> None:
+    settings = ServeConfig(retention_hours=1.5, retention_mib=3).broker_settings()
+    assert (settings.retention_age_us, settings.retention_bytes) == (5_400_000_000, 3 * 1024 * 1024)
+    assert ServeConfig().broker_settings() == BrokerSettings()
 
 
 def test_listening_to_everybody_when_asked_for() -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
+from polywire.errors import ErrorCode, Invalid
+from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.scratch import Scratch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
+IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,16 @@ class CursusSettings:
     topic_wait_s: float = 0.5
     keepalive_s: float = 5.0
     linger_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no connection could be served with. Raises Invalid(INVALID_REQUEST)."""
+        if self.compression:
+            algorithm(self.compression)
+        if not 0 < self.idle_timeout_s <= IDLE_TIMEOUT_S_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"idle timeout is out of range seconds={self.idle_timeout_s} limit={IDLE_TIMEOUT_S_MAX}",
+            )
 
 
 class Operation(Enum):

@@ -1,0 +1,105 @@
+"""What the connections of all clients share: errors of lost calls, the order of replies, callers that give up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from unittest.mock import Mock
+
+import pytest
+
+from polywire.client.connection import FramedConnection
+from polywire.errors import ErrorCode, Unavailable
+
+Scene = Callable[["Frames"], Awaitable[None]]
+
+
+class Frames(FramedConnection):
+    """A wire of nothing but frames."""
+
+    BODY_BYTES_MIN = 1
+    BODY_BYTES_MAX = 100
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self.transport = Mock(spec=asyncio.Transport)
+        self.connection_made(self.transport)
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def play(scene: Scene) -> None:
+    async def run() -> None:
+        await scene(Frames())
+
+    asyncio.run(run())
+
+
+def test_replies_go_to_calls_in_order_however_they_arrive() -> None:
+    async def scene(connection: Frames) -> None:
+        calls = [asyncio.ensure_future(connection.exchange(b"?", count)) for count in (1, 3, 2)]
+        await asyncio.sleep(0)
+        for byte in b"".join(frame(b"%d" % number) for number in range(6)):
+            connection.data_received(bytes([byte]))
+        assert await asyncio.gather(*calls) == [[b"0"], [b"1", b"2", b"3"], [b"4", b"5"]]
+
+    play(scene)
+
+
+def test_each_call_of_a_lost_connection_gets_an_error_of_its_own() -> None:
+    async def scene(connection: Frames) -> None:
+        calls = [asyncio.ensure_future(connection.exchange(b"?", 1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        told = Unavailable(ErrorCode.STOPPING, "gone")
+        connection.fail(told)
+        connection.fail(Unavailable(ErrorCode.STOPPING, "gone again"))
+        errors = await asyncio.gather(*calls, connection.exchange(b"?", 1), return_exceptions=True)
+        assert [str(error) for error in errors] == ["gone"] * 4
+        assert len({id(error) for error in (*errors, told)}) == 5
+        connection.transport.abort.assert_called_once_with()
+
+    play(scene)
+
+
+def test_the_replies_of_a_caller_that_gave_up_are_nobody_elses() -> None:
+    async def scene(connection: Frames) -> None:
+        first, second = (asyncio.ensure_future(connection.exchange(b"?", 2)) for _ in range(2))
+        await asyncio.sleep(0)
+        connection.data_received(frame(b"a"))
+        first.cancel()
+        await asyncio.sleep(0)
+        connection.data_received(frame(b"b") + frame(b"c") + frame(b"d"))
+        assert await second == [b"c", b"d"]
+
+    play(scene)
+
+
+def test_a_call_waits_until_the_transport_takes_more() -> None:
+    async def scene(connection: Frames) -> None:
+        connection.pause_writing()
+        call = asyncio.ensure_future(connection.exchange(b"?", 1))
+        await asyncio.sleep(0)
+        connection.data_received(frame(b"a"))
+        await asyncio.sleep(0)
+        assert not call.done()
+        connection.resume_writing()
+        assert await call == [b"a"]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("data", [frame(b""), frame(bytes(101)), frame(b"a") + b"\0"])
+def test_nonsense_ends_the_connection(data: bytes) -> None:
+    async def scene(connection: Frames) -> None:
+        call = asyncio.ensure_future(connection.exchange(b"?", 1))
+        await asyncio.sleep(0)
+        connection.data_received(data)
+        connection.transport.abort.assert_called_once_with()
+        with pytest.raises(Unavailable):
+            await connection.exchange(b"?", 1)
+        await asyncio.wait([call])
+        call.exception()
+
+    play(scene)
