@@ -15,7 +15,8 @@ from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
 from polywire.types import Level
-from tests.crash.test_rewriting import Stops, copy_at_rest, lose_unsynced, tidy
+from tests.crash.disk import JournalDisk
+from tests.crash.test_rewriting import Stops, copy_at_rest, tidy
 from tests.unit.log.rig import SMALL, Rig, expecting, records_of
 
 FOREVER = 2**61
@@ -195,7 +196,7 @@ def test_passes_over_a_table_that_is_too_small(tmp_path: Path, monkeypatch: pyte
     model.rig.log.close()
 
 
-def test_stops_while_compacting(tmp_path: Path) -> None:
+def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk) -> None:
     model = make(tmp_path)
     rig = model.rig
     model.fill_slots(3)
@@ -204,8 +205,8 @@ def test_stops_while_compacting(tmp_path: Path) -> None:
         for keep in ("all", None, random.Random(1)):
             copy = rig.directory.with_name("copy")
             copy_at_rest(rig.directory, copy)
-            if keep != "all":
-                lose_unsynced(copy, rig.log._syncer.synced, keep)  # type: ignore[arg-type]
+            if not isinstance(keep, str):
+                disk.lose_power(copy, keep, origin=rig.directory)
             other = Rig(copy, SMALL)
             model.check(other, first=model.partition.first_offset)
             numbers = other.read(other.log.partition(OTHER))
@@ -259,10 +260,10 @@ def test_damaged_partition_is_left_alone(tmp_path: Path) -> None:
     model.rig.log.close()
 
 
-def test_all_of_it_beside_rewriting(tmp_path: Path) -> None:
+def test_all_of_it_beside_rewriting(tmp_path: Path, disk: JournalDisk) -> None:
     """Compaction leaves shared blobs half empty; writing those anew does not bring back what was compacted."""
     model = make(tmp_path)
-    stops = Stops(model.rig)
+    stops = Stops(model.rig, disk)
     for _ in range(2):
         model.fill_slots(2)
         model.compact()

@@ -8,19 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from polywire.errors import Missing
-from polywire.log.journal_file import Slot, read_seed
-from polywire.log.recovery import find_chain
-from polywire.log.snapshot import get_snapshot
-from polywire.store.file import FileStore
+from polywire.log.partition import FilePartition
 from polywire.types import Level
+from tests.crash.disk import PAGE, JournalDisk
 from tests.crash.journal_writer import PARTITIONS
-from tests.unit.log.rig import SMALL, Rig
+from tests.crash.test_rewriting import copy_at_rest, fill_slots, numbered
+from tests.unit.log.rig import SMALL, Rig, batch_of
 
 KILLS = 10
 RUN_SECONDS = (0.05, 0.7)
@@ -72,30 +72,30 @@ def test_nothing_acknowledged_is_lost_by_kill(tmp_path: Path) -> None:
     rig.log.close()
 
 
-def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interval_ms", [2, 600_000])
+def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
     for seed in range(8):
         directory = tmp_path / str(seed)
         chosen = random.Random(seed)
-        rig = Rig(directory, SMALL)
+        rig = Rig(directory, replace(SMALL, sync_interval_ms=interval_ms))
         partition = rig.log.open_partition(1)
         rig.settle()
         synced: list[list[int]] = []
         for number in range(chosen.randrange(50, 1500)):
             level = Level.SYNCED if chosen.random() < 0.02 else Level.WRITTEN
-            told = rig.append(partition, [b"%d" % number], level)
+            told = rig.append(partition, [b"%d" % number + b"." * chosen.choice((0, 300))], level)
             if level is Level.SYNCED:
                 synced.append(told)
             rig.loop.run_pass()
             if rig.log.congested:
                 rig.loop.run_until(partial(_is_relieved, rig))
         seen, epoch = partition.readable_offset, rig.log.epoch
-        floor = rig.log.synced_sequence
         rig.kill()
-        lose_power(directory, floor)
+        disk.lose_power(directory, None if seed % 2 else chosen)
         rig.open()
         partition = rig.log.partition(1)
-        values = rig.read(partition)
-        assert values == [b"%d" % number for number in range(len(values))]
+        values = numbered(rig.read(partition))
+        assert values == list(range(len(values)))
         for told in synced:
             assert not told or told[0] < len(values), "what was acknowledged as synced survives"
         assert partition.epoch_end(epoch) == len(values)
@@ -105,17 +105,102 @@ def test_power_loss_takes_only_what_was_not_synced(tmp_path: Path) -> None:
         rig.log.close()
 
 
-def test_power_loss_without_new_records_is_an_offset_out_of_range(tmp_path: Path) -> None:
+def test_slots_are_sealed_without_being_synced(tmp_path: Path, disk: JournalDisk) -> None:
+    """Where slots hold nothing but records, one small group of the journal is all that is flushed of it; and it is enough."""
+    rig = Rig(tmp_path / "log", replace(SMALL, sync_interval_ms=600_000))
+    partition = rig.log.open_partition(1)
+    rig.settle()
+    fill_slots(rig, [partition], 1)
+    lost = 0
+    for slots in range(1, 6):
+        flushed = disk.flushed_bytes
+        slot = rig.log._journal.current
+        while rig.log._journal.current is slot:
+            rig.append(partition, [b"%d" % partition.next_offset + b"." * 1500])
+            rig.log.commit()
+        sealed = partition.next_offset - 1
+        rig.loop.run_until(lambda: not rig.log.sealing)
+        assert disk.flushed_bytes - flushed < PAGE
+        assert slot is not None
+        assert rig.log.synced_sequence == slot.last
+        copy = tmp_path / f"copy-{slots}"
+        copy_at_rest(rig.directory, copy)
+        lost += disk.lose_power(copy, random.Random(slots) if slots % 2 else None, origin=rig.directory)
+        other = Rig(copy, SMALL)
+        values = numbered(other.read(other.log.partition(1)))
+        assert values == list(range(len(values)))
+        assert len(values) >= sealed, "what was sealed is there"
+        other.log.close()
+    assert lost > 16, "slots that were used again were never on the disk"
+    rig.log.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("interval_ms", [2, 600_000])
+def test_power_loss_among_changes(tmp_path: Path, disk: JournalDisk, interval_ms: int) -> None:
+    """Changes, trims, drops, stages and publishes beside records: whatever goes, what is left is the state after some group."""
+    for seed in range(6):
+        chosen = random.Random(seed)
+        rig = Rig(tmp_path / f"log-{seed}", replace(SMALL, sync_interval_ms=interval_ms))
+        kept, trimmed = rig.log.open_partition(1), rig.log.open_partition(2)
+        rig.settle()
+        synced = 0
+        for step in range(chosen.randrange(200, 500)):
+            for partition in (kept, trimmed):
+                rig.append(partition, [b"%d" % partition.next_offset + b"." * 900])
+                rig.log.commit()
+            if chosen.random() < 0.1:
+                rig.change(b"%d" % kept.next_offset)
+                rig.log.commit()
+            if chosen.random() < 0.05:
+                rig.log.trim(2, chosen.randrange(trimmed.first_offset, trimmed.next_offset + 1))
+                rig.log.commit()
+                rig.log._sealer.remove()
+            if chosen.random() < 0.05:
+                publish_one(rig, kept, bytes([step % 255 + 1]) * 16)
+            rig.loop.run_pass()
+            if rig.log.congested:
+                rig.loop.run_until(partial(_is_relieved, rig))
+            if chosen.random() < 0.02:
+                rig.settle()
+                synced = kept.next_offset
+        trimmed_at = trimmed.first_offset
+        rig.kill()
+        disk.lose_power(rig.directory, None if seed % 2 else chosen)
+        rig.open()
+        kept, trimmed = rig.log.partition(1), rig.log.partition(2)
+        values = numbered(rig.read(kept))
+        assert values == list(range(len(values)))
+        assert len(values) >= synced
+        changes = [int(change) for change in rig.memory.changes if change != b"published"]
+        assert changes == sorted(changes)
+        assert all(at <= len(values) for at in changes), "a change is not there without what came before it"
+        assert trimmed.first_offset <= trimmed_at
+        first = trimmed.first_offset
+        assert numbered(rig.read(trimmed, first)) == list(range(first, trimmed.next_offset))
+        rig.log.close()
+
+
+def publish_one(rig: Rig, partition: FilePartition, token: bytes) -> None:
+    """Stage the partition's next record and publish it at once."""
+    rig.log.commit()
+    value = b"%d" % partition.next_offset
+    rig.log.stage(token, partition, batch_of([value]), expires_at_us=2**62, level=Level.WRITTEN, done=None)
+    rig.log.publish([token], b"published", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.memory.apply(b"published")
+    rig.log.commit()
+
+
+def test_power_loss_without_new_records_is_an_offset_out_of_range(tmp_path: Path, disk: JournalDisk) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
     rig.append(partition, [b"kept"], Level.SYNCED)
     rig.settle()
-    floor = rig.log.synced_sequence
     rig.append(partition, [b"lost"])
     rig.log.commit()
     assert partition.readable_offset == 2
     rig.kill()
-    lose_power(tmp_path, floor)
+    disk.lose_power(tmp_path, None)
     rig.open()
     with pytest.raises(Missing):
         rig.read_once(rig.log.partition(1), 2)
@@ -124,23 +209,3 @@ def test_power_loss_without_new_records_is_an_offset_out_of_range(tmp_path: Path
 
 def _is_relieved(rig: Rig) -> bool:
     return not rig.log.congested
-
-
-def lose_power(directory: Path, floor: int) -> None:
-    """Take away every group behind sequence ``floor``, as a disk does that never got it."""
-    seed = read_seed(directory / "journal")
-    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
-    chain = find_chain(slots)
-    assert chain is not None
-    if chain.snapshot is not None:
-        assert get_snapshot(FileStore(directory), chain.snapshot).sequence <= floor, (
-            "no snapshot runs ahead of the disk"
-        )
-    assert chain.sequence >= floor, "everything synced is there"
-    for place in chain.groups:
-        if place.sequence > floor:
-            with place.slot.path.open("r+b") as file:
-                file.seek(place.position)
-                file.write(bytes(place.length))
-    for slot in slots:
-        slot.close()

@@ -17,12 +17,10 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log import rewriting
-from polywire.log.journal_file import Slot, read_seed
 from polywire.log.partition import FilePartition
-from polywire.log.recovery import find_chain
 from polywire.store.file import FileBlob
 from polywire.types import Level
-from tests.crash.test_power_loss import cut
+from tests.crash.disk import JournalDisk
 from tests.unit.log.rig import SMALL, Rig
 
 STAYS, TRIMMED, DROPPED = 1, 2, 3
@@ -53,19 +51,6 @@ def blobs(rig: Rig) -> set[str]:
     return {path.name for path in (rig.directory / "segments").iterdir() if not path.name.startswith(".")}
 
 
-def lose_unsynced(directory: Path, synced: int, keep: random.Random | None) -> None:
-    """Take every page behind the group that is known to be synced."""
-    seed = read_seed(directory / "journal")
-    slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
-    chain = find_chain(slots)
-    assert chain is not None
-    last = next((place for place in chain.groups if place.sequence == synced), chain.groups[0])
-    for slot in {place.slot for place in chain.groups if place.sequence >= last.sequence}:
-        cut(slot, last.position + last.length if slot is last.slot else 0, keep)
-    for slot in slots:
-        slot.close()
-
-
 def copy_at_rest(directory: Path, copy: Path) -> None:
     """Copy a log whose thread may be deleting what nobody needs."""
     while True:
@@ -80,8 +65,9 @@ def copy_at_rest(directory: Path, copy: Path) -> None:
 class Stops:
     """Stops the machine at a step, on copies: as it is, without anything unsynced, and with some of it."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, disk: JournalDisk) -> None:
         self._rig = rig
+        self._disk = disk
         self.synced: dict[int, int] = {}
         """By partition: offsets below this were synced."""
 
@@ -94,8 +80,8 @@ class Stops:
         for keep in (random.Random(1), random.Random(2), None, "all"):
             copy = self._rig.directory.with_name(f"copy-{next(COPIES)}")
             copy_at_rest(self._rig.directory, copy)
-            if keep != "all":
-                lose_unsynced(copy, self._rig.log._syncer.synced, keep)  # type: ignore[arg-type]
+            if not isinstance(keep, str):
+                self._disk.lose_power(copy, keep, origin=self._rig.directory)
             self._check_copy(Rig(copy, SMALL), gone or {})
 
     def _check_copy(self, rig: Rig, gone: dict[int, int]) -> None:
@@ -123,10 +109,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
     return hold
 
 
-def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool], None]) -> None:
+def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool], None], disk: JournalDisk) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     stays, trimmed, dropped = (rig.log.open_partition(number) for number in (STAYS, TRIMMED, DROPPED))
-    stops = Stops(rig)
+    stops = Stops(rig, disk)
     fill_slots(rig, [stays, trimmed, dropped], 2)
     stops.settle()
     stops.check()
@@ -164,11 +150,13 @@ def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool],
     rig.log.close()
 
 
-def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(tmp_path: Path, held: Callable[[Rig, bool], None]) -> None:
+def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(
+    tmp_path: Path, held: Callable[[Rig, bool], None], disk: JournalDisk
+) -> None:
     """The snapshot of the slot that is sealed meanwhile lists the new blob, and not the old one."""
     rig = Rig(tmp_path / "log", SMALL)
     stays, dropped = rig.log.open_partition(STAYS), rig.log.open_partition(DROPPED)
-    stops = Stops(rig)
+    stops = Stops(rig, disk)
     fill_slots(rig, [stays, dropped], 1)
     stops.settle()
     rig.log.drop_partition(DROPPED)
@@ -191,10 +179,10 @@ def test_sealing_goes_on_while_a_rewrite_waits_for_its_sync(tmp_path: Path, held
     rig.log.close()
 
 
-def test_small_neighbours_become_one(tmp_path: Path) -> None:
+def test_small_neighbours_become_one(tmp_path: Path, disk: JournalDisk) -> None:
     rig = Rig(tmp_path / "log", SMALL)
     partitions = [rig.log.open_partition(number) for number in range(1, 6)]
-    stops = Stops(rig)
+    stops = Stops(rig, disk)
     fill_slots(rig, partitions, 5)
     stops.settle()
     rig.loop.run_until(lambda: not rig.log._history.segments.dead)

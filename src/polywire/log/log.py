@@ -18,7 +18,7 @@ from polywire.log.base import Done, Loop, PartitionLog, Replay
 from polywire.log.disk import Disk
 from polywire.log.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
 from polywire.log.history import Contents, History
-from polywire.log.journal_file import FileJournal
+from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import FilePartition
 from polywire.log.sealer import Sealer
 from polywire.log.settings import PAGE_BYTES, LogSettings
@@ -98,12 +98,15 @@ class FileLog:
         self._closed = False
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
-        self._broker_state: tuple[bytes, int] | None = None
+        self._broker_state: bytes | None = None
+        self._rests_on = sequence
+        """The last group that did more than append: a snapshot taken now holds what it did."""
         self._syncer = Syncer(
             journal,
             loop,
             interval_ms=settings.sync_interval_ms,
             bytes_max=settings.unsynced_bytes_max,
+            sealing=lambda: self._sealer.sealing,
             advanced=self._synced_more,
             failed=self._fail,
         )
@@ -247,19 +250,14 @@ class FileLog:
         self._add(Publish(found, change, level, done), size, closing=True)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        known = []
-        for token in dict.fromkeys(tokens):
-            staged = self._history.staging.get(token)
-            if staged is not None and not staged.claimed:
-                known.append(token)
+        found = [self._history.staging.get(token) for token in dict.fromkeys(tokens)]
+        known = [staged for staged in found if staged is not None and not staged.claimed]
         if known:
-            size = ENTRY_BYTES + sum(map(len, known))
+            size = ENTRY_BYTES + sum(len(staged.token) for staged in known)
             self._admit_change(size)
-            for token in known:
-                staged = self._history.staging.get(token)
-                assert staged is not None, "it was there a moment ago"
+            for staged in known:
                 staged.claimed = True
-            self._add(Abandon(known), size, closing=True)
+            self._add(Abandon([staged.token for staged in known]), size, closing=True)
 
     def _add(self, step: Step, size: int, *, closing: bool = False) -> None:
         """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
@@ -369,9 +367,11 @@ class FileLog:
             slot = journal.current
             assert slot is not None, "it was just written"
             draft.settle(self._history.contents[slot.serial], slot.serial, position + len(first))
-            self._syncer.wrote(sequence, size)
-            if draft.state_changed or head.producers:
-                self._broker_state = None
+            self._syncer.wrote(sequence, position, size)
+            if not draft.only_appends or head.producers:
+                self._rests_on = sequence
+                if draft.state_changed or head.producers:
+                    self._broker_state = None
             if self._waits and not self._hides_unsynced:
                 self._wake_readers(draft)
             self._refresh()
@@ -428,12 +428,8 @@ class FileLog:
         image = self._history.image(self._sequence, self._history.contents[full.serial].partitions)
         self._sealer.add(full, image)
         self._disk.look()
-        self._syncer.start()
-        self._loop.call_soon(self._seal)  # it may be synced already
+        self._loop.call_soon(self._sealer.advance)
         self._grow()
-
-    def _seal(self) -> None:
-        self._sealer.advance(self._syncer.synced)
 
     def _grow(self) -> None:
         """Make one more slot when none is free and there may be more."""
@@ -451,7 +447,6 @@ class FileLog:
     # Syncs and sealing
 
     def _synced_more(self) -> None:
-        self._sealer.advance(self._syncer.synced)
         self._relieve()
         if self._told:
             self._tell()
@@ -460,34 +455,41 @@ class FileLog:
         if self._turn.steps and self._failure is None:
             self._write()  # what the broker has applied is committed now; callbacks follow in their order
         if self._broker_state is None:
-            self._broker_state = (self._replay.snapshot(), self._sequence)
-        return self._broker_state[0], self._sequence
+            self._broker_state = self._replay.snapshot()
+        return self._broker_state, self._rests_on
 
-    def name_sealed(
-        self,
-        sequence: int,
-        new: Sequence[int],
-        removed: Sequence[int],
-        snapshot: tuple[str, int] | None,
-        done: Callable[[], None],
+    def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
+        # Recovery begins behind the slot. It needs this group and what the snapshot rests on: if that lies in the slot, this group alone.
+        alone = snapshot[1] <= slot.last
+        if not self._write_apart():
+            return
+        if not alone:
+            self._syncer.spare(slot)
+        self._name(sealed_content(new, ()), slot.last, None if alone else done, snapshot)
+        if alone and self._failure is None:
+            self._syncer.sync_last(slot, done)
+
+    def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
+        if self._write_apart():
+            self._name(sealed_content(new, removed), sequence, done)
+
+    def _write_apart(self) -> bool:
+        """Write the turn, which may be as large as a group can be: the last slot's reserve is for groups of their own. False: no more."""
+        if self._turn.steps and not self._closed:
+            self._write()
+        return self._failure is None and not self._closed
+
+    def _name(
+        self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        if self._failure is not None or self._closed:
-            return
-        content = sealed_content(new, removed)
-        if self._turn.steps:
-            self._write()  # the turn may be as large as a group can be; the reserve of the last slot is for groups of their own
-        if self._failure is not None:
-            return
-        told = partial(_told_sealed, done)
-        named = Entered(EntryKind.SEALED, content, sequence, Level.SYNCED, told)
-        self._add(named, ENTRY_BYTES + len(content))
+        """One group; ``done`` once it and all before it is synced."""
+        told, level = (None, Level.MEMORY) if done is None else (partial(_told_sealed, done), Level.SYNCED)
+        self._add(Entered(EntryKind.SEALED, content, sequence, level, told), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
-            self._add(
-                Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), ENTRY_BYTES + (len(name) + 7 & ~7)
-            )
+            size = ENTRY_BYTES + (len(name) + 7 & ~7)
+            self._add(Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), size)
         self.commit()
-        self._sealer.advance(self._syncer.synced)
 
     def seal_failed(self, error: BrokerError) -> None:
         if isinstance(error, Busy):

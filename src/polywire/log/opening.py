@@ -33,7 +33,6 @@ from polywire.log.sealing import install, plan_slots, snapshot_of, write_plan
 from polywire.log.segments import SEGMENTS, SNAPSHOTS, Segments, segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.staging import Staging
-from polywire.log.sync import sync_all
 from polywire.log.turn import sealed_content
 from polywire.log.worker import Worker, storage_failed
 from polywire.store.file import FileStore
@@ -118,7 +117,8 @@ class _Opening:
         history = self._make_history(segments, worker, start)
         if chain is not None:
             # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
-            sync_all(tuple({place.slot.descriptor for place in chain.groups}))
+            for slot in slots:
+                os.fdatasync(slot.descriptor)
             Player(self._store, history, self._replay, chain).play()
             self._report(chain)
             self._delete_unnamed(history, chain)
@@ -229,7 +229,7 @@ class _Opening:
         self._journal.write([first, *parts], head.size, self._sequence)
         current = self._journal.current
         assert current is not None, "turn_over made it so"
-        sync_all((current.descriptor,))
+        os.fdatasync(current.descriptor)
         self._journal.align()
 
 

@@ -70,50 +70,36 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
+    """``broker_sequence`` is also how far the chain must reach for the snapshot to hold nothing that was lost."""
+
     sealed: int
     broker_sequence: int
     snapshot: str | None
-    sequence: int
+    checksum: int
 
 
 def find_chain(slots: Sequence[Slot]) -> Chain | None:
     """The newest start's chain; None when no slot holds any group. Raises Corrupt."""
-    scanned = {slot: list(_scan(slot)) for slot in slots}
-    starts = {slot: read_start(places[0]) for slot, places in scanned.items() if places}
-    if not starts:
+    found = [place for slot in slots for place in _search(slot)]
+    if not found:
         return None
-    start = max(starts.values())
-    places = {place.sequence: place for slot, found in scanned.items() if starts.get(slot) == start for place in found}
+    start = max(map(read_start, found))
+    places = {place.sequence: place for place in found if read_start(place) == start}
     for naming in _namings(places):
         groups = list(_follow(places, naming.sealed))
-        if groups and groups[-1].sequence >= naming.sequence:
+        sequence = groups[-1].sequence if groups else naming.sealed
+        if sequence >= naming.broker_sequence:
             break
     else:
         raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
-    last = groups[-1]
-    torn = _examine_end(slots, scanned, places, start=start, last=last)
-    return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, last.checksum, torn)
+    torn = _examine_end(slots, places, start=start, sequence=sequence, last=groups[-1] if groups else None)
+    checksum = groups[-1].checksum if groups else naming.checksum
+    return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, checksum, torn)
 
 
 def read_start(place: Place) -> int:
     """The start a group belongs to."""
     return int.from_bytes(place.slot.view[place.position + 8 : place.position + 16], "little")
-
-
-def _scan(slot: Slot) -> Iterator[Place]:
-    """Groups from the slot's first byte on that follow each other; a page boundary is tried once at each end."""
-    at, last = 0, None
-    while True:
-        place = _place(slot, at)
-        if place is None or (last is not None and not _follows(place, last)):
-            boundary = -(-at // PAGE_BYTES) * PAGE_BYTES
-            if boundary == at:
-                return
-            at = boundary
-            continue
-        yield place
-        last = place
-        at = place.position + place.length
 
 
 def _place(slot: Slot, at: int) -> Place | None:
@@ -122,14 +108,6 @@ def _place(slot: Slot, at: int) -> Place | None:
         return None
     return Place(
         slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds
-    )
-
-
-def _follows(place: Place, last: Place) -> bool:
-    return (
-        place.sequence == last.sequence + 1
-        and place.previous == last.checksum
-        and read_start(place) == read_start(last)
     )
 
 
@@ -149,7 +127,7 @@ def _read_naming(place: Place) -> _Naming:
         elif entry.kind == EntryKind.SNAPSHOT:
             broker_sequence = entry.argument
             name = bytes(place.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
-    return _Naming(sealed, broker_sequence, name, place.sequence)
+    return _Naming(sealed, broker_sequence, name, place.checksum)
 
 
 def _follow(places: dict[int, Place], sealed: int) -> Iterator[Place]:
@@ -165,26 +143,21 @@ def _follow(places: dict[int, Place], sealed: int) -> Iterator[Place]:
 
 
 def _examine_end(
-    slots: Sequence[Slot], scanned: dict[Slot, list[Place]], places: dict[int, Place], *, start: int, last: Place
+    slots: Sequence[Slot], places: dict[int, Place], *, start: int, sequence: int, last: Place | None
 ) -> Torn | None:
     """What lies behind the last whole group. Raises Corrupt when it proves that a synced group is damaged."""
-    expected = last.sequence + 1
-    later = {place.sequence: place for sequence, place in places.items() if sequence >= expected}
-    for slot in slots:
-        known = scanned[slot][-1] if scanned[slot] else None
-        for place in _search(slot, known.position + known.length if known is not None else 0):
-            found = read_start(place)
-            if found > start or (found == start and place.sequence > expected and place.synced >= expected):
-                raise _damaged(place, expected)
-            if found == start and place.sequence >= expected:
-                later[place.sequence] = place
-    for place in later.values():
+    expected = sequence + 1
+    later = [place for place in places.values() if place.sequence >= expected]
+    for place in later:
         if place.sequence > expected and place.synced >= expected:
             raise _damaged(place, expected)
     if later:
-        size = sum(place.length for place in later.values())
+        first = min(later, key=lambda place: place.sequence)
+        size = sum(place.length for place in later)
+        if last is None:
+            return Torn(str(first.slot.path), first.position, size, len(later))
         return Torn(str(last.slot.path), last.position + last.length, size, len(later))
-    return _find_remains(slots, start=start, last=last)
+    return None if last is None else _find_remains(slots, start=start, last=last)
 
 
 def _damaged(place: Place, expected: int) -> Corrupt:
@@ -194,14 +167,18 @@ def _damaged(place: Place, expected: int) -> Corrupt:
     )
 
 
-def _search(slot: Slot, start: int) -> Iterator[Place]:
-    """Every group whose header verifies, wherever it begins."""
-    at = slot.find(GROUP_MAGIC, start)
+def _search(slot: Slot) -> Iterator[Place]:
+    """Every group whose header verifies, wherever it begins: a group may count although what lies before it was never synced.
+
+    Inside whole groups nothing is looked for; those that an earlier filling left may have been overwritten from their middle on.
+    """
+    at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
         place = _place(slot, at) if at % 8 == 0 else None
         if place is not None:
             yield place
-        at = slot.find(GROUP_MAGIC, at + (place.length if place is not None else 1))
+        whole = place is not None and bad_entry(slot.view, at) < 0
+        at = slot.find(GROUP_MAGIC, at + (place.length if whole and place is not None else 1))
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: Place) -> Torn | None:

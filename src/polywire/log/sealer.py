@@ -40,17 +40,13 @@ class Owner(Protocol):
     """What the sealer needs of the log."""
 
     def broker_state(self) -> tuple[bytes, int]:
-        """The broker's state, and the sequence it is that of."""
+        """The broker's state, and the last group that a snapshot of it rests on: what is behind that one only appended."""
 
-    def name_sealed(
-        self,
-        sequence: int,
-        new: Sequence[int],
-        removed: Sequence[int],
-        snapshot: tuple[str, int] | None,
-        done: Callable[[], None],
-    ) -> None:
-        """Journal a ``sealed`` entry, and a ``snapshot`` entry; ``done`` once that is synced."""
+    def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
+        """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that counts."""
+
+    def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
+        """Journal segments that are new and removed beside slots; ``done`` once that is synced."""
 
     def seal_failed(self, error: BrokerError) -> None:
         """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
@@ -102,7 +98,8 @@ class Sealer:
         self._replacing = False
         """A segment written anew is named and not yet installed."""
         self._stopped = False
-        self._synced = 0
+        self.sealing = -1
+        """Serial of the slot of which segments are being written."""
         self.sealed = 0
         self.named = 0
         """Like ``sealed``, but already when the group is written."""
@@ -116,10 +113,9 @@ class Sealer:
         """A slot is full; ``image`` is the state after its last group."""
         self._queue.append(_Full(slot, image))
 
-    def advance(self, synced: int) -> None:
-        """Seal the next slot if it is synced and nothing else is being done."""
-        self._synced = max(self._synced, synced)
-        if self._stopped or self._running or not self._queue or self._queue[0].slot.last > self._synced:
+    def advance(self) -> None:
+        """Seal the next slot if nothing else is being done."""
+        if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
         if self._installing and (self._history.reader.overlays or full.image.staged):
@@ -127,15 +123,17 @@ class Sealer:
         if not self._owner.seal_room(1):
             return  # readers pin every slot: the first to let go calls again
         self._running = True
-        broker = self._owner.broker_state()
+        self.sealing = full.slot.serial
+        broker, rests_on = self._owner.broker_state()
+        broker_sequence = max(rests_on, full.image.sequence)
         contents = {full.slot.serial: self._history.contents[full.slot.serial]}
         plan = plan_slots(self._history, contents, self._journal.views, full.image)
         numbers = [self._history.segments.next_number() for _ in plan.blobs]
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
-        snapshot = snapshot_of(self._history, full.image, plan, numbers, broker)
+        snapshot = snapshot_of(self._history, full.image, plan, numbers, (broker, broker_sequence))
         job = partial(write_plan, self._store, plan, numbers, name, snapshot)
-        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker[1]))
+        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker_sequence))
 
     def _written(
         self,
@@ -148,6 +146,7 @@ class Sealer:
         error: BrokerError | None,
     ) -> None:
         self._running = False
+        self.sealing = -1
         if self._stopped:
             return
         if error is not None or infos is None:
@@ -155,7 +154,7 @@ class Sealer:
             if not isinstance(error, Missing):
                 self._owner.seal_failed(error)
             if isinstance(error, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
-                self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self._retry)
+                self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
         sealed = [self._history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
@@ -172,13 +171,11 @@ class Sealer:
             if old:
                 self._delete([old])
             self.free_parked()
-            self.advance(self._synced)  # the slot may be pinned: the next one needs not wait for its readers
+            self.advance()  # the slot may be pinned: the next one needs not wait for its readers
             self._remove_soon()
 
-        self._owner.name_sealed(full.image.sequence, numbers, (), (name, broker_sequence), installed)
-
-    def _retry(self) -> None:
-        self.advance(self._synced)
+        self._owner.name_slot(full.slot, numbers, (name, broker_sequence), installed)
+        self.advance()
 
     def free_parked(self) -> None:
         """Free slots that are sealed and that no reader pins any more."""
@@ -189,7 +186,7 @@ class Sealer:
             self._journal.release(slot)
         if free and not self._stopped:
             self._owner.slot_freed()
-            self.advance(self._synced)
+            self.advance()
 
     # Removing segments
 
@@ -214,7 +211,7 @@ class Sealer:
         def removed() -> None:
             self._delete(self._history.segments.removed(dead))
 
-        self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], None, removed)
+        self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], removed)
 
     def _delete(self, names: Sequence[str]) -> None:
         if not self._stopped:
@@ -293,7 +290,7 @@ class Sealer:
             compaction.noting = not full
             if full and compaction.noted <= compaction.partition.clean_offset:
                 self._compacted(compaction, 0, _too_many_keys(compaction.noted))
-        self.advance(self._synced)
+        self.advance()
         if not self._stopped:
             self._tidy_soon(again)
 
@@ -341,7 +338,7 @@ class Sealer:
             self._delete([segment_name(number)])  # another pass of the timer writes it again
         else:
             self._name_rewritten(rewrite, self._history.segments.add(info, number), again)
-        self.advance(self._synced)
+        self.advance()
 
     def _not_rewritten(self, rewrite: Rewrite, error: BrokerError) -> None:
         """A damaged segment is kept as it is: its readers are told, and what is sound of it can be read."""
@@ -376,7 +373,7 @@ class Sealer:
                 rewrite.over(None)
             self._tidy_soon(again)
 
-        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], None, installed)
+        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], installed)
 
     def stop(self) -> None:
         """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""

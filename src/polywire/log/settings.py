@@ -24,7 +24,7 @@ class LogSettings:
     slot_count_max: mapped slots count as the broker's memory (below 500 MB whatever is produced), so four of 64 MiB;
     when all wait for the sealer,
         produce waits.
-    sync_interval_ms: how long ``written`` data may stay unsynced.
+    sync_interval_ms: how long ``written`` data may wait for a sync, or the sealing of its slot, to begin.
     unsynced_bytes_max: above it the log is congested; half of it starts a sync at once.
     staged_bytes_max, staged_batches_max: what may lie staged; a staged batch costs some 300 bytes of memory.
     group_bytes_max: see decision 0002; smaller slots lower it.

@@ -43,6 +43,7 @@ class Draft:
         "history",
         "indexed",
         "now_us",
+        "only_appends",
         "parts",
         "placed",
         "state_changed",
@@ -71,6 +72,7 @@ class Draft:
         self.written: list[Told] = []
         self.synced: list[Told] = []
         self.state_changed = False
+        self.only_appends = True
 
     def tell(
         self, level: Level, done: Callable[[Any, BrokerError | None], None] | None, value: Any, refused: Any = -1
@@ -101,6 +103,7 @@ class Draft:
 
     def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
         """Enter anything that is no batch."""
+        self.only_appends &= kind >= EntryKind.SEALED
         self.head.entry(kind, partition, argument, content)
         size = len(content)
         if size:

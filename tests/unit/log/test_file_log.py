@@ -46,7 +46,7 @@ def test_naming_segments_never_makes_a_group_too_large(tmp_path: Path, monkeypat
         return write(parts, size, sequence)
 
     monkeypatch.setattr(rig.log._journal, "write", note)
-    rig.log.name_sealed(0, [1], [], ("snapshots/x", 0), lambda: None)
+    rig.log.name_sealed(0, [1], [], lambda: None)
     assert len(sizes) == 2
     assert max(sizes) <= limit
     rig.kill()

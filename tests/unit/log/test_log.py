@@ -434,11 +434,11 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.
     partition = rig.log.open_partition(1)
     calls: list[int] = []
 
-    def broken(descriptor: int) -> None:
+    def broken(descriptor: int, *_: object) -> None:
         calls.append(descriptor)
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", broken)
+    monkeypatch.setattr("polywire.log.sync.flush", broken)
     refused: list[tuple[int, BrokerError | None]] = []
     failures: list[BrokerError] = []
     rig.log.on_failure(failures.append)

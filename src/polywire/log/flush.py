@@ -1,0 +1,42 @@
+"""Flushing some bytes of a file to the disk, and leaving alone what else waits there.
+
+Promises: on return the bytes are on the disk; the interpreter lock is free meanwhile. Must not know: slots, who waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from typing import Any, Final
+
+from polywire.store.residency import address_of
+
+_MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
+
+
+def _find_msync() -> Any:
+    function = None if sys.platform == "win32" else getattr(ctypes.CDLL(None, use_errno=True), "msync", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        function.restype = ctypes.c_int
+    return function
+
+
+_msync: Final = _find_msync()
+
+
+def flush(descriptor: int, view: memoryview, start: int, stop: int) -> None:
+    """Flush bytes [start, stop) of a file, of which ``view`` maps the whole. Where the system cannot choose, the whole file. Raises OSError.
+
+    ``fdatasync`` writes every changed page of a file. A journal slot that was sealed and is used again may have many that nobody needs;
+    ``msync`` of a shared mapping writes those of a range, with the same guarantee (Linux: both end in ``vfs_fsync_range``).
+    """
+    if _msync is None:
+        os.fdatasync(descriptor)
+        return
+    start -= start % mmap.PAGESIZE
+    if _msync(address_of(view) + start, stop - start, _MS_SYNC) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

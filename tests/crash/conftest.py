@@ -1,0 +1,13 @@
+"""What crash tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.disk import JournalDisk
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> JournalDisk:
+    """Watches what reaches the disk of journals that the test itself opens."""
+    return JournalDisk(monkeypatch)

@@ -1,0 +1,59 @@
+"""The disk below a journal: which pages of its slots a power loss leaves, because a sync had covered them, and how they were then.
+
+Promises: a page that was flushed is kept as it was flushed last; what was only written is lost, or kept by chance. Must not know: groups.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from polywire.log.flush import flush
+
+PAGE = 4096
+
+
+class JournalDisk:
+    """Watches every flush of a slot. Guards: ``_pages`` holds, by inode, what is on the disk of a file made of zeros."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._pages: dict[int, dict[int, bytes]] = {}
+        self._fdatasync = os.fdatasync
+        self.flushed_bytes = 0
+        patch.setattr("polywire.log.sync.flush", self._note_range)
+        patch.setattr(os, "fdatasync", self._note_file)
+
+    def _note_range(self, descriptor: int, view: memoryview, start: int, stop: int) -> None:
+        flush(descriptor, view, start, stop)
+        self._note(descriptor, start, min(stop, len(view)))
+
+    def _note_file(self, descriptor: int) -> None:
+        self._fdatasync(descriptor)
+        self._note(descriptor, 0, os.fstat(descriptor).st_size)
+
+    def _note(self, descriptor: int, start: int, stop: int) -> None:
+        pages = self._pages.setdefault(os.fstat(descriptor).st_ino, {})
+        for at in range(start - start % PAGE, stop, PAGE):
+            pages[at] = os.pread(descriptor, PAGE, at)
+        self.flushed_bytes += stop - start
+
+    def lose_power(self, directory: Path, keep: random.Random | None, *, origin: Path | None = None) -> int:
+        """Take from a log's journal what never reached the disk, but for pages that ``keep`` keeps; returns how many pages went.
+
+        origin: the log of which ``directory`` is a copy.
+        """
+        lost = 0
+        for path in sorted((directory / "journal").glob("slot-*")):
+            known = self._pages.get(((origin or directory) / "journal" / path.name).stat().st_ino, {})
+            written = path.read_bytes()
+            pages = [written[at : at + PAGE] for at in range(0, len(written), PAGE)]
+            for number, page in enumerate(pages):
+                flushed = known.get(number * PAGE, bytes(PAGE))
+                if page != flushed and (keep is None or keep.random() < 0.6):
+                    pages[number] = flushed
+                    lost += 1
+            path.write_bytes(b"".join(pages))
+        return lost
