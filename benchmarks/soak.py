@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from benchmarks.measure import console, machine
-from benchmarks.soak_driver import COPIED, COUNTED, FIELDS, PRODUCED, REFINED, Plan
+from benchmarks.soak_driver import COPIED, COUNTED, FIELDS, PIPELINES, PRODUCED, REFINED, Plan
 from polywire.client import bulk
 from polywire.client.connect import SCHEMES
 from polywire.spark import session
@@ -116,7 +116,10 @@ def start_producers(soak: Soak, broker: BrokerProcess) -> list[subprocess.Popen[
 def start_driver(soak: Soak, broker: BrokerProcess, master: str) -> subprocess.Popen[bytes]:
     """A driver in a process group of its own, so that its JVM and Python workers die with it."""
     address = broker.url("polywire").removeprefix("polywire://")
-    plan = Plan(master, address, soak.topics, str(soak.directory), soak.batch_records_max, STAGGER_S, soak.side_by_side)
+    # Every driver begins with other pipelines than the one before, so that each of them is at work when something is killed.
+    first = soak.drivers * soak.side_by_side % PIPELINES
+    most = soak.batch_records_max
+    plan = Plan(master, address, soak.topics, str(soak.directory), most, STAGGER_S, soak.side_by_side, first)
     text = json.dumps({name: getattr(plan, name) for name in Plan.__slots__})
     soak.drivers += 1
     with (soak.directory / "driver.log").open("ab") as log, (soak.directory / "progress.jsonl").open("ab") as told:

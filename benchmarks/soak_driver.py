@@ -29,13 +29,14 @@ from polywire.spark.sessions import LOCAL_SETTINGS
 PRODUCED = "produced"  # a file that appears when every record was acknowledged
 FIELDS = "json:w string, n long"
 REFINED, COPIED, COUNTED = "soak-refined", "soak-copied", "soak-counted"
+PIPELINES = 4
 DELAY = "6 hours"  # nothing may come late: kills stop partitions for different times
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the driver is told, as JSON. ``side_by_side`` pipelines run at once and begin ``stagger_s`` after each other: each starts several
-    processes, and Spark waits only ten seconds for one of them."""
+    """What the driver is told, as JSON. ``side_by_side`` pipelines run at once, from number ``first`` on, and begin ``stagger_s`` after each
+    other: each starts several processes, and Spark waits only ten seconds for one of them."""
 
     master: str
     address: str
@@ -44,6 +45,7 @@ class Plan:
     batch_records_max: int
     stagger_s: float
     side_by_side: int
+    first: int
 
 
 def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
@@ -81,7 +83,8 @@ def one_pass(spark: SparkSession, plan: Plan) -> None:
     """Run every pipeline until what was there is done. One that fails ends the process: whoever watches starts it again."""
     running = {}
     with ThreadPoolExecutor(plan.side_by_side) as pool:
-        for name, job in jobs(spark, plan).items():
+        known = list(jobs(spark, plan).items())
+        for name, job in known[plan.first :] + known[: plan.first]:
             running[pool.submit(job)] = name
             time.sleep(plan.stagger_s if plan.side_by_side > 1 else 0.0)
         for ended in as_completed(running):

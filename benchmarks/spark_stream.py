@@ -145,10 +145,7 @@ def _visible_ms(made: Bench, topic: str) -> float:
         producer = threading.Thread(target=_produce_steadily, args=(made, topic))
         producer.start()
         producer.join()
-        end = made.connection.bounds([topic])[0].next_offset
-        deadline = time.monotonic() + PROGRESS_SECONDS_MAX
-        while sum(report.numInputRows for report in query.recentProgress) < end and time.monotonic() < deadline:
-            time.sleep(0.05)
+        query.processAllAvailable()
     return _median_age_ms(table, since_us=begun_us + STEADY_WARM_UP_S * 1e6)
 
 

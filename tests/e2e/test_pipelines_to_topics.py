@@ -15,7 +15,7 @@ from polywire.errors import Invalid
 from polywire.records.columns import Header, Record
 from polywire.spark.pipelines.bridge import bridge
 from polywire.spark.pipelines.compact import compact
-from polywire.spark.pipelines.queries import Ran
+from polywire.spark.pipelines.queries import Ran, sendable
 from polywire.spark.pipelines.refine import refine
 from polywire.spark.pipelines.replay import replay
 from polywire.spark.pipelines.state import state
@@ -133,10 +133,21 @@ def test_state_folds_events_and_begins_from_snapshots(
     assert any("JSON object" in reason for reason in reasons)
 
 
+def test_records_without_headers_are_sent_with_none(spark: SparkSession) -> None:
+    kinds = "array<struct<key: string, value: binary>>"
+    rows = spark.sql(
+        f"select 'v' as value, cast(if(id = 0, null, array(struct('k', x'01'))) as {kinds}) as headers from range(2)"
+    )
+    sent = sendable(rows).orderBy("headers").collect()
+    assert [[(pair["key"], bytes(pair["value"])) for pair in row["headers"]] for row in sent] == [[], [("k", b"\x01")]]
+    assert sendable(rows.select("value")).columns == ["value"]
+
+
 def test_bridge_between_brokers(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     other = start_broker(tmp_path / "broker")
     try:
         fill(served.connection, topic, [300, 20], headers=True)
+        fill(served.connection, topic, [10, 200])
         other.connection.create_topic(topic, 2)
         # In threads of their own, which begin without the session that Spark looks for sinks in.
         with ThreadPoolExecutor(1) as thread:

@@ -197,6 +197,17 @@ def test_a_stream_goes_on_after_the_broker_was_killed(spark: SparkSession, topic
     assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([40, 30])
 
 
+@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "10 seconds"}])
+def test_spark_takes_no_python_source_in_its_other_modes(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path, trigger: dict[str, str]
+) -> None:
+    fill(served.connection, topic, [3])
+    stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic).load()
+    writer = stream.writeStream.format("console").option("checkpointLocation", str(tmp_path)).outputMode("update")
+    with pytest.raises(PySparkException, match=r"continuous|REAL_TIME_MODE"):
+        writer.trigger(**trigger).start().awaitTermination(60)
+
+
 def test_a_stream_tells_a_group_how_far_it_is(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     fill(served.connection, topic, [30])
     stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)

@@ -105,11 +105,16 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=total, facts="starting")
 
+        rate = 0.0
+
         def told(batch: BatchProgress) -> None:
+            nonlocal rate
+            # Batches without records only move the watermark: the rate stays that of the records.
+            rate = batch.rate if batch.records else rate
             lag = "" if batch.lag is None else f"  lag {batch.lag:,}"
             odd = "".join(f"  {name} {count:,}" for name, count in _oddities(batch) if count)
             watermark = "" if batch.watermark is None else f"  watermark {batch.watermark.removesuffix('.000Z')}"
-            facts = f"{batch.rate:,.0f} records/s{lag}{odd}{watermark}"
+            facts = f"{rate:,.0f} records/s{lag}{odd}{watermark}"
             progress.update(task, advance=batch.records, facts=facts)
 
         yield told

@@ -19,7 +19,7 @@ from typing import Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, aligned_buffer, check_blob_name
-from polywire.store.residency import address_of, is_resident
+from polywire.store.residency import Residency, address_of
 from polywire.types import Buffer
 
 OPEN_BLOBS_MAX: Final = 64  # three descriptors each: well below the usual limit of 1,024
@@ -49,14 +49,14 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 class FileBlob:
     """One open file, mapped when first asked for."""
 
-    __slots__ = ("_address", "_descriptor", "_direct", "_path", "_size", "_view")
+    __slots__ = ("_descriptor", "_direct", "_path", "_residency", "_size", "_view")
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
         self._size = os.fstat(self._descriptor).st_size
         self._view: memoryview | None = None
-        self._address = 0
+        self._residency: Residency | None = None
         self._direct = -1
 
     @property
@@ -79,8 +79,9 @@ class FileBlob:
         return done
 
     def is_warm(self, start: int, stop: int) -> bool:
-        self.map()
-        return is_resident(self._address, start, min(stop, self._size))
+        if self._residency is None:
+            self._residency = Residency(self.map())
+        return self._residency.holds(start, min(stop, self._size))
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
@@ -117,9 +118,7 @@ class FileBlob:
         if self._size == 0:
             return memoryview(b"")
         with _storage_errors("map", self._path):
-            view = memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
-        self._address = address_of(view)
-        return view
+            return memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
 
 
 class OpenBlobs:

@@ -32,9 +32,8 @@ def test_every_row_names_a_test() -> None:
         for line in PAGE.splitlines()
         if line.startswith("|") and not line.startswith(("|---", "| option", "| | |"))
     ]
-    unbacked = [row for row in rows if "::test_" not in row]
     assert len(rows) > 40
-    assert all("Spark takes no Python source there" in row for row in unbacked)
+    assert [row for row in rows if "::test_" not in row] == []
 
 
 @pytest.mark.parametrize(

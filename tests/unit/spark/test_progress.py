@@ -48,3 +48,13 @@ def test_the_bar_shows_records_rate_and_lag() -> None:
     assert "40/100" in text
     assert "1,234 records/s" in text
     assert "lag 60" in text
+
+
+def test_the_bar_ends_on_the_rate_of_the_last_batch_with_records() -> None:
+    written = io.StringIO()
+    with progress_bar("windows", total=40, console=Console(file=written, width=200, force_terminal=True)) as told:
+        told(BatchProgress(batch_id=0, records=40, rate=1234.0, lag=0))
+        told(BatchProgress(batch_id=1, records=0, rate=0.0, lag=0, watermark="2026-01-01T10:00:00.000Z"))
+    last = [line for line in written.getvalue().splitlines() if "records/s" in line][-1]
+    assert "1,234 records/s" in last
+    assert "watermark 2026-01-01T10:00:00" in last

@@ -11,7 +11,7 @@ from typing import Annotated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from polywire.spark.pipelines.queries import SOURCE, Address, Ran, Topic, topic_rows
+from polywire.spark.pipelines.queries import SOURCE, Address, Ran, Topic, sendable, topic_rows
 
 
 def compact(
@@ -27,7 +27,7 @@ def compact(
     """Write the last record of every key that a topic holds now. Records without a key are left out: they replace nothing."""
     last = last_by_key(topic_rows(spark, address, topic, headers=True))
     kept = last if deletions else last.where("value is not null")
-    records = kept.select("key", "value", "headers").persist()
+    records = sendable(kept.select("key", "value", "headers")).persist()
     try:
         count = records.count()
         writer = (

@@ -18,6 +18,7 @@ from polywire.spark.functions import CORRUPT, Parse, parser
 from polywire.spark.progress import BatchProgress, Told, follow, observed
 
 SOURCE: Final = "polywire"
+HEADERS: Final = "array<struct<key: string, value: binary>>"
 QUERY_ID: Final = "sql.streaming.queryId"  # a local property of the thread that runs a micro-batch
 
 STATE_SETTINGS: Final = {
@@ -80,8 +81,18 @@ def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool =
 
 def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> DataStreamWriter:
     """A stream of records (columns key, value, headers, topic, partition) written exactly once; ``topic`` None: the column says."""
-    writer = frame.writeStream.format(SOURCE).option("address", address)
+    writer = sendable(frame).writeStream.format(SOURCE).option("address", address)
     return writer if topic is None else writer.option("topic", topic)
+
+
+def sendable(records: DataFrame) -> DataFrame:
+    """Records with an empty list where they have no headers, which the sink takes for the same.
+
+    Spark asks how large an Arrow batch has become after every row, and for a list that is null it walks all rows so far.
+    """
+    if "headers" not in records.columns:
+        return records
+    return records.withColumn("headers", f.coalesce("headers", f.array().cast(HEADERS)))
 
 
 def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStreamWriter:

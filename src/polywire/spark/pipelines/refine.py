@@ -9,13 +9,14 @@ why and where it was. Must not know: what the fields mean.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polywire.spark.functions import CORRUPT, VALUE
 from polywire.spark.pipelines.queries import (
+    HEADERS,
     Address,
     AvailableNow,
     BatchRecordsMax,
@@ -30,8 +31,6 @@ from polywire.spark.pipelines.queries import (
     topic_stream,
 )
 from polywire.spark.progress import Told
-
-HEADERS: Final = "array<struct<key: string, value: binary>>"
 
 
 def refine(
