@@ -8,8 +8,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +29,10 @@ from polywire.protocols.kafka07.messages import (
     encode_set,
 )
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.codec import ERROR, PREFIX, encode_head
+from polywire.protocols.polywire.codec import PREFIX, encode_head
 from polywire.protocols.polywire.messages import Verb
 from tests.broker_process import BrokerProcess
-from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch
+from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch, wait
 
 ATTACK_S = 15.0
 FLOOD_S = 0.7
@@ -109,17 +109,16 @@ def unfinished(wire: str) -> bytes:
     return begun + b"x" * (60_000 if wire == "flux" else 400_000)
 
 
-@contextmanager
-def stalled(broker: BrokerProcess) -> Iterator[None]:
-    """Connections of every wire that hold a large unfinished request each, as many as the broker bears."""
-    with ExitStack() as held:
-        for wire in broker.addresses:
-            for _ in range(HELD_CONNECTIONS):
-                peer = held.enter_context(RawPeer(broker, wire))
-                peer.socket.settimeout(FLOOD_S)
-                with suppress(OSError):
-                    peer.send(unfinished(wire))
-        yield
+def stall(broker: BrokerProcess) -> list[RawPeer]:
+    """Connections of every wire that hold a large unfinished request each, as much of it as the broker takes."""
+    held = []
+    for wire in [wire for wire in broker.addresses for _ in range(HELD_CONNECTIONS)]:
+        peer = RawPeer(broker, wire)
+        peer.socket.settimeout(FLOOD_S)
+        with suppress(OSError):
+            peer.send(unfinished(wire))
+        held.append(peer)
+    return held
 
 
 class Attacker(threading.Thread):
@@ -149,33 +148,38 @@ def fill(broker: BrokerProcess) -> None:
         assert peer.recv(100)
 
 
+def attack(broker: BrokerProcess) -> tuple[list[int], int]:
+    """All attacks at once, for a while; how often each was carried out, and the most memory of its own that the broker had."""
+    held = stall(broker)
+    attackers = [Attacker(attack, broker, time.monotonic() + ATTACK_S) for attack in attacks()]
+    for attacker in attackers:
+        attacker.start()
+    own = 0
+    while any(attacker.is_alive() for attacker in attackers):
+        own = max(own, broker.memory_bytes)
+        time.sleep(0.05)
+    for peer in held:
+        peer.socket.close()
+    return [attacker.turns for attacker in attackers], own
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_wires_at_once_stay_within_the_memory(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         fill(broker)
         with GoodClient(broker) as good:
-            attackers = [Attacker(attack, broker, time.monotonic() + ATTACK_S) for attack in attacks()]
-            with stalled(broker):
-                for attacker in attackers:
-                    attacker.start()
-                own = 0
-                while any(attacker.is_alive() for attacker in attackers):
-                    own = max(own, broker.memory_bytes)
-                    time.sleep(0.05)
+            turns, own = attack(broker)
             served = len(good.times)
-            time.sleep(1)
-            assert len(good.times) > served, "nobody is served when it is over"
+            wait(lambda: len(good.times) > served + 10, "nobody is served when it is over")
         assert not good._failures
-        with RawPeer(broker) as peer:
-            assert not peer.ask(Verb.PRODUCE, messages.Produce("good", 0), record_batch(1)).flags & ERROR
         peak = memory_mb(broker)
         print(
-            f"peak {peak} MB, of its own {own >> 20} MB; attacks {[attacker.turns for attacker in attackers]},"
-            f" {served} requests of others served, the slowest in {max(good.times):.2f} s"
+            f"peak {peak} MB, of its own {own >> 20} MB; attacks {turns}, {served} requests of others served meanwhile,"
+            f" the slowest in {max(good.times):.2f} s"
         )
         log = broker.log_text()
         assert not [word for word in ("Traceback", "level=error", "level=critical") if word in log], log
-        assert all(attacker.turns for attacker in attackers)
+        assert all(turns)
         assert peak < MEMORY_MB_MAX
         assert broker.stop() == 0
