@@ -267,6 +267,7 @@ def kafka07_figures(rounds: int) -> list[Figure]:
                 "Kafka 0.7 fetch of 1 MiB, 200 B, one at a time",
                 "records/s",
                 lambda: kafka07_load.fetch_rate(host, port, "read"),
+                aim=10e6,
                 rounds=rounds,
             ),
         ]
