@@ -272,7 +272,7 @@ def test_a_thousand_connections_that_stall(broker: BrokerProcess) -> None:
                 peer.send(PREFIX.pack(size, Verb.PRODUCE, 0, 0, 1, 16) + bytes(10_000))
     for peer in stalled:
         peer.socket.close()
-    _wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
+    wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
 
 
 def test_storm_of_connections_leaks_nothing(broker: BrokerProcess) -> None:
@@ -281,7 +281,7 @@ def test_storm_of_connections_leaks_nothing(broker: BrokerProcess) -> None:
         for number in range(2000):
             with socket.create_connection(broker.addresses[("flux", "polywire")[number % 2]]) as peer:
                 peer.sendall(MAGIC[: number % 9])
-    _wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
+    wait(lambda: descriptors(broker) <= before + 8, "descriptors leak")
 
 
 def test_long_polls_by_the_thousand(broker: BrokerProcess) -> None:
@@ -329,7 +329,7 @@ def test_topics_that_come_and_go_while_they_are_read(broker: BrokerProcess) -> N
     assert not failures
 
 
-def _wait(reached: Callable[[], bool], otherwise: str, seconds: float = SETTLED_S_MAX) -> None:
+def wait(reached: Callable[[], bool], otherwise: str, seconds: float = SETTLED_S_MAX) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, otherwise

@@ -16,6 +16,7 @@ import pytest
 
 from polywire.protocols.cursus.compression import algorithm
 from polywire.server.lifecycle import EXIT_OK, EXIT_SECOND_SIGNAL, EXIT_START
+from polywire.server.lines import LINES_MAX
 from tests.broker_process import WIRES, BrokerProcess, silenced
 
 
@@ -134,6 +135,18 @@ def test_clients_that_misbehave_harm_nobody(broker: BrokerProcess) -> None:
     assert resident_kb < 500_000
     for peer in [*stalled, deaf, garbage, long]:
         peer.close()
+
+
+def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
+    for _ in range(100):
+        with connect(broker, "any") as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert peer.recv(100) == b""
+    broker.stop()
+    told = [line for line in broker.log_text().splitlines() if "connection dropped" in line]
+    left_out = sum(int(line.partition(" more=")[2].partition(" ")[0]) for line in told if " more=" in line)
+    assert left_out + sum(" more=" not in line for line in told) == 100
+    assert len(told) <= 2 * (LINES_MAX + 1), "a machine so slow that it took two windows"
 
 
 @pytest.mark.parametrize(

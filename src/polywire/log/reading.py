@@ -263,25 +263,26 @@ class Reader:
         window = self._cold.find(key)
         if window is not None:
             return self._read_window(partition, key, window, end)
-        number = partition.runs.find_offset(offset)
-        if not self.segment(partition.runs.entry(number)[3]).is_warm(partition.incarnation, offset, max(bytes_max, 1)):
-            segments = self._segments_from(partition, number)
+        read = self._read_warm(partition, offset, bytes_max, end)
+        if read is None:
+            segments = self._segments_from(partition, partition.runs.find_offset(offset))
             self._cold.ask(key, segments, partial(self._thawed, partition, key, end, then, segments))
-            return None
-        return self._read_warm(partition, offset, bytes_max, end)
+        return read
 
-    def _read_warm(self, partition: FilePartition, offset: int, bytes_max: int, end: int) -> Read:
-        """A read of mapped segments that the system holds in memory."""
+    def _read_warm(self, partition: FilePartition, offset: int, bytes_max: int, end: int) -> Read | None:
+        """A read of mapped segments as far as the system holds them in memory; None when the first batch is not."""
         chunks: list[memoryview] = []
         at, room = offset, bytes_max
         number = partition.runs.find_offset(at)
         while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
-            segment = self.segment(partition.runs.entry(number)[3])
-            if chunks and not segment.is_warm(partition.incarnation, at, max(room, 1)):
+            found = self.segment(partition.runs.entry(number)[3]).read_warm(
+                partition.incarnation, at, max(room, 1), end
+            )
+            if found is None and not chunks:
+                return None
+            if found is None or (chunks and len(found[0]) > room):
                 return Read(chunks, at, partition.readable_offset, NO_PIN)
-            view, next_offset = segment.read(partition.incarnation, at, room, end)
-            if chunks and len(view) > room:
-                return Read(chunks, at, partition.readable_offset, NO_PIN)
+            view, next_offset = found
             chunks.append(view)
             at, room, number = next_offset, room - len(view), number + 1
             if at < (partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset):

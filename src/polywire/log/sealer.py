@@ -98,8 +98,8 @@ class Sealer:
         self._replacing = False
         """A segment written anew is named and not yet installed."""
         self._stopped = False
-        self.sealing = -1
-        """Serial of the slot of which segments are being written."""
+        self.sealing = False
+        """Segments of a slot are being written."""
         self.sealed = 0
         self.named = 0
         """Like ``sealed``, but already when the group is written."""
@@ -123,7 +123,7 @@ class Sealer:
         if not self._owner.seal_room(1):
             return  # readers pin every slot: the first to let go calls again
         self._running = True
-        self.sealing = full.slot.serial
+        self.sealing = True
         broker, rests_on = self._owner.broker_state()
         broker_sequence = max(rests_on, full.image.sequence)
         contents = {full.slot.serial: self._history.contents[full.slot.serial]}
@@ -146,11 +146,11 @@ class Sealer:
         error: BrokerError | None,
     ) -> None:
         self._running = False
-        self.sealing = -1
         if self._stopped:
             return
         if error is not None or infos is None:
             assert error is not None, "a job gives a result or an error"
+            self.sealing = False
             if not isinstance(error, Missing):
                 self._owner.seal_failed(error)
             if isinstance(error, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
@@ -176,6 +176,7 @@ class Sealer:
 
         self._owner.name_slot(full.slot, numbers, (name, broker_sequence), installed)
         self.advance()
+        self.sealing = self._running
 
     def free_parked(self) -> None:
         """Free slots that are sealed and that no reader pins any more."""

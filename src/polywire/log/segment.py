@@ -35,11 +35,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.errors import ErrorCode, Missing
+from polywire.log.gather import INDEX_STRIDE_BYTES
 from polywire.log.index import (
     BY_ADDRESS,
     BY_OFFSET,
     BY_POSITION,
     BY_TIME,
+    NO_END,
     RUN_ENTRY_BYTES,
     find_entry,
     find_run,
@@ -63,7 +65,6 @@ ENTRY: Final = struct.Struct("<3Qq")
 TRAILER: Final = struct.Struct("<II2Q2I4Q")
 
 _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
-_NO_END: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ class EntryCache:
 class Segment:
     """One open segment. Guards: positions given out lie inside the run they were asked for.
 
-    ``read`` and the ``by_…`` look-ups touch mapped bytes: on the loop call ``read`` only for what ``is_warm`` says, else ``locate`` and
+    ``read`` and the ``by_…`` look-ups touch mapped bytes: on the loop call ``read_warm``, and where it has no answer ``locate`` and
     ``read_into`` in the reader thread.
     """
 
@@ -240,37 +241,51 @@ class Segment:
         """(epoch, its first offset in this segment), in order."""
         return self.info.epochs_of(self.run(partition))
 
-    def locate(self, partition: int, offset: int, bytes_max: int = 0) -> tuple[int, int]:
-        """Positions [start, stop) that a read from ``offset`` of up to ``bytes_max`` bytes touches: from the last index entry at or below
-        the offset. Reads index entries from the store unless they are at hand. Raises Missing(OFFSET_OUT_OF_RANGE)."""
-        run = self._checked_run(partition, offset)
-        entries = self._entries()
+    def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
+        """Positions [start, stop) of the strides that a read from ``offset`` of up to ``bytes_max`` bytes and ``offset_end`` touches: from
+        the last index entry at or below the offset. Reads index entries from the store unless they are at hand.
+        Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
+
+    def _strides(self, run: Run, entries: bytes, offset: int, bytes_max: int, offset_end: int) -> tuple[int, int]:
+        """What ``locate`` says, of index entries that are at hand."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
-        if bytes_max and stop < run.stop:
-            last = find_entry(entries, run.index_start, run.index_count, BY_POSITION, stop + bytes_max)
-            stop = self._stride(run, entries, last)[1]
+        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride behind their entry
+        if bytes_max and stop <= min(reach, run.stop - 1):
+            last = find_entry(entries, run.index_start, run.index_count, BY_POSITION, reach)
+            if offset_end < run.next_offset:
+                last = min(last, find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset_end - 1))
+            stop = self._stride(run, entries, max(first, last))[1]
         return start, stop
 
-    def read(
-        self, partition: int, offset: int, bytes_max: int, offset_end: int | None = None
-    ) -> tuple[memoryview, int]:
+    def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Whole batches back to back, and the offset after their last record: the batch that holds ``offset``, then more while they fit
         ``bytes_max`` and begin below ``offset_end``. The view is valid as long as it is held. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
         """
-        start, stop = self.locate(partition, offset, bytes_max)
-        chunk = self.view(start, stop)
-        first, end, next_offset = scan_read(chunk, offset, bytes_max, _NO_END if offset_end is None else offset_end)
-        if first < 0 or first == end:
-            raise blob_corrupt(self.name, f"batches are broken position={start} offset={offset}")
-        return chunk[first:end], next_offset
+        start, stop = self.locate(partition, offset, bytes_max, offset_end)
+        return self._read(self.view(start, stop), offset, bytes_max, offset_end)
 
-    def is_warm(self, partition: int, offset: int, bytes_max: int = 0) -> bool:
-        """Whether a read with these arguments waits for no disk."""
-        if self._cache.get(self.name) is None and self.info.index_count:
-            return False
-        start, stop = self.locate(partition, offset, bytes_max)
-        return self.holds_warm(start, stop)
+    def read_warm(
+        self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END
+    ) -> tuple[memoryview, int] | None:
+        """What ``read`` returns when it waits for no disk, else None."""
+        entries = self._cache.get(self.name) if self.info.index_count else b""
+        if entries is None:
+            return None
+        start, stop = self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+        try:
+            blob = self._store.open(self.name)
+        except BlobMissing:
+            return None  # who goes on to read it is told
+        return self._read(blob.map()[start:stop], offset, bytes_max, offset_end) if blob.is_warm(start, stop) else None
+
+    def _read(self, strides: memoryview, offset: int, bytes_max: int, offset_end: int) -> tuple[memoryview, int]:
+        """A read of the strides that ``locate`` has found."""
+        first, end, next_offset = scan_read(strides, offset, bytes_max, offset_end)
+        if first < 0 or first == end:
+            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
+        return strides[first:end], next_offset
 
     def holds_warm(self, start: int, stop: int) -> bool:
         """Whether touching these bytes of ``view`` waits for no disk."""

@@ -49,12 +49,12 @@ class Syncer:
         *,
         interval_ms: int,
         bytes_max: int,
-        sealing: Callable[[], int],
+        sealing: Callable[[], bool],
         advanced: Callable[[], None],
         failed: Callable[[BrokerError], None],
     ) -> None:
-        """``sealing`` tells the serial of the slot that is being sealed, -1 for none. ``advanced`` is called on the loop whenever ``synced``
-        has grown, after the callbacks that waited for it."""
+        """``sealing`` tells whether a slot is being sealed. ``advanced`` is called on the loop whenever ``synced`` has grown, after the
+        callbacks that waited for it."""
         self._journal = journal
         self._loop = loop
         self._interval: Final = interval_ms / 1000
@@ -93,7 +93,7 @@ class Syncer:
         if not self._timer:
             self._timer = True
             self._loop.call_later(self._interval, self._tick)
-        if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_being_sealed():
+        if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon():
             self.start()
 
     def wait(self, sequence: int, callback: Waiting) -> None:
@@ -122,9 +122,11 @@ class Syncer:
             self._error = error
             raise
 
-    def _is_being_sealed(self) -> bool:
-        """Whether what waits longest is being sealed: then it is on the disk soon, and written once instead of twice."""
-        return next(iter(self._unsynced), -2) == self._sealing()
+    def _is_sealed_soon(self) -> bool:
+        """Whether the sealer is at work, and what waits longest lies in a full slot: then it is on the disk soon, and written once instead of
+        twice."""
+        oldest = next(iter(self._unsynced.values()), None)
+        return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
 
     def _tick(self) -> None:
         self._timer = False
@@ -134,7 +136,7 @@ class Syncer:
         wait = oldest.since + self._interval - time.monotonic()
         if wait <= 0:
             wait = self._look
-            if not self._is_being_sealed():
+            if not self._is_sealed_soon():
                 self.start()
         if self._unsynced:  # it is not due yet, is being sealed, or a sync was running
             self._timer = True

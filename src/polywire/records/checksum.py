@@ -15,6 +15,7 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.folding import crc32_fold, crc32_folds
     from cython.cimports.polywire.records.memory import Lent, lend, load_u32, load_u64, store_u32
 else:
     from polywire.records.memory import Lent, lend, load_u32, load_u64, store_u32
@@ -36,6 +37,8 @@ _P4 = cython.declare(cython.ulonglong, 0x85EBCA77C2B2AE63)
 _P5 = cython.declare(cython.ulonglong, 0x27D4EB2F165667C5)
 _CRC_POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
 _CRC_TABLES = cython.declare(cython.uint[4096])  # type: ignore[misc, valid-type]
+_FOLDS = cython.declare(cython.bint, False)
+_FOLD_BYTES_MIN = cython.declare(cython.Py_ssize_t, 32)  # below, the tables are as quick
 
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
@@ -159,6 +162,9 @@ def crc32_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
         return zlib.crc32(p[at : at + size])
     end: cython.Py_ssize_t = at + size
     crc: cython.uint = 0xFFFFFFFF
+    if cython.compiled and _FOLDS and size >= _FOLD_BYTES_MIN:
+        crc = crc32_fold(p + at, size >> 4)
+        at += size & ~15
     while at + 16 <= end:
         crc = (
             _crc_word(12, crc ^ load_u32(p, at))
@@ -243,3 +249,4 @@ def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
 
 if cython.compiled:
     _fill_crc_tables()
+    _FOLDS = crc32_folds()

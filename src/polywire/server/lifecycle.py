@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -38,6 +37,7 @@ from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
+from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.tls import server_tls
 from polywire.server.users import read_users
@@ -57,11 +57,12 @@ FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 
 def run(config: ServeConfig) -> int:
     """Serve until told to stop; returns the exit code."""
-    _set_up_log()
+    lines = LineLimit(SystemClock())
+    set_up_log(lines)
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=_new_loop()) as runner:
-            return runner.run(serve(config))
+            return runner.run(serve(config, lines))
     except BrokerError as error:
         log.error("polywire could not start", reason=error.message, code=error.code.value)
         return EXIT_START
@@ -70,10 +71,10 @@ def run(config: ServeConfig) -> int:
         return EXIT_START
 
 
-async def serve(config: ServeConfig) -> int:
-    """Open the broker, listen, wait for the end. Raises BrokerError when it cannot start."""
+async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
+    """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
     addresses = config.listeners()
-    server = Server(config)
+    server = Server(config, lines)
     broker = server.open_broker()
     hub = Hub(broker, idle=IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us))
     try:
@@ -97,10 +98,11 @@ class Server:
     Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
     """
 
-    __slots__ = ("_config", "_exit_code", "_loop", "_stopping", "registration")
+    __slots__ = ("_config", "_exit_code", "_lines", "_loop", "_stopping", "registration")
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, lines: LineLimit | None) -> None:
         self._config = config
+        self._lines = lines
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
@@ -140,7 +142,7 @@ class Server:
         """Serve until stopped, then drain; returns the exit code."""
         gc.collect()
         gc.freeze()  # what start-up made lives for ever: looking at it again costs milliseconds
-        sweeper = asyncio.create_task(_sweep(hub, broker, self.registration))
+        sweeper = asyncio.create_task(self._sweep(hub, broker))
         await self._stopping.wait()
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
@@ -152,16 +154,19 @@ class Server:
             broker.close()
         await _hang_up(hub)
         _withdraw(self._config.ready_file)
+        if self._lines is not None:
+            self._lines.sweep(stopping=True)
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
 
-
-async def _sweep(hub: Hub, broker: Broker, registration: Registration | None) -> None:
-    while True:
-        if registration is not None:
-            registration.update(broker.topics())
-        await asyncio.sleep(SWEEP_S)
-        hub.sweep()
+    async def _sweep(self, hub: Hub, broker: Broker) -> None:
+        while True:
+            if self.registration is not None:
+                self.registration.update(broker.topics())
+            await asyncio.sleep(SWEEP_S)
+            hub.sweep()
+            if self._lines is not None:
+                self._lines.sweep()
 
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registration | None:
@@ -277,16 +282,3 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _set_up_log() -> None:
-    """One line per event, to standard error."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

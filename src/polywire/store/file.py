@@ -13,13 +13,14 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, aligned_buffer, check_blob_name
-from polywire.store.residency import address_of, is_resident
+from polywire.store.residency import Residency, address_of
 from polywire.types import Buffer
 
 OPEN_BLOBS_MAX: Final = 64  # three descriptors each: well below the usual limit of 1,024
@@ -49,14 +50,14 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 class FileBlob:
     """One open file, mapped when first asked for."""
 
-    __slots__ = ("_address", "_descriptor", "_direct", "_path", "_size", "_view")
+    __slots__ = ("_descriptor", "_direct", "_path", "_residency", "_size", "_view")
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
         self._size = os.fstat(self._descriptor).st_size
         self._view: memoryview | None = None
-        self._address = 0
+        self._residency: Residency | None = None
         self._direct = -1
 
     @property
@@ -79,8 +80,9 @@ class FileBlob:
         return done
 
     def is_warm(self, start: int, stop: int) -> bool:
-        self.map()
-        return is_resident(self._address, start, min(stop, self._size))
+        if self._residency is None:
+            self._residency = Residency(self.map())
+        return self._residency.holds(start, min(stop, self._size))
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
@@ -117,9 +119,7 @@ class FileBlob:
         if self._size == 0:
             return memoryview(b"")
         with _storage_errors("map", self._path):
-            view = memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
-        self._address = address_of(view)
-        return view
+            return memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
 
 
 class OpenBlobs:
@@ -263,8 +263,8 @@ class FileStore:
     def _write(self, temporary: Path, parts: Iterable[Buffer]) -> None:
         descriptor, direct = self._create(temporary)
         try:
-            with self._borrow_chunk() as chunk:
-                size = _write_parts(descriptor, parts, chunk, direct=direct)
+            with self._borrow_chunk() as chunk, ThreadPoolExecutor(1) as pool:
+                size = _write_parts(descriptor, parts, chunk, pool, direct=direct)
             if direct:
                 os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -301,14 +301,26 @@ class FileStore:
             self._chunk_lock.release()
 
 
-def _write_parts(descriptor: int, parts: Iterable[Buffer], chunk: memoryview, *, direct: bool) -> int:
-    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros."""
+def _write_parts(
+    descriptor: int, parts: Iterable[Buffer], chunk: memoryview, pool: ThreadPoolExecutor, *, direct: bool
+) -> int:
+    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros.
+
+    A part of whole blocks is written by ``pool`` while the next one is made.
+    """
     size = filled = 0
+    writing: Future[None] | None = None
     for part in parts:
+        if writing is not None:
+            writing.result()
+            writing = None
         view = memoryview(part).cast("B")
         size += len(view)
         if filled == 0 and len(view) >= BLOCK_BYTES and (not direct or address_of(view) % BLOCK_BYTES == 0):
             whole = len(view) - len(view) % BLOCK_BYTES if direct else len(view)
+            if whole == len(view):
+                writing = pool.submit(_write_all, descriptor, view)
+                continue
             _write_all(descriptor, view[:whole])
             view = view[whole:]
         while len(view):
@@ -319,6 +331,8 @@ def _write_parts(descriptor: int, parts: Iterable[Buffer], chunk: memoryview, *,
             if filled == len(chunk):
                 _write_all(descriptor, chunk)
                 filled = 0
+    if writing is not None:
+        writing.result()
     if filled:
         stop = -(-filled // BLOCK_BYTES) * BLOCK_BYTES if direct else filled
         chunk[filled:stop] = bytes(stop - filled)

@@ -8,9 +8,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import time
 from typing import Any, Final
 
 from polywire.types import Buffer
+
+BELIEVED_S: Final = (
+    0.1  # reclaiming memory that was used so lately is not worth asking about; a mistake costs one read of a disk
+)
 
 _PAGE: Final = mmap.PAGESIZE
 
@@ -56,15 +61,40 @@ def address_of(buffer: Buffer) -> int:
     return address
 
 
-def is_resident(address: int, start: int, stop: int) -> bool:
-    """Whether bytes [start, stop) of the mapping that begins at ``address`` are in memory."""
-    if stop <= start:
+class Residency:
+    """Which bytes of one mapping are in memory.
+
+    Invariant: bytes [``_start``, ``_stop``) were there when last asked for; that is believed until ``_until``, because they have just been
+    used: who reads on from where he was asks the system for the new part alone.
+    """
+
+    __slots__ = ("_address", "_start", "_states", "_states_at", "_stop", "_until")
+
+    def __init__(self, mapping: memoryview) -> None:
+        self._address: Final = address_of(mapping) if len(mapping) else 0
+        self._states: Final = bytearray(len(mapping) // _PAGE + 1)
+        self._states_at: Final = address_of(self._states)
+        self._start = self._stop = 0
+        self._until = 0.0
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) of the mapping are in memory. For one thread."""
+        now = time.monotonic()
+        is_known = self._start <= start <= self._stop and now < self._until
+        if is_known and stop <= self._stop:
+            return True
+        if not self._ask(self._stop if is_known else start, stop):
+            return False
+        self._start, self._stop, self._until = start, stop, now + BELIEVED_S
         return True
-    if _mincore is None:
-        return False
-    start -= start % _PAGE
-    count = -(-(stop - start) // _PAGE)
-    states = bytearray(count)
-    if _mincore(address + start, stop - start, ctypes.addressof(ctypes.c_char.from_buffer(states))) != 0:
-        return False
-    return states.count(1) == count
+
+    def _ask(self, start: int, stop: int) -> bool:
+        if stop <= start:
+            return True
+        if _mincore is None:
+            return False
+        start -= start % _PAGE
+        count = -(-(stop - start) // _PAGE)
+        if _mincore(self._address + start, stop - start, self._states_at) != 0:
+            return False
+        return self._states.count(1, 0, count) == count

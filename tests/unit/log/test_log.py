@@ -360,7 +360,7 @@ def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.Monke
     partition = rig.log.open_partition(1)
     fill_slot(rig, partition)
     rig.settle()
-    monkeypatch.setattr("polywire.log.segment.Segment.is_warm", lambda *_: False)
+    monkeypatch.setattr("polywire.store.file.FileBlob.is_warm", lambda *_: False)
     answers: list[Read | BrokerError] = []
     assert partition.read(0, bytes_max=5000, then=answers.append) is None
     assert not answers

@@ -106,7 +106,8 @@ def test_reads_touch_one_stride_more_at_most() -> None:
     for offset in range(0, run.next_offset, 11):
         start, stop = segment.locate(4, offset, 10_000)
         assert run.position <= start < stop <= run.stop
-        assert stop - start <= 10_000 + 3 * (65536 + 2000)
+        assert stop - start <= 10_000 + 2 * (65536 + 2000)
+        assert segment.locate(4, offset, 10**9, offset + 1) == segment.locate(4, offset)
 
 
 def test_offsets_outside_are_missing() -> None:
@@ -297,8 +298,8 @@ def test_warmth_needs_the_entries_too() -> None:
     store, _ = stored(slot)
     cache = EntryCache()
     segment = Segment.open(store, NAME, cache)
-    assert not segment.is_warm(4, 17, 1000)
+    assert segment.read_warm(4, 17, 1000) is None
     segment.locate(4, 17, 1000)
-    assert segment.is_warm(4, 17, 1000)
+    assert segment.read_warm(4, 17, 1000) == segment.read(4, 17, 1000)
     cache.drop(NAME)
-    assert not segment.is_warm(4, 17, 1000)
+    assert segment.read_warm(4, 17, 1000) is None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
+import mmap
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
+from polywire.store import residency
 from polywire.store.base import aligned_buffer
 from polywire.store.file import FileStore
-from polywire.store.residency import address_of, is_resident
+from polywire.store.residency import Residency, address_of
 
 
 def descriptors() -> int:
@@ -143,9 +147,39 @@ def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
     assert blob.is_warm(32 << 12, 33 << 12)
 
 
+def test_what_was_just_found_in_memory_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads on from where he was asks for the new pages alone, and a page that is not there is noticed however it is asked for."""
+    page, asked, now = mmap.PAGESIZE, list[tuple[int, int]](), [100.0]
+    mapping = aligned_buffer(64 * page)
+    here = set(range(32))
+
+    def mincore(address: int, size: int, states: int) -> int:
+        start = (address - address_of(mapping)) // page
+        stop = start + -(-size // page)
+        asked.append((start, stop))
+        told = (ctypes.c_ubyte * (stop - start)).from_address(states)
+        told[:] = [1 if number in here else 0 for number in range(start, stop)]
+        return 0
+
+    monkeypatch.setattr(residency, "_mincore", mincore)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    known = Residency(mapping)
+    assert known.holds(0, 8 * page)
+    assert known.holds(page, 3 * page)
+    assert known.holds(4 * page, 16 * page)
+    assert asked == [(0, 8), (8, 16)]
+    assert known.holds(0, 8 * page)
+    assert asked[2:] == [(0, 8)], "what lies before the last read is asked for"
+    assert not known.holds(4 * page, 33 * page)
+    assert known.holds(8 * page, 8 * page)
+    now[0] += 1
+    assert known.holds(0, 8 * page)
+    assert asked[3:] == [(8, 33), (0, 8)]
+
+
 def test_ordinary_memory_is_resident() -> None:
     buffer = aligned_buffer(1 << 16)
     assert address_of(buffer) % 4096 == 0
     buffer[:] = bytes(1 << 16)
-    assert is_resident(address_of(buffer), 5, 1 << 16)
+    assert Residency(buffer).holds(5, 1 << 16)
     assert address_of(buffer[100:]) == address_of(buffer) + 100

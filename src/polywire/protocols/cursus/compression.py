@@ -7,7 +7,7 @@ Must not know: what a frame holds, sockets.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ Compress = Callable[[bytes], bytes]
 
 LZ4_ROOM_BYTES: Final = 256 * 1024  # first tried for a frame that does not tell its size
 LZ4_GROWTH: Final = 8
+GZIP_PIECE_BYTES: Final = 16 * 1024  # expanded at a time, to at most a thousand times as much
 MAGIC_BYTES_MAX: Final = 16
 XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES: Final = 16
@@ -80,22 +81,25 @@ def sniffed(body: memoryview) -> Algorithm | None:
     return next((known for known in _algorithms.values() if known.magic and head.startswith(known.magic)), None)
 
 
-def _expand_gzip(body: memoryview, limit: int) -> bytes:
-    parts: list[bytes] = []
-    rest = bytes(body)
-    while rest:
-        member = zlib.decompressobj(_GZIP)
+def _expand_gzip(body: memoryview, limit: int) -> bytearray:
+    """Members one behind the other, in pieces: zlib holds what one call gives back twice."""
+    out = bytearray()
+    at = 0
+    member = zlib.decompressobj(_GZIP)
+    while at < len(body):
+        piece = body[at : at + GZIP_PIECE_BYTES]
         try:
-            parts.append(member.decompress(rest, limit + 1))
+            out += member.decompress(piece, limit + 1 - len(out))
         except zlib.error as error:
             raise PeerError(f"a gzip frame is damaged: {error}", fatal=True) from None
-        limit -= len(parts[-1])
-        if limit < 0:
+        if len(out) > limit:
             raise _too_large()
-        if not member.eof:
-            raise PeerError("a gzip frame is cut short", fatal=True)
-        rest = member.unused_data
-    return b"".join(parts)
+        at += len(piece) - len(member.unused_data)
+        if member.eof and at < len(body):
+            member = zlib.decompressobj(_GZIP)
+    if not member.eof:
+        raise PeerError("a gzip frame is cut short", fatal=True)
+    return out
 
 
 def _expand_lz4(body: memoryview, limit: int) -> bytes | bytearray:
@@ -115,23 +119,14 @@ def _expand_lz4(body: memoryview, limit: int) -> bytes | bytearray:
         return out
 
 
-def _expand_snappy(body: memoryview, limit: int) -> bytes | bytearray:
+def _expand_snappy(body: memoryview, limit: int) -> bytearray:
     """A raw block, no framing."""
-    try:
-        size = cramjam.snappy.decompress_raw_len(body)
-        if size > limit:
-            raise _too_large()
-        out = bytearray(size)
-        if cramjam.snappy.decompress_raw_into(body, out) != size:
-            raise PeerError("a snappy block is cut short", fatal=True)
-    except cramjam.DecompressionError as error:
-        raise PeerError(f"a snappy block is damaged: {error}", fatal=True) from None
-    return out
+    return _expand_blocks([body], limit)
 
 
 def _expand_xerial(body: memoryview, limit: int) -> bytearray:
     """Blocks with their lengths behind a head of 16 bytes."""
-    out = bytearray()
+    blocks = []
     at = _XERIAL_HEAD_BYTES
     if len(body) <= at:
         raise PeerError("a xerial snappy frame is cut short", fatal=True)
@@ -139,8 +134,25 @@ def _expand_xerial(body: memoryview, limit: int) -> bytearray:
         end = at + 4 + int.from_bytes(body[at : at + 4], "big")
         if end > len(body) or at + 4 > len(body):
             raise PeerError("a xerial snappy frame is cut short", fatal=True)
-        out += _expand_snappy(body[at + 4 : end], limit - len(out))
+        blocks.append(body[at + 4 : end])
         at = end
+    return _expand_blocks(blocks, limit)
+
+
+def _expand_blocks(blocks: Sequence[memoryview], limit: int) -> bytearray:
+    """Raw blocks, one behind the other; they tell their sizes, so that memory is taken once."""
+    try:
+        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+        if sum(sizes) > limit:
+            raise _too_large()
+        out = bytearray(sum(sizes))
+        at = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            if cramjam.snappy.decompress_raw_into(block, memoryview(out)[at : at + size]) != size:
+                raise PeerError("a snappy block is cut short", fatal=True)
+            at += size
+    except cramjam.DecompressionError as error:
+        raise PeerError(f"a snappy block is damaged: {error}", fatal=True) from None
     return out
 
 

@@ -19,6 +19,7 @@ REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
 PREFIX_BYTES: Final = 4
 TOPIC_BYTES_MAX: Final = 249
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
+TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
 ARGUMENT_BYTES_MAX: Final = (
     256 * 1024
 )  # of what stands before the message; a commit of 10,000 partitions has some 200 KB
@@ -149,13 +150,16 @@ def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Requ
     """What a body that is no batch asks for.
 
     last: dialect of the connection's request before, for those that tell nothing. forced: the listener's own, for all that may be meant so.
-    Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open.
+    Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The first ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a
+    longer body are as good as all: it is refused.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"')
     name = _command(body)
     if name is not None:
         return _read(body, name, None, last, forced)
+    if len(body) > TEXT_FRAME_BYTES_MAX:
+        raise _too_long("")
     if len(body) < 2:
         raise Refused("decode_failed", 'reason="data too short"')
     (size,) = _TOPIC_LENGTH.unpack_from(body)

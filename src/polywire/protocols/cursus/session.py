@@ -18,6 +18,7 @@ from polywire.protocols.cursus.compression import algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
+    TEXT_FRAME_BYTES_MAX,
     BarePublish,
     Dialect,
     Refused,
@@ -267,7 +268,7 @@ class CursusSession:
     def _take_text(self, body: memoryview) -> bool:
         """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
         try:
-            read = read_text(bytes(body), self.dialect, self.state.settings.dialect)
+            read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.dialect, self.state.settings.dialect)
         except Refused as error:
             self.later(self.dialect).refuse(error)
             return True

@@ -134,24 +134,29 @@ class Reader:
 
     def take(self, size: int) -> memoryview:
         """So many bytes."""
-        if size > self.stop - self.at:
-            raise Refused(MALFORMED)
-        at = self.at
-        self.at = at + size
+        at = self._skip(size)
         return self.data[at : at + size]
+
+    def _skip(self, size: int) -> int:
+        """Where so many bytes begin, which count as read."""
+        at = self.at
+        if size > self.stop - at:
+            raise Refused(MALFORMED)
+        self.at = at + size
+        return at
 
     def u8(self) -> int:
         """One byte."""
-        return self.take(1)[0]
+        return self.data[self._skip(1)]
 
     def u32(self) -> int:
         """Four bytes."""
-        number: int = U32.unpack(self.take(4))[0]
+        number: int = U32.unpack_from(self.data, self._skip(4))[0]
         return number
 
     def u64(self) -> int:
         """Eight bytes."""
-        number: int = U64.unpack(self.take(8))[0]
+        number: int = U64.unpack_from(self.data, self._skip(8))[0]
         return number
 
     def flag(self) -> bool:

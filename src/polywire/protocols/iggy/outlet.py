@@ -78,6 +78,10 @@ D2C: Final = 2
 D3: Final = 3
 
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
+_NO_VARIANT = cython.declare(cython.ulonglong, 0x3FFFFFFFFFFFFFFF)
+_VARIANT = cython.declare(cython.ulonglong, 0x8000000000000000)
+_NO_VERSION = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFF0FFF)
+_VERSION = cython.declare(cython.ulonglong, 0x4000)
 _VALUE_MAX = cython.declare(cython.longlong, 255)
 _DELTA_MAX = cython.declare(cython.longlong, 4_294_967_295)
 _NAMES = cython.declare(cython.uchar[80])  # type: ignore[misc, valid-type]
@@ -103,18 +107,26 @@ def _stir(x: cython.ulonglong) -> cython.ulonglong:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _make_id(
+def _put_id(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    row: cython.Py_ssize_t,
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
-    low: cython.ulonglong,
-    high: cython.ulonglong,
-    offset: cython.ulonglong,
+    state: cython.p_const_longlong,
+    offset: cython.longlong,
 ) -> cython.void:
-    """An id for a record without one: a random-looking UUID that is the same whenever the record is read."""
-    store_u64(out, at, _stir(low ^ offset))
-    store_u64(out, at + 8, _stir(high ^ offset))
-    out[at + 9] = (out[at + 9] & 0x0F) | 0x40  # version 4, variant 1, in a number whose bytes are reversed
-    out[at + 7] = (out[at + 7] & 0x3F) | 0x80
+    """A record's id; one without gets a random-looking UUID that is the same whenever it is read."""
+    low: cython.ulonglong = 0
+    high: cython.ulonglong = 0
+    if places[16] >= 0:
+        low = load_u64(p, places[16] + 16 * row)
+        high = load_u64(p, places[16] + 16 * row + 8)
+    if low == 0 and high == 0:  # version 4, variant 1, in a number whose bytes are reversed
+        low = (_stir(cython.cast(cython.ulonglong, state[7]) ^ offset) & _NO_VARIANT) | _VARIANT
+        high = (_stir(cython.cast(cython.ulonglong, state[8]) ^ offset) & _NO_VERSION) | _VERSION
+    store_u64(out, at, low)
+    store_u64(out, at + 8, high)
 
 
 @cython.cfunc
@@ -257,6 +269,37 @@ def _put_headers(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
+def _put_flat(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    row: cython.Py_ssize_t,
+    headers: cython.longlong,
+    out: cython.p_uchar,
+    state: cython.p_const_longlong,
+    offset: cython.longlong,
+    append_time: cython.longlong,
+) -> cython.Py_ssize_t:
+    """Write a message of D0 or D1; position after it."""
+    at: cython.Py_ssize_t = state[3]
+    value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * row)
+    size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - load_i32(p, places[0] + 4 * row)
+    store_i64(out, at, offset)
+    out[at + 8] = 1  # available
+    store_i64(out, at + 9, append_time)
+    _put_id(p, places, row, out, at + 17, state, offset)
+    store_u32(out, at + 33, crc32_raw(p, value_at, size))
+    store_u32(out, at + 37, cython.cast(cython.uint, headers))
+    at += 41
+    if headers > 0:
+        at = _put_headers(p, places, row, False, out, at)
+    store_u32(out, at, cython.cast(cython.uint, size))
+    move(out, at + 4, p, value_at, size)
+    return at + 4 + size
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _put_message(
     p: cython.p_const_uchar,
     places: cython.p_const_longlong,
@@ -264,25 +307,16 @@ def _put_message(
     head: cython.Py_ssize_t,
     headers: cython.longlong,
     out: cython.p_uchar,
-    at: cython.Py_ssize_t,
+    state: cython.p_const_longlong,
+    offset: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write what all forms have in common: id (zeros when there is none), sizes, payload, headers; position after it."""
+    """Write what all forms from D2 on have in common, at the same place: id, sizes, payload, headers; position after it."""
+    at: cython.Py_ssize_t = state[3]
     start: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - start
     sizes_at: cython.Py_ssize_t = 32 if head == 48 else 48
     clear(out, at, head)
-    if head == 45:
-        if places[16] >= 0:
-            move(out, at + 17, p, places[16] + 16 * row, 16)
-        store_u32(out, at + 37, cython.cast(cython.uint, headers))
-        if headers > 0:
-            _put_headers(p, places, row, False, out, at + 41)
-        at += 41 + headers
-        store_u32(out, at, cython.cast(cython.uint, size))
-        move(out, at + 4, p, places[2] + start, size)
-        return at + 4 + size
-    if places[16] >= 0:
-        move(out, at + 8, p, places[16] + 16 * row, 16)
+    _put_id(p, places, row, out, at + 8, state, offset)
     store_u32(out, at + sizes_at, cython.cast(cython.uint, headers))
     store_u32(out, at + sizes_at + 4, cython.cast(cython.uint, size))
     move(out, at + head, p, places[2] + start, size)
@@ -334,7 +368,7 @@ def _origin(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _finish_classic(
+def _finish_indexed(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
     end: cython.Py_ssize_t,
@@ -343,15 +377,7 @@ def _finish_classic(
     origin: cython.longlong,
     form: cython.int,
 ) -> cython.void:
-    """Offset, times and checksum of a message of D0 to D2."""
-    size: cython.Py_ssize_t
-    if form == 4:
-        size = load_u32(out, at + 41 + load_u32(out, at + 37))
-        store_i64(out, at, offset)
-        out[at + 8] = 1  # available
-        store_i64(out, at + 9, append_time)
-        store_u32(out, at + 33, crc32_raw(out, end - size, size))
-        return
+    """Offset, times and checksum of a message of D2."""
     store_i64(out, at + 24, offset)
     store_i64(out, at + 32, append_time)
     store_i64(out, at + 40, origin)
@@ -385,7 +411,6 @@ def _put_classic(
     append_time: cython.longlong = load_i64(p, at + 48)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     head: cython.Py_ssize_t = 64 if form == 2 else (45 if form == 4 else 56)
-    id_at: cython.Py_ssize_t = 17 if form == 4 else 8
     row: cython.Py_ssize_t = _first_row(p, places, base, count, state[0])
     place: cython.Py_ssize_t
     headers: cython.longlong
@@ -398,17 +423,12 @@ def _put_classic(
             state[6] = size
             return 1
         offset = base + (load_u32(p, places[50] + 4 * row) if places[50] >= 0 else row)
-        place = state[3]
-        state[3] = _put_message(p, places, row, head, headers, out, place)
-        if load_u64(out, place + id_at) == 0 and load_u64(out, place + id_at + 8) == 0:
-            _make_id(
-                out,
-                place + id_at,
-                cython.cast(cython.ulonglong, state[7]),
-                cython.cast(cython.ulonglong, state[8]),
-                offset,
-            )
-        _finish_classic(out, place, state[3], offset, append_time, _origin(p, places, row, append_time), form)
+        if form == 4:
+            state[3] = _put_flat(p, places, row, headers, out, state, offset, append_time)
+        else:
+            place = state[3]
+            state[3] = _put_message(p, places, row, head, headers, out, state, offset)
+            _finish_indexed(out, place, state[3], offset, append_time, _origin(p, places, row, append_time), form)
         state[0] = offset + 1
         state[1] -= 1
         state[5] = offset
@@ -500,15 +520,7 @@ def _put_framed(
             delta = time - origin
             state[3] += 256
         place = state[3]
-        state[3] = _put_message(source.p, places, row, 48, headers, target.p, place)
-        if load_u64(target.p, place + 8) == 0 and load_u64(target.p, place + 16) == 0:
-            _make_id(
-                target.p,
-                place + 8,
-                cython.cast(cython.ulonglong, state[7]),
-                cython.cast(cython.ulonglong, state[8]),
-                offset,
-            )
+        state[3] = _put_message(source.p, places, row, 48, headers, target.p, state, offset)
         store_u32(target.p, place + 24, cython.cast(cython.uint, offset - first))
         store_u32(target.p, place + 28, cython.cast(cython.uint, delta))
         store_u64(target.p, place, xxh3_raw(target.p, place + 8, state[3] - place - 8))

@@ -56,7 +56,7 @@ class Recognition:
             self._see_login(payload)
         elif code == Code.LOGIN_TOKEN:
             self._candidates = (*dialects.NEW, *dialects.OLD)
-        elif logged_in:
+        elif logged_in and len(self._candidates) > 1:
             self._see_shape(code, payload)
         return self.dialect
 

@@ -6,7 +6,7 @@ stored offset is the last one consumed on this wire, the next one to read inside
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
 from typing import Final
@@ -257,7 +257,7 @@ class Polling:
         state[outlet.NEXT] = start
         state[outlet.LEFT] = self._count
         state[outlet.LAST] = -1
-        state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition)
+        state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
         read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
         if read is not None:
             self._read(read)
@@ -342,9 +342,10 @@ class Polling:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.give_buffer, buffer))
 
 
-def _seeds(partition: Partition) -> tuple[int, int]:
-    """What the ids of this partition's records without one are made from."""
-    seed = blake2b(partition.topic.id + partition.number.to_bytes(4, "little"), digest_size=16).digest()
+@lru_cache(maxsize=4096)
+def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
+    """What the ids of a partition's records without one are made from."""
+    seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high
 

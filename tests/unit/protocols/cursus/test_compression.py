@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zlib
 
 import pytest
@@ -55,6 +56,20 @@ def test_every_algorithm_gives_back_what_it_took(name: str) -> None:
 def test_the_framing_format_of_snappy_is_refused() -> None:
     peer = World().connect()
     assert peer.ask(bytes.fromhex("ff060000734e61507059")).startswith("ERROR: decode_failed")
+
+
+@pytest.mark.parametrize("name", ["gzip", "lz4", "xerial"])
+def test_a_text_that_is_too_long_takes_memory_once(name: str) -> None:
+    size = 60 << 20
+    packed = algorithm(name).compress(bytes(size))
+    peer = World().connect()
+    tracemalloc.start()
+    try:
+        assert peer.ask(packed) == 'ERROR: malformed_input reason="command is too long" command='
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * size
 
 
 def test_users_add_algorithms_by_name() -> None:

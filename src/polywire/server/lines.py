@@ -1,0 +1,85 @@
+"""Log lines: how they look, and how many there may be.
+
+Promises: one line per event on standard error; whatever peers do, lines of one kind come at a bounded rate, and what was left out is
+counted in a line of its own. Must not know: who logs what.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+import structlog
+
+from polywire.clock import Clock
+
+LINES_MAX: Final = 20  # of one event in a window: enough to see what happens; some 2,000 bytes a second at the worst
+WINDOW_S: Final = 10.0
+NEVER_DROPPED: Final = "critical"
+
+log = structlog.get_logger("polywire.server")
+
+
+class _Window:
+    """Lines of one event since the first of them."""
+
+    __slots__ = ("begun", "left_out", "level", "written")
+
+    def __init__(self, begun: float) -> None:
+        self.begun: Final = begun
+        self.written = 0
+        self.left_out = 0
+        self.level = "info"
+
+
+class LineLimit:
+    """A processor of structlog that drops lines of events which repeat too often.
+
+    Invariant: of one event at most ``LINES_MAX`` lines are written per ``WINDOW_S``. Events are constants of our code, so there are few;
+    what a peer has sent stands in their facts.
+    """
+
+    __slots__ = ("_clock", "_windows")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock: Final = clock
+        self._windows: dict[str, _Window] = {}
+
+    def __call__(self, logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Let a line pass. Raises DropEvent for one too many."""
+        if level == NEVER_DROPPED:
+            return line
+        window = self._windows.get(line["event"])
+        if window is None:
+            window = self._windows[line["event"]] = _Window(self._clock.monotonic())
+        if window.written >= LINES_MAX:
+            window.left_out += 1
+            window.level = level
+            raise structlog.DropEvent
+        window.written += 1
+        return line
+
+    def sweep(self, *, stopping: bool = False) -> None:
+        """Tell what was left out of the windows that have ended, of all when the process stops; to be called once a second."""
+        now = self._clock.monotonic()
+        for event, window in list(self._windows.items()):
+            if not stopping and now - window.begun < WINDOW_S:
+                continue
+            del self._windows[event]
+            if window.left_out:
+                getattr(log, window.level)(event, more=window.left_out, last_s=round(now - window.begun))
+
+
+def set_up_log(limit: LineLimit) -> None:
+    """One line per event, to standard error."""
+    structlog.configure(
+        processors=[
+            limit,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

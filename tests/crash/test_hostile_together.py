@@ -1,0 +1,185 @@
+"""Hostile peers of all wires at once against one broker: what each wire's limits allow alone, all together must not exceed.
+
+Memory is the process's largest resident size, the mapped journal included.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from polywire.build_info import compiled_modules
+from polywire.protocols.cursus.compression import algorithm
+from polywire.protocols.cursus.messages import frame
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
+from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
+from polywire.protocols.kafka07.messages import (
+    CompressionCodec,
+    encode_fetch,
+    encode_message,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+)
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import PREFIX, encode_head
+from polywire.protocols.polywire.messages import Verb
+from tests.broker_process import BrokerProcess
+from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, memory_mb, record_batch, wait
+
+ATTACK_S = 15.0
+FLOOD_S = 0.7
+HELD_CONNECTIONS = 60  # per wire, each with a large request that never ends
+TOPIC = b"large"
+IGGY_TOPIC = asking.ident("default") + asking.ident("large")
+VALUES = [bytes(900)] * 1_000
+# Uncompiled, each record is looked at in Python; requests as long as the wires allow would take minutes each.
+COMPILED = all(compiled_modules().values())
+RECORDS = 3_900_000 if COMPILED else 20_000
+IGGY_MESSAGES = 1_300_000 if COMPILED else 10_000
+
+Attack = Callable[[BrokerProcess], None]
+
+
+def flood(broker: BrokerProcess, wire: str, request: bytes) -> None:
+    """Ask again and again and read no answer."""
+    with RawPeer(broker, wire) as peer:
+        peer.flood(request, FLOOD_S)
+
+
+def send(broker: BrokerProcess, wire: str, data: bytes) -> None:
+    """One request on a connection of its own, and whatever is answered."""
+    with RawPeer(broker, wire) as peer:
+        peer.send(data)
+        peer.socket.recv(65_536)
+
+
+def poll(kind: int, count: int) -> bytes:
+    at = asking.place(Consumer(group=False, who=1), IGGY_TOPIC, 1)
+    return asking.request(Code.POLL, asking.poll(at, kind, 0, count))
+
+
+def iggy_messages(count: int) -> bytes:
+    message = bytes(20) + U32.pack(1) + b"x"
+    return asking.request(Code.SEND, IGGY_TOPIC + asking.to_partition(2) + message * count)
+
+
+def attacks() -> list[Attack]:
+    """What is done over and over, each by a thread of its own."""
+    fetch = encode_head(Verb.FETCH, 1, messages.Fetch("large", 0, 0)) * 100
+    topics = encode_head(Verb.BOUNDS, 1, messages.AskBounds(["large"])) * 1_000
+    many = record_batch(RECORDS)
+    produce = encode_head(Verb.PRODUCE, 1, messages.Produce("many", 0, create=True), payload_bytes=len(many)) + many
+    bombs = [frame(algorithm(name).compress(bytes(60 << 20))) for name in ("gzip", "lz4", "xerial")]
+    bomb = wrap(encode_message(bytes(EXPANDED_BYTES_MAX)), CompressionCodec.GZIP)
+    nested = encode_produce(TOPIC, 0, wrap(wrap(bomb, CompressionCodec.GZIP) * 40, CompressionCodec.GZIP))
+    stream = frame(b"STREAM topic=large partition=0 group=g offset=0")
+    return [
+        lambda broker: flood(broker, "flux", b"V1|1|ADMIN_GET_METADATA|\n" * 1_000),
+        lambda broker: flood(broker, "flux", b"V1|1|CONSUME|large 0 0\n" * 1_000),
+        lambda broker: flood(broker, "polywire", fetch),
+        lambda broker: flood(broker, "polywire", topics),
+        lambda broker: send(broker, "polywire", produce),
+        lambda broker: flood(broker, "cursus", frame(b"CONSUME topic=large partition=0 offset=0 member=m") * 100),
+        lambda broker: flood(broker, "cursus", stream),
+        *(lambda broker, data=data: send(broker, "cursus", data) for data in bombs),
+        lambda broker: flood(broker, "iggy", poll(1, 1_000) * 100),
+        lambda broker: send(broker, "iggy", iggy_messages(IGGY_MESSAGES)),
+        lambda broker: flood(broker, "kafka07", encode_fetch(TOPIC, 0, 0, 64 << 20) * 100),
+        lambda broker: send(broker, "kafka07", nested),
+    ]
+
+
+def unfinished(wire: str) -> bytes:
+    """The beginning of a request as long as the wire allows."""
+    begun = {
+        "flux": b"V1|1|PRODUCE|large k:",
+        "cursus": (64 << 20).to_bytes(4, "big") + b"\xba\x7c\x00\x05large",
+        "iggy": HEAD.pack(31 << 20, Code.SEND),
+        "kafka07": ((16 << 20) - 4).to_bytes(4, "big") + b"\0\0",
+        "polywire": PREFIX.pack(16 << 20, Verb.PRODUCE, 0, 0, 1, 16),
+    }[wire]
+    return begun + b"x" * (60_000 if wire == "flux" else 400_000)
+
+
+def stall(broker: BrokerProcess) -> list[RawPeer]:
+    """Connections of every wire that hold a large unfinished request each, as much of it as the broker takes."""
+    held = []
+    for wire in [wire for wire in broker.addresses for _ in range(HELD_CONNECTIONS)]:
+        peer = RawPeer(broker, wire)
+        peer.socket.settimeout(FLOOD_S)
+        with suppress(OSError):
+            peer.send(unfinished(wire))
+        held.append(peer)
+    return held
+
+
+class Attacker(threading.Thread):
+    """Repeats an attack; the broker may end its connections at any time."""
+
+    def __init__(self, attack: Attack, broker: BrokerProcess, end: float) -> None:
+        super().__init__(daemon=True)
+        self.turns = 0
+        self._attack = attack
+        self._broker = broker
+        self._end = end
+
+    def run(self) -> None:
+        while time.monotonic() < self._end:
+            with suppress(OSError, EOFError):
+                self._attack(self._broker)
+            self.turns += 1
+
+
+def fill(broker: BrokerProcess) -> None:
+    """A topic that is worth reading, some 45 MB."""
+    with socket.create_connection(broker.addresses["kafka07"], timeout=20) as peer:
+        produce = encode_produce(TOPIC, 0, encode_set(VALUES))
+        for _ in range(50):
+            peer.sendall(produce)
+        peer.sendall(encode_offsets(TOPIC, 0, -1, 1))
+        assert peer.recv(100)
+
+
+def attack(broker: BrokerProcess) -> tuple[list[int], int]:
+    """All attacks at once, for a while; how often each was carried out, and the most memory of its own that the broker had."""
+    held = stall(broker)
+    attackers = [Attacker(attack, broker, time.monotonic() + ATTACK_S) for attack in attacks()]
+    for attacker in attackers:
+        attacker.start()
+    own = 0
+    while any(attacker.is_alive() for attacker in attackers):
+        own = max(own, broker.memory_bytes)
+        time.sleep(0.05)
+    for peer in held:
+        peer.socket.close()
+    return [attacker.turns for attacker in attackers], own
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_wires_at_once_stay_within_the_memory(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        fill(broker)
+        with GoodClient(broker) as good:
+            turns, own = attack(broker)
+            served = len(good.times)
+            wait(lambda: len(good.times) > served + 10, "nobody is served when it is over")
+        assert not good._failures
+        peak = memory_mb(broker)
+        print(
+            f"peak {peak} MB, of its own {own >> 20} MB; attacks {turns}, {served} requests of others served meanwhile,"
+            f" the slowest in {max(good.times):.2f} s"
+        )
+        log = broker.log_text()
+        assert not [word for word in ("Traceback", "level=error", "level=critical") if word in log], log
+        assert all(turns)
+        assert peak < MEMORY_MB_MAX
+        assert broker.stop() == 0

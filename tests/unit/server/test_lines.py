@@ -1,0 +1,71 @@
+"""Log lines that repeat are counted, not written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit
+from polywire.testing.clock import SimulatedClock
+
+
+class Lines:
+    """What is written behind a limit."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.limit = LineLimit(self.clock)
+        self.capture = LogCapture()
+        self.log = structlog.get_logger()
+
+    def sweep(self, *, stopping: bool = False) -> list[Any]:
+        """What is told of lines that were left out."""
+        before = len(self.capture.entries)
+        self.limit.sweep(stopping=stopping)
+        return self.capture.entries[before:]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    lines = Lines()
+    usual = structlog.get_config()
+    structlog.configure(processors=[lines.limit, lines.capture])
+    try:
+        yield lines
+    finally:
+        structlog.configure(**usual)
+
+
+def test_what_repeats_is_told_in_one_line(lines: Lines) -> None:
+    for number in range(1_000):
+        lines.log.info("connection dropped", peer=number)
+    lines.log.info("something else")
+    assert [line.get("peer") for line in lines.capture.entries] == [*range(LINES_MAX), None]
+    lines.clock.advance(WINDOW_S / 2)
+    assert not lines.sweep()
+    lines.clock.advance(WINDOW_S / 2 + 1)
+    lines.log.info("connection dropped", peer=1_000)  # late, but nobody has told yet
+    assert lines.sweep() == [{"event": "connection dropped", "log_level": "info", "more": 981, "last_s": 11}]
+    assert not lines.sweep()
+
+
+def test_lines_come_again_in_the_next_window(lines: Lines) -> None:
+    for _ in range(LINES_MAX):
+        lines.log.warning("far away")
+    lines.clock.advance(WINDOW_S)
+    assert not lines.sweep()
+    for _ in range(LINES_MAX + 1):
+        lines.log.warning("far away")
+    assert len(lines.capture.entries) == 2 * LINES_MAX
+    (told,) = lines.sweep(stopping=True)
+    assert (told["log_level"], told["more"]) == ("warning", 1)
+
+
+def test_what_ends_the_process_is_always_written(lines: Lines) -> None:
+    for _ in range(LINES_MAX + 1):
+        lines.log.critical("storage failed")
+    assert len(lines.capture.entries) == LINES_MAX + 1
