@@ -15,7 +15,9 @@ from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
 
 RUN_TIMEOUT_S = 400.0  # some 20 s on a machine that does nothing else
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a Java machine of half a minute never gets back what it compiles well
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a Java machine of half a minute never gets back what it compiles well
+)
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
 
 pytestmark = [
