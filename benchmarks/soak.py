@@ -207,7 +207,7 @@ def reports(spark: SparkSession, soak: Soak, broker: BrokerProcess) -> dict[str,
         found[topic] = quality(
             spark, address=address, topic=topic, parse=FIELDS, report=pages / f"{topic}.html", **told
         )
-    found["table"] = quality(spark, path=soak.directory / "table", offsets=False, report=pages / "table.html", **told)
+    found["table"] = quality(spark, path=soak.directory / "table", report=pages / "table.html", **told)
     for wire, count in soak.shares().items():
         own = {**told, "expected": count}
         topic = soak.topic(wire)

@@ -143,6 +143,19 @@ def test_quality_of_a_table_as_it_came(spark: SparkSession, served: Served, topi
     assert (found.sound, [part.records for part in found.partitions]) == (True, [10, 5])
 
 
+@pytest.mark.parametrize("parse", [None, "text"])
+def test_quality_of_a_table_of_two_topics(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path, parse: str | None
+) -> None:
+    for name, count in ((f"{topic}-a", 10), (f"{topic}-b", 5)):
+        fill(served.connection, name, [count])
+    land(spark, served.address, f"{topic}-a,{topic}-b", tmp_path / "table", tmp_path / "checkpoint", parse=parse)
+    found = quality(spark, path=tmp_path / "table", expected=15)
+    assert found.sound, found.problems
+    assert [(part.topic, part.records) for part in found.partitions] == [(f"{topic}-a", 10), (f"{topic}-b", 5)]
+    assert {place for _, place, _ in found.rate} == {0, 1}
+
+
 def test_the_command_runs_a_pipeline(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

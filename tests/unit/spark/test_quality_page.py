@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from polywire.spark.pipelines.quality import PartitionFacts, ProducerFacts, Quality
 from polywire.spark.pipelines.quality_page import page
 
 
-def report(*, missing: int = 0, repeated: int = 0, corrupt: int = 0, expected: int | None = None) -> Quality:
+def report(
+    *, missing: int = 0, repeated: int = 0, corrupt: int = 0, expected: int | None = None, size: int = 4_096
+) -> Quality:
+    partitions = [
+        PartitionFacts("", 0, 100, 0, 99, missing, repeated, corrupt, size),
+        PartitionFacts("", 1, 0, 0, -1, 0, 0, 0, 0),
+    ]
     return Quality(
-        title="a<b>", partitions=(PartitionFacts(0, 100, 0, 99, missing, repeated, corrupt, 4_096), PartitionFacts(1, 0, 0, -1, 0, 0, 0, 0)),
+        title="a<b>", partitions=tuple(partitions),
         producers=(ProducerFacts("p&q", 100, 0, 99, 0, 0),), rate=((10.0, 0, 60), (11.0, 0, 30), (11.0, 1, 10)), interval_s=1.0,
         sizes=((32, 90), (64, 10)), expected=expected,
     )  # fmt: skip
@@ -52,3 +59,18 @@ def test_the_page_is_whole_and_escapes_what_comes_from_outside() -> None:
     assert "each record is there exactly once" in text
     assert "<script" not in text
     assert "2 offsets are missing" in page(report(missing=2))
+
+
+def test_partitions_of_several_topics_are_told_apart() -> None:
+    partitions = (PartitionFacts("a&b", 0, 1, 0, 0, 0, 0, 0, 9), PartitionFacts("c", 0, 2, 0, 1, 0, 0, 0, 9))
+    text = page(replace(report(), partitions=partitions))
+    assert "<td>a&amp;b/0</td>" in text
+    assert "</i>c/0</span>" in text
+    assert "<td>0</td>" in page(report())
+
+
+def test_sizes_are_not_told_of_a_table_that_keeps_no_values() -> None:
+    assert "Sizes of values" in page(report())
+    text = page(report(size=0))
+    assert "Sizes of values" not in text
+    assert "mean size" not in text

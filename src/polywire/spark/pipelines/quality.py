@@ -6,6 +6,7 @@ how a page looks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,8 +25,10 @@ SIZE_BARS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition. ``missing`` are offsets between first and last that no row has, ``repeated`` rows beyond the first of an offset."""
+    """One partition; ``topic`` is empty where rows do not say it. ``missing`` are offsets between first and last that no row has,
+    ``repeated`` rows beyond the first of an offset."""
 
+    topic: str
     partition: int
     records: int
     first_offset: int
@@ -50,7 +53,8 @@ class ProducerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The whole report. ``rate`` is (start of the interval in seconds since 1970, partition, records), ``sizes`` (bytes up to, records)."""
+    """The whole report. ``rate`` is (start of the interval in seconds since 1970, index in ``partitions``, records), ``sizes`` (bytes up to,
+    records)."""
 
     title: str
     partitions: tuple[PartitionFacts, ...]
@@ -122,10 +126,11 @@ def quality(
         rows = _of_table(spark.read.parquet(str(path)))
     rows = _measured(rows, sequence, producer).persist()
     try:
-        rate, interval_s = _rate(rows)
+        partitions = tuple(_partitions(rows, offsets=offsets))
+        rate, interval_s = _rate(rows, partitions)
         found = Quality(
             title=topic or str(path),
-            partitions=tuple(_partitions(rows, offsets=offsets)),
+            partitions=partitions,
             producers=tuple(_producers(rows)) if sequence is not None else (),
             rate=rate,
             interval_s=interval_s,
@@ -142,9 +147,12 @@ def quality(
 def _of_table(table: DataFrame) -> DataFrame:
     """A landed table under a parser's names, whether it was parsed or not."""
     names = table.columns
-    renamed = [f.col(name).alias(f"_{name}") for name in ("partition", "offset", "timestamp", "value") if name in names]
+    source = ("topic", "partition", "offset", "timestamp", "value")
+    renamed = [f.col(name).alias(f"_{name}") for name in source if name in names]
     table = table.select("*", *[column for column in renamed if f"_{column}" not in names])
-    absent = {"_partition": "int", "_offset": "long", "_timestamp": "timestamp", VALUE: "binary", CORRUPT: "string"}
+    absent = {
+        "_topic": "string", "_partition": "int", "_offset": "long", "_timestamp": "timestamp", VALUE: "binary", CORRUPT: "string",
+    }  # fmt: skip
     return table.withColumns(
         {name: f.lit(None).cast(kind) for name, kind in absent.items() if name not in table.columns}
     )
@@ -154,6 +162,7 @@ def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame
     """The few narrow columns that everything is counted from."""
     own = f.expr(sequence).cast("long") if sequence is not None else f.lit(None).cast("long")
     return rows.select(
+        f.coalesce("_topic", f.lit("")).alias("topic"),
         f.coalesce("_partition", f.lit(0)).alias("partition"),
         f.col("_offset").alias("offset"),
         f.col("_timestamp").alias("time"),
@@ -165,7 +174,7 @@ def _measured(rows: DataFrame, sequence: str | None, producer: str) -> DataFrame
 
 
 def _partitions(rows: DataFrame, *, offsets: bool) -> list[PartitionFacts]:
-    grouped = rows.groupBy("partition").agg(
+    grouped = rows.groupBy("topic", "partition").agg(
         f.count("*").alias("records"),
         f.min("offset").alias("first"),
         f.max("offset").alias("last"),
@@ -174,7 +183,7 @@ def _partitions(rows: DataFrame, *, offsets: bool) -> list[PartitionFacts]:
         f.count_if("corrupt").alias("corrupt"),
         f.sum("bytes").alias("bytes"),
     )
-    return [_partition(row, offsets=offsets) for row in grouped.orderBy("partition").collect()]
+    return [_partition(row, offsets=offsets) for row in grouped.orderBy("topic", "partition").collect()]
 
 
 def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
@@ -182,7 +191,7 @@ def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
     first, last = (row["first"], row["last"]) if known else (0, -1)
     counted = known and offsets
     return PartitionFacts(
-        row["partition"], row["records"], first, last,
+        row["topic"], row["partition"], row["records"], first, last,
         missing=last - first + 1 - row["distinct"] if counted else 0,
         repeated=row["records"] - row["distinct"] if counted else 0,
         corrupt=row["corrupt"], bytes=row["bytes"],
@@ -207,7 +216,7 @@ def _producers(rows: DataFrame) -> list[ProducerFacts]:
     ]  # fmt: skip
 
 
-def _rate(rows: DataFrame) -> tuple[tuple[tuple[float, int, int], ...], float]:
+def _rate(rows: DataFrame, partitions: Sequence[PartitionFacts]) -> tuple[tuple[tuple[float, int, int], ...], float]:
     """Records by interval of append time and partition, in at most ``TIME_BARS`` intervals."""
     seconds = f.unix_micros("time") / 1e6
     ends = rows.agg(f.min(seconds).alias("first"), f.max(seconds).alias("last")).first()
@@ -216,8 +225,11 @@ def _rate(rows: DataFrame) -> tuple[tuple[tuple[float, int, int], ...], float]:
     first = float(ends["first"])
     interval_s = max((float(ends["last"]) - first) / (TIME_BARS - 1), 0.001)
     number = f.floor((seconds - first) / interval_s).alias("number")
-    counted = rows.where("time is not null").groupBy(number, "partition").count().collect()
-    bars = [(first + row["number"] * interval_s, row["partition"], row["count"]) for row in counted]
+    counted = rows.where("time is not null").groupBy(number, "topic", "partition").count().collect()
+    places = {(part.topic, part.partition): index for index, part in enumerate(partitions)}
+    bars = [
+        (first + row["number"] * interval_s, places[row["topic"], row["partition"]], row["count"]) for row in counted
+    ]
     return tuple(sorted(bars)), interval_s
 
 

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from polywire.spark.pipelines.quality import Quality
+    from polywire.spark.pipelines.quality import PartitionFacts, Quality
 
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
@@ -72,11 +72,11 @@ def _verdict(quality: Quality) -> Iterable[str]:
 
 def _facts(quality: Quality) -> Iterable[str]:
     size = sum(part.bytes for part in quality.partitions)
+    sizes = [("bytes of values", _bytes(size)), ("mean size", _bytes(round(size / quality.records)))] if size else []
     facts = [
         ("records", f"{quality.records:,}"),
         ("partitions", f"{len(quality.partitions):,}"),
-        ("bytes of values", _bytes(size)),
-        ("mean size", _bytes(round(size / quality.records)) if quality.records else "–"),
+        *sizes,
         (
             "missing",
             f"{sum(part.missing for part in quality.partitions) + sum(p.missing for p in quality.producers):,}",
@@ -94,11 +94,17 @@ def _facts(quality: Quality) -> Iterable[str]:
 def _partition_table(quality: Quality) -> Iterable[str]:
     head = ("partition", "records", "first offset", "last offset", "missing", "repeated", "corrupt", "bytes")
     rows = [
-        (str(p.partition), f"{p.records:,}", f"{p.first_offset:,}", f"{p.last_offset:,}", _count(p.missing), _count(p.repeated),
+        (escape(name), f"{p.records:,}", f"{p.first_offset:,}", f"{p.last_offset:,}", _count(p.missing), _count(p.repeated),
          _count(p.corrupt), _bytes(p.bytes))
-        for p in quality.partitions
+        for name, p in zip(_names(quality.partitions), quality.partitions, strict=True)
     ]  # fmt: skip
     yield from _table(head, rows)
+
+
+def _names(partitions: Sequence[PartitionFacts]) -> list[str]:
+    """What partitions are called: with their topic where there are several."""
+    several = len({part.topic for part in partitions}) > 1
+    return [f"{part.topic}/{part.partition}" if several else str(part.partition) for part in partitions]
 
 
 def _producer_table(quality: Quality) -> Iterable[str]:
@@ -136,19 +142,20 @@ def _rate_chart(quality: Quality) -> Iterable[str]:
     yield f"<h2>Records over time <span class='soft'>(each bar {quality.interval_s:.3g} s of append time)</span></h2>"
     first = min(start for start, _, _ in quality.rate)
     columns: dict[int, dict[int, int]] = {}
-    for start, partition, count in quality.rate:
-        columns.setdefault(round((start - first) / quality.interval_s), {})[partition] = count
+    for start, place, count in quality.rate:
+        columns.setdefault(round((start - first) / quality.interval_s), {})[place] = count
     stacks = [columns.get(number, {}) for number in range(max(columns) + 1)]
     labels = {0: _clock(first), len(stacks) - 1: _clock(first + quality.interval_s * (len(stacks) - 1))}
     yield _bars(stacks, labels)
-    partitions = sorted({partition for _, partition, _ in quality.rate})
-    key = (f"<span><i style='background:{_colour(number)}'></i>partition {number}</span>" for number in partitions)
-    yield f"<p class='key soft'>{''.join(key)}</p>"
+    names = _names(quality.partitions)
+    places = sorted({place for _, place, _ in quality.rate})
+    key = (f"<span><i style='background:{_colour(at)}'></i>{escape(names[at])}</span>" for at in places)
+    yield f"<p class='key soft'>partition {''.join(key)}</p>"
 
 
 def _size_chart(quality: Quality) -> Iterable[str]:
-    if not quality.sizes:
-        return
+    if not any(part.bytes for part in quality.partitions):
+        return  # a table that was parsed keeps values only where they could not be read
     yield "<h2>Sizes of values <span class='soft'>(bytes up to)</span></h2>"
     yield _bars(
         [{0: count} for _, count in quality.sizes], {at: _bytes(size) for at, (size, _) in enumerate(quality.sizes)}
