@@ -257,7 +257,14 @@ def kafka07_figures(rounds: int) -> list[Figure]:
                 rounds=rounds,
             ),
             figure(
-                "Kafka 0.7 fetch of 1 MiB, 200 B, one connection",
+                "Kafka 0.7 fetch of 1 MiB, 200 B, four under way",
+                "records/s",
+                lambda: kafka07_load.fetch_rate(host, port, "read", ahead=4),
+                aim=10e6,
+                rounds=rounds,
+            ),
+            figure(
+                "Kafka 0.7 fetch of 1 MiB, 200 B, one at a time",
                 "records/s",
                 lambda: kafka07_load.fetch_rate(host, port, "read"),
                 aim=10e6,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import deque
 
 from polywire.protocols.kafka07.messages import (
     LATEST,
@@ -44,21 +45,35 @@ def produce_rate(host: str, port: int, topic: str, *, requests: int, messages: i
     return records / took
 
 
-def fetch_rate(host: str, port: int, topic: str) -> float:
-    """Records per second of one connection that reads partition 0 from its beginning to its end."""
+def fetch_rate(host: str, port: int, topic: str, *, ahead: int = 1) -> float:
+    """Records per second of one connection that reads partition 0 from its beginning to its end, with so many requests under way.
+
+    Addresses are known beforehand, because records are equally long; what an answer leaves out is asked for again at the end.
+    """
     with socket.create_connection((host, port)) as peer:
         end = _end(peer, topic)
+        chunk = FETCH_BYTES // RECORD_BYTES * RECORD_BYTES
+        requests = deque((at, min(chunk, end - at)) for at in range(0, end, chunk))
+        asked: deque[tuple[int, int]] = deque()
         buffer = memoryview(bytearray(FETCH_BYTES + 64))
-        at = 0
+        read = 0
         begun = time.perf_counter()
-        while at < end:
-            peer.sendall(encode_fetch(topic.encode(), 0, at, FETCH_BYTES))
+        while requests or asked:
+            while requests and len(asked) < ahead:
+                at, wanted = requests.popleft()
+                asked.append((at, wanted))
+                peer.sendall(encode_fetch(topic.encode(), 0, at, wanted))
+            at, wanted = asked.popleft()
             size, error = struct.unpack(">ih", _read(peer, buffer, 6))
-            if error or size <= 2:
+            if error or not 2 < size <= 2 + wanted:
                 raise AssertionError(f"an unexpected answer error={error} bytes={size} address={at}")
             _read(peer, buffer, size - 2)
-            at += size - 2
+            read += size - 2
+            if size - 2 < wanted:
+                requests.append((at + size - 2, wanted - size + 2))
         took = time.perf_counter() - begun
+    if read != end:
+        raise AssertionError(f"some bytes are missing read={read} expected={end}")
     return end / RECORD_BYTES / took
 
 

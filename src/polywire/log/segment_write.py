@@ -174,13 +174,14 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Fills one chunk again and again. Guards: the footer describes exactly what went through the chunk."""
+    """Fills two chunks in turn, one while the store writes the other. Guards: the footer describes exactly what went through them."""
 
     def __init__(self, runs: Sequence[RunSource], chunk: memoryview, pace: Pace | None) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
         keys = {(run.partition, run.token) for run in runs}
         assert len(keys) == len(runs), "a run was given twice"
         self._chunk = chunk
+        self._spare: memoryview | None = None
         self._pace = pace
         self._filled = 0
         self._state = array("q", bytes(8 * RUN_STATE_COUNT))
@@ -189,7 +190,7 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """The blob, chunk by chunk; each is valid until the next is asked for."""
+        """The blob, chunk by chunk; each is valid until the next but one is asked for."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
@@ -291,6 +292,7 @@ class _SegmentWriter:
         if self._pace is not None:
             self._pace(self._filled)
         self._filled = 0
+        self._chunk, self._spare = self._spare or aligned_buffer(len(self._chunk)), self._chunk
         return chunk
 
     def _footer(self) -> bytes:

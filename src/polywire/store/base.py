@@ -61,8 +61,8 @@ class Store(Protocol):
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as one blob; durable on return. A part is consumed before the next one is asked for, so its memory
-        may be used again. Page-aligned parts of whole blocks are written without a copy.
+        """Store the parts, in order, as one blob; durable on return. A part is consumed before the next but one is asked for, so
+        memory for two may be used in turn. Page-aligned parts of whole blocks are written without a copy, each while the next is made.
 
         Raises BlobExists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
         """

@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -262,8 +263,8 @@ class FileStore:
     def _write(self, temporary: Path, parts: Iterable[Buffer]) -> None:
         descriptor, direct = self._create(temporary)
         try:
-            with self._borrow_chunk() as chunk:
-                size = _write_parts(descriptor, parts, chunk, direct=direct)
+            with self._borrow_chunk() as chunk, ThreadPoolExecutor(1) as pool:
+                size = _write_parts(descriptor, parts, chunk, pool, direct=direct)
             if direct:
                 os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -300,14 +301,26 @@ class FileStore:
             self._chunk_lock.release()
 
 
-def _write_parts(descriptor: int, parts: Iterable[Buffer], chunk: memoryview, *, direct: bool) -> int:
-    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros."""
+def _write_parts(
+    descriptor: int, parts: Iterable[Buffer], chunk: memoryview, pool: ThreadPoolExecutor, *, direct: bool
+) -> int:
+    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros.
+
+    A part of whole blocks is written by ``pool`` while the next one is made.
+    """
     size = filled = 0
+    writing: Future[None] | None = None
     for part in parts:
+        if writing is not None:
+            writing.result()
+            writing = None
         view = memoryview(part).cast("B")
         size += len(view)
         if filled == 0 and len(view) >= BLOCK_BYTES and (not direct or address_of(view) % BLOCK_BYTES == 0):
             whole = len(view) - len(view) % BLOCK_BYTES if direct else len(view)
+            if whole == len(view):
+                writing = pool.submit(_write_all, descriptor, view)
+                continue
             _write_all(descriptor, view[:whole])
             view = view[whole:]
         while len(view):
@@ -318,6 +331,8 @@ def _write_parts(descriptor: int, parts: Iterable[Buffer], chunk: memoryview, *,
             if filled == len(chunk):
                 _write_all(descriptor, chunk)
                 filled = 0
+    if writing is not None:
+        writing.result()
     if filled:
         stop = -(-filled // BLOCK_BYTES) * BLOCK_BYTES if direct else filled
         chunk[filled:stop] = bytes(stop - filled)

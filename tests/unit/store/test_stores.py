@@ -46,12 +46,13 @@ def test_what_is_put_is_got(store: Store, size: int) -> None:
     assert out[: len(content[50:150])] == content[50:150]
 
 
-def test_parts_may_share_one_aligned_chunk(store: Store) -> None:
-    chunk = aligned_buffer(2 * BLOCK_BYTES)
+def test_parts_may_share_two_aligned_chunks(store: Store) -> None:
+    chunks = (aligned_buffer(2 * BLOCK_BYTES), aligned_buffer(2 * BLOCK_BYTES))
     wanted = bytearray()
 
     def parts() -> Iterator[memoryview]:
         for number, size in enumerate((8192, 8192, 4096, 100, 8192, 3)):
+            chunk = chunks[number % 2]
             chunk[:] = bytes([number]) * len(chunk)
             wanted.extend(chunk[:size])
             yield chunk[:size]
