@@ -5,13 +5,12 @@ Promises: an answer is filled once: at once, by a callback of the broker or by a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from polywire.errors import BrokerError
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
-from polywire.types import Buffer
+from polywire.protocols.ordered import Place
 
 
 class Asker(Protocol):
@@ -24,30 +23,19 @@ class Asker(Protocol):
         """An answer became known."""
 
 
-class Answer:
-    """A place in the order of answers; ``parts``, the bytes of its frames, are set when it is known.
+class Answer(Place[Asker]):
+    """A place in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells."""
 
-    Invariant: filled once. ``blocking`` answers hold up the requests behind them; ``cancel`` is called when the connection goes first.
-    """
-
-    __slots__ = ("blocking", "body", "cancel", "dialect", "ending", "parts", "released", "session")
+    __slots__ = ("body", "dialect")
 
     def __init__(self, session: Asker, dialect: Dialect, *, blocking: bool = False) -> None:
         self.session = session
         self.dialect = dialect
         self.blocking = blocking
-        self.ending = False
         self.body = b""
-        self.parts: Sequence[Buffer] | None = None
-        self.released: Callable[[], None] | None = None
-        self.cancel: Callable[[], None] | None = None
-
-    def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """The answer is known: whole frames, their lengths included. ``released``: called once ``parts`` may be reused."""
-        self.parts = parts
-        self.released = released
+        self.parts = None
+        self.released = None
         self.cancel = None
-        self.session.answered()
 
     def ok(self, body: bytes) -> None:
         """One frame with this body."""

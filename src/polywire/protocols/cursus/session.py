@@ -6,7 +6,6 @@ connection was answered. No task and no future per request. Must not know: socke
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -28,7 +27,7 @@ from polywire.protocols.cursus.messages import (
     read_text,
 )
 from polywire.protocols.cursus.state import CursusState
-from polywire.types import Buffer
+from polywire.protocols.ordered import OrderedSession
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
@@ -85,66 +84,42 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, /) -> None: ...
 
 
-class CursusSession:
+class CursusSession(OrderedSession[Answer]):
     """One peer.
-
-    Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them.
 
     dialect: of the latest text request. principal: who has logged in by AUTH, None before. group: set by SETGROUP. structured: whether
     errors carry their class. features: what NEGOTIATE has enabled.
     """
 
     __slots__ = (
-        "_answers",
         "_asleep",
-        "_blocking",
-        "_closed",
         "_compression",
-        "_ending",
         "_heard_at",
-        "_held",
         "_placed",
         "_pushing",
-        "_receiving",
-        "_rest",
-        "_resume",
-        "_settle",
         "_take_batch",
         "_timer",
         "_topic_wait",
         "_wanted",
-        "_yielding",
         "dialect",
         "features",
         "group",
-        "output",
         "principal",
         "state",
     )
 
     def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
+        super().__init__(output, resume)
         self.state: Final = state
-        self.output: Final = output
         self.dialect = state.settings.dialect or Dialect.MODERN
         self.principal: Any = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
-        self._resume = resume
-        self._answers: deque[Answer] = deque()
-        self._blocking = 0
         self._placed: Answer | None = None
         self._pushing: Pushing | None = None
-        self._settle = False
         self._asleep = False
-        self._held = False
-        self._receiving = False
-        self._ending = False
-        self._yielding = False
-        self._closed = False
-        self._rest = b""
         self._wanted = 0
         self._topic_wait = "", 0.0
         self._heard_at = state.broker.clock.monotonic()
@@ -160,11 +135,6 @@ class CursusSession:
     def wanted(self) -> int:
         """Bytes worth making room for: never more than four times what has come, whatever length was announced."""
         return self._wanted
-
-    def paused(self) -> bool:
-        """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
-        self._held = self._waits()
-        return self._held
 
     def _waits(self) -> bool:
         return bool(
@@ -211,11 +181,6 @@ class CursusSession:
                 break
         return at
 
-    def _turn_again(self) -> None:
-        """The others had their turn."""
-        self._yielding = False
-        self._go_on()
-
     def drained(self) -> None:
         """The peer reads again."""
         if self._pushing is not None:
@@ -227,15 +192,7 @@ class CursusSession:
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
-        self._rest = bytes(data)
-        if not self._ending and self._rest:
-            if self._waits():
-                return
-            self._take_rest()
-        else:
-            self._rest = b""
-            self._ending = True
-        self._end_when_answered()
+        self._finish(bytes(data))
 
     def close(self) -> None:
         """The connection is gone."""
@@ -244,10 +201,7 @@ class CursusSession:
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
-        for answer in self._answers:
-            if answer.cancel is not None:
-                answer.cancel()
-        self._drop()
+        self._abandon()
 
     # One frame
 
@@ -382,42 +336,6 @@ class CursusSession:
         self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
         self._go_on()
 
-    # Answers out
-
-    def answered(self) -> None:
-        """An answer became known: send what is next in order, and go on with what had to wait."""
-        if self._closed:
-            self._drop()
-            return
-        answers = self._answers
-        parts: list[Buffer] = []
-        while answers and answers[0].parts is not None:
-            answer = answers.popleft()
-            self._blocking -= answer.blocking
-            parts.extend(answer.parts or ())
-            if answer.released is not None:
-                self.output.write_many(parts, answer.released)
-                parts = []
-        self._write(parts)
-        if self._held or self._ending or self._rest:
-            self._go_on()
-
-    def _write(self, parts: Sequence[Buffer]) -> None:
-        if parts:
-            self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
-
-    def _go_on(self) -> None:
-        """Take up what had to wait, unless it still must; never from inside ``receive``."""
-        if self._receiving or self._closed or self._waits():
-            return
-        self._settle = False
-        if self._rest:
-            self._take_rest()
-        if self._held and not self._rest:
-            self._held = False
-            self._resume()
-        self._end_when_answered()
-
     def _take_rest(self) -> None:
         """Handle what was left when the peer finished, as far as it goes now."""
         rest = self._rest
@@ -430,17 +348,6 @@ class CursusSession:
             self._rest = rest
         else:
             self._ending = True
-
-    def _end_when_answered(self) -> None:
-        if self._ending and not self._answers and not self._rest and not self._closed:
-            self.output.close()
-
-    def _drop(self) -> None:
-        """Nobody will read these."""
-        for answer in self._answers:
-            released, answer.released = answer.released, None
-            if answer.parts is not None and released is not None:
-                released()
 
     # Silence
 

@@ -8,7 +8,6 @@ Must not know: how lines are read, sockets.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from polywire.broker.topics import Partition
@@ -17,6 +16,7 @@ from polywire.protocols.flux import codec, spelling
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
+from polywire.protocols.ordered import Place
 from polywire.types import PARTITION_COUNT_MAX
 
 REPLY_BUFFERS_MAX: Final = 4  # large reply buffers kept for reuse
@@ -75,29 +75,19 @@ class Scratch:
             self.replies.append(buffer)
 
 
-class Answer:
-    """A place in the order of answers; ``parts`` are set when it is known.
+class Answer(Place[Asker]):
+    """A place in the order of answers; ``payload`` is what ``done`` tells."""
 
-    Invariant: filled once.
-    """
-
-    __slots__ = ("blocking", "cancel", "parts", "payload", "released", "request_id", "session")
+    __slots__ = ("payload", "request_id")
 
     def __init__(self, session: Asker, request_id: bytes, *, blocking: bool = False) -> None:
         self.session = session
         self.request_id = request_id
         self.blocking = blocking
         self.payload = b""
-        self.parts: Parts | None = None
-        self.released: Callable[[], None] | None = None
-        self.cancel: Callable[[], None] | None = None
-
-    def fill(self, parts: Parts, released: Callable[[], None] | None = None) -> None:
-        """The answer is known."""
-        self.parts = parts
-        self.released = released
+        self.parts = None
+        self.released = None
         self.cancel = None
-        self.session.answered()
 
     def ok(self, payload: bytes) -> None:
         """Success."""

@@ -19,10 +19,11 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.protocols.base import Output
 from polywire.protocols.flux import codec
-from polywire.protocols.flux.answers import Answer, Parts, Produced, Run, Scratch
+from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
 from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, parse
 from polywire.protocols.flux.metadata import FluxState
+from polywire.protocols.ordered import OrderedSession
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level
@@ -51,29 +52,14 @@ class Command:
     settled: bool = False
 
 
-class FluxSession:
-    """One peer.
-
-    Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them.
-    """
+class FluxSession(OrderedSession[Answer]):
+    """One peer."""
 
     __slots__ = (
-        "_answers",
-        "_blocking",
         "_busy",
         "_busy_since",
-        "_closed",
         "_commands",
-        "_ending",
-        "_held",
-        "_output",
-        "_receiving",
-        "_rest",
-        "_resume",
-        "_settle",
         "_timer",
-        "_yielding",
         "broker",
         "scratch",
         "state",
@@ -88,24 +74,14 @@ class FluxSession:
         output: Output,
         resume: Callable[[], None],
     ) -> None:
+        super().__init__(output, resume)
         self.broker: Final = broker
         self.state: Final = state
         self.scratch: Final = scratch
         self._commands = commands
-        self._output = output
-        self._resume = resume
-        self._answers: deque[Answer] = deque()
-        self._blocking = 0
         self._busy: deque[tuple[Partition, bytearray, Level, Done]] = deque()
         self._busy_since = 0.0
         self._timer: Any = None
-        self._settle = False
-        self._held = False
-        self._receiving = False
-        self._ending = False
-        self._rest = b""
-        self._closed = False
-        self._yielding = False
 
     @property
     def frame_bytes_max(self) -> int:
@@ -116,11 +92,6 @@ class FluxSession:
         """A line does not tell its length."""
         return 0
 
-    def paused(self) -> bool:
-        """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
-        self._held = self._waits()
-        return self._held
-
     def _waits(self) -> bool:
         return bool(
             self._yielding
@@ -128,7 +99,7 @@ class FluxSession:
             or self._busy
             or (self._settle and self._answers)
             or len(self._answers) >= ANSWERS_MAX
-            or self._output.backlog > self._output.backlog_max
+            or self.output.backlog > self.output.backlog_max
         )
 
     def receive(self, data: memoryview) -> int:
@@ -173,11 +144,6 @@ class FluxSession:
                 break
         return at
 
-    def _turn_again(self) -> None:
-        """The others had their turn."""
-        self._yielding = False
-        self._go_on()
-
     def _handle(self, line: bytes) -> bool:
         """Carry out one request; False when it must wait until everything before it is answered."""
         try:
@@ -202,52 +168,9 @@ class FluxSession:
                 self.append(Answer(self, request.id)).ok(payload)
         return True
 
-    def append(self, answer: Answer) -> Answer:
-        """Give an answer its place in the order."""
-        self._answers.append(answer)
-        self._blocking += answer.blocking
-        return answer
-
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
         """The place of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))
-
-    def answered(self) -> None:
-        """An answer became known: send what is next in order, and go on with what had to wait."""
-        if self._closed:
-            self._drop()
-            return
-        answers = self._answers
-        parts: Parts = []
-        while answers and answers[0].parts is not None:
-            answer = answers.popleft()
-            self._blocking -= answer.blocking
-            known = answer.parts or []
-            if answer.released is None and len(known) == 1:
-                parts.append(known[0])
-                continue
-            self._write(parts)
-            parts = []
-            self._output.write_many(known, answer.released)
-        self._write(parts)
-        if self._held or self._ending or self._rest:
-            self._go_on()
-
-    def _write(self, parts: Parts) -> None:
-        if parts:
-            self._output.write(parts[0] if len(parts) == 1 else b"".join(parts))
-
-    def _go_on(self) -> None:
-        """Take up what had to wait, unless it still must; never from inside ``receive``."""
-        if self._receiving or self._closed or self._waits():
-            return
-        self._settle = False
-        if self._rest:
-            self._take_rest()
-        if self._held and not self._rest:
-            self._held = False
-            self._resume()
-        self._end_when_answered()
 
     def _take_rest(self) -> None:
         """Handle what was left when the peer finished, as far as it goes now."""
@@ -256,10 +179,6 @@ class FluxSession:
         self._rest = rest[self.receive(memoryview(rest)) :]
         self._ending = self._ending or not self._rest
 
-    def _end_when_answered(self) -> None:
-        if self._ending and not self._answers and not self._rest and not self._closed:
-            self._output.close()
-
     def drained(self) -> None:
         """The peer reads again."""
         self._go_on()
@@ -267,33 +186,14 @@ class FluxSession:
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
         rest = bytes(data)
-        self._rest = rest if rest.endswith(b"\n") or not rest else rest + b"\n"
-        if self._rest and not self._ending:
-            if self._waits():
-                return
-            self._take_rest()
-        else:
-            self._rest = b""
-            self._ending = True
-        self._end_when_answered()
+        self._finish(rest if rest.endswith(b"\n") or not rest else rest + b"\n")
 
     def close(self) -> None:
         """The connection is gone."""
-        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._busy.clear()
-        for answer in self._answers:
-            if answer.cancel is not None:
-                answer.cancel()
-        self._drop()
-
-    def _drop(self) -> None:
-        """Nobody will read these."""
-        for answer in self._answers:
-            released, answer.released = answer.released, None
-            if answer.parts is not None and released is not None:
-                released()
+        self._abandon()
 
     def ensure_topic(self, name: str) -> Topic:
         """The topic, made when it is missing (dossier §8). Raises BrokerError."""

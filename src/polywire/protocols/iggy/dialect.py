@@ -6,7 +6,7 @@ how a dialect is recognised, bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from polywire.protocols.iggy import outlet
@@ -48,61 +48,16 @@ class Dialect:
         return 1 if self.one_based else 0
 
 
+# Each is told as what it changed in the one before it.
 D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=False, auto_ids=False)
-D1A: Final = Dialect("0.1.0", auto_ids=False)
-D1B: Final = Dialect("0.1", topic_settings=1)
-D1C: Final = Dialect("0.4", topic_settings=2)
-D1D: Final = Dialect("0.6", topic_settings=3, tells_created=True, empty_when_missing=True)
-D2A: Final = Dialect(
-    "0.7",
-    normalises=False,
-    topic_settings=3,
-    tells_created=True,
-    empty_when_missing=True,
-    batched=True,
-    message_head=56,
-    form=outlet.D2A,
-)
-D2B: Final = Dialect(
-    "0.8",
-    one_based=False,
-    normalises=False,
-    topic_settings=3,
-    chosen_ids=False,
-    optional_partition=True,
-    tells_created=True,
-    empty_when_missing=True,
-    batched=True,
-    message_head=56,
-    form=outlet.D2B,
-)
-D2C: Final = Dialect(
-    "0.10",
-    one_based=False,
-    normalises=False,
-    topic_settings=3,
-    chosen_ids=False,
-    optional_partition=True,
-    tells_created=True,
-    empty_when_missing=True,
-    batched=True,
-    message_head=64,
-    form=outlet.D2C,
-)
-D3: Final = Dialect(
-    "vsr",
-    one_based=False,
-    normalises=False,
-    topic_settings=4,
-    chosen_ids=False,
-    optional_partition=True,
-    tells_created=True,
-    empty_when_missing=True,
-    batched=True,
-    framed=True,
-    message_head=48,
-    form=outlet.D3,
-)
+D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, named_groups=True)
+D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)
+D1C: Final = replace(D1B, name="0.4", topic_settings=2)
+D1D: Final = replace(D1C, name="0.6", topic_settings=3, tells_created=True, empty_when_missing=True)
+D2A: Final = replace(D1D, name="0.7", normalises=False, batched=True, message_head=56, form=outlet.D2A)
+D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optional_partition=True, form=outlet.D2B)
+D2C: Final = replace(D2B, name="0.10", message_head=64, form=outlet.D2C)
+D3: Final = replace(D2C, name="vsr", topic_settings=4, framed=True, message_head=48, form=outlet.D3)
 
 OLD: Final = (D1C, D1B, D1A, D0)  # whose login has no version, in the order in which they are tried (dossier §9.2)
 NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one
