@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 
+from benchmarks.receiving import receive
 from polywire.protocols.iggy import asking
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 
@@ -97,9 +98,8 @@ def _poll_all(peer: socket.socket, requests: list[bytes]) -> None:
     peer.sendall(b"".join(requests[:REQUESTS_IN_FLIGHT]))
     sent, answered, filled = min(REQUESTS_IN_FLIGHT, len(requests)), 0, 0
     while answered < len(requests):
-        filled += peer.recv_into(view[filled:])
-        position = before = 0
-        before = answered
+        filled += receive(peer, view[filled:])
+        position, before = 0, answered
         while filled - position >= _POLLED.size:
             status, length, _, _, count = _POLLED.unpack_from(buffer, position)
             if status or count != COUNT:

@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from benchmarks.iggy_load import COUNT, REQUESTS_IN_FLIGHT, VALUE
+from benchmarks.receiving import receive
 from polywire.protocols.iggy import asking, vsr
 from polywire.protocols.iggy.messages import U32
 
@@ -122,7 +123,7 @@ def _read_reply(peer: socket.socket) -> memoryview:
         )
     size, filled = int.from_bytes(head[48:52], "little") - vsr.HEADER_BYTES, 0
     while filled < size:
-        filled += peer.recv_into(_BODY[filled:size])
+        filled += receive(peer, _BODY[filled:size])
     return _BODY[:size]
 
 

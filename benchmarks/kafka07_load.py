@@ -11,6 +11,7 @@ import struct
 import time
 from collections import deque
 
+from benchmarks.receiving import receive
 from polywire.protocols.kafka07.messages import (
     LATEST,
     encode_fetch,
@@ -87,7 +88,7 @@ def _end(peer: socket.socket, topic: str) -> int:
 def _read(peer: socket.socket, buffer: memoryview, size: int) -> memoryview:
     at = 0
     while at < size:
-        got = peer.recv_into(buffer[at:size])
+        got = receive(peer, buffer[at:size])
         if not got:
             raise AssertionError("the broker closed early")
         at += got
