@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from polywire.broker.settings import HOUR_US
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import Ability, Client, PartitionBounds
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Missing
-from polywire.server.config import RETENTION_HOURS_MAX, RETENTION_MIB_MAX
+from polywire.server.config import MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
 from polywire.types import DEFAULT_PARTITION_COUNT, KeyHash
-
-HOUR_US: Final = 3_600_000_000
-MEBI: Final = 1024 * 1024
 
 app = App(
     name="topic",

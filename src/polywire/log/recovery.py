@@ -23,7 +23,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A group whose header verified, and where it lies."""
+    """A group whose header verified, and where it lies; ``whole``: its entries verified as well."""
 
     slot: Slot
     position: int
@@ -33,6 +33,7 @@ class Place:
     previous: int
     checksum: int
     kinds: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,16 @@ def _place(slot: Slot, at: int) -> Place | None:
     fields = read_group(slot.view, at, slot.seed)
     if fields is None:
         return None
+    whole = bad_entry(slot.view, at) < 0
     return Place(
-        slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds
+        slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds, whole
     )
 
 
 def _namings(places: dict[int, Place]) -> Iterator[_Naming]:
     """States that groups name, newest first."""
     for sequence in sorted(places, reverse=True):
-        if places[sequence].kinds & _NAMING and bad_entry(places[sequence].slot.view, places[sequence].position) < 0:
+        if places[sequence].kinds & _NAMING and places[sequence].whole:
             yield _read_naming(places[sequence])
 
 
@@ -136,7 +138,7 @@ def _follow(places: dict[int, Place], sealed: int) -> Iterator[Place]:
     while (place := places.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and place.previous != last.checksum:
             return
-        if bad_entry(place.slot.view, place.position) >= 0:
+        if not place.whole:
             return
         yield place
         last = place
@@ -177,8 +179,7 @@ def _search(slot: Slot) -> Iterator[Place]:
         place = _place(slot, at) if at % 8 == 0 else None
         if place is not None:
             yield place
-        whole = place is not None and bad_entry(slot.view, at) < 0
-        at = slot.find(GROUP_MAGIC, at + (place.length if whole and place is not None else 1))
+        at = slot.find(GROUP_MAGIC, at + (place.length if place is not None and place.whole else 1))
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: Place) -> Torn | None:
