@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -18,6 +22,7 @@ from typing import Final
 READY_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 20.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
+PORTS: Final = range(15_000, 32_000)
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -30,6 +35,27 @@ def child_environment() -> dict[str, str]:
 def silenced(*but: str) -> tuple[str, ...]:
     """Options of ``polywire serve`` that switch every wire off but those named."""
     return tuple(word for wire in WIRES if wire not in but for word in (f"--{wire}", "off"))
+
+
+def _lasting_ports() -> Iterator[int]:
+    """Free ports below those that systems give to outgoing connections (Linux from 32768, others from 49152): a broker that
+    is started again finds its own still free. Each test process begins somewhere else.
+    """
+    begin = random.Random().randrange(len(PORTS))
+    return (port for port in cycle([*PORTS[begin:], *PORTS[:begin]]) if _free(port))
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_PORT: Final = _lasting_ports()
 
 
 class BrokerProcess:
@@ -54,7 +80,7 @@ class BrokerProcess:
         ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(self.data_dir)]
         for wire in WIRES:
-            host, port = self.addresses.get(wire, ("127.0.0.1", 0))
+            host, port = self.addresses.get(wire) or ("127.0.0.1", next(_PORT))
             command += [f"--{wire}", f"{host}:{port}"]
         command += ["--ready-file", str(ready_file), *self._options]
         with self._log.open("ab") as log:
