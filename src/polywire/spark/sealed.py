@@ -26,7 +26,7 @@ from polywire.store.mark import Home
 
 PIECE_BYTES: Final = 4 << 20  # read at once: what a frame of the wire carries
 RUN_BYTES_MIN: Final = 1 << 20  # a smaller run comes over the wire, with its neighbours: to open a file takes 0.1 ms
-RANGE_RECORDS_MIN: Final = PACK_RECORDS  # what is a task of its own, of 12 ms and more; to ask where it lies takes 0.2 ms
+RANGE_RECORDS_MIN: Final = PACK_RECORDS  # a task of its own, of 12 ms and more; asking where it lies takes 0.2 ms
 
 logger: Final = logging.getLogger("polywire.spark")
 logger.setLevel(logging.INFO)  # heard only where somebody listens: Spark collects what workers log when it is told to
