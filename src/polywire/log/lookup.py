@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from polywire.log.partition import FilePartition
     from polywire.log.reading import Reader
 
-LOCATED_RUNS_MAX: Final = (
-    256  # of one answer: 16 GiB of large segments, and some ten milliseconds of the reader's thread at most
-)
+LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
 
 Span = tuple[int, int]
 """Positions [start, stop) in a blob."""

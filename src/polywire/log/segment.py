@@ -250,9 +250,11 @@ class Segment:
     def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
         """Positions [start, stop) of whole batches that hold records [first_offset, next_offset), which begin in the run. Reads index
         entries from the store unless they are at hand or that is the whole run. Raises Missing(OFFSET_OUT_OF_RANGE)."""
-        return self.span_warm(partition, first_offset, next_offset) or self._strides(
-            self.run(partition), self._entries(), first_offset, self.run(partition).size, next_offset
-        )
+        warm = self.span_warm(partition, first_offset, next_offset)
+        if warm is not None:
+            return warm
+        run = self.run(partition)
+        return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
     def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
         """What ``span`` returns when it waits for no disk, else None."""
