@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -68,6 +68,19 @@ def figure(
     for number in range(rounds):
         with console.status(f"{name}: round {number + 1} of {rounds}"):
             values.append(one_round())
+    return figure_of(name, unit, values, aim=aim, more_is_better=more_is_better, remark=remark)
+
+
+def figure_of(
+    name: str,
+    unit: str,
+    values: Sequence[float],
+    *,
+    aim: float | None = None,
+    more_is_better: bool = True,
+    remark: str = "",
+) -> Figure:
+    """The figure of rounds that were run elsewhere."""
     found = Figure(name, unit, statistics.median(values), min(values), max(values), aim, more_is_better, remark)
     console.print(f"{name}: {spell(found.median)} {unit}  ({spell(found.low)} to {spell(found.high)})", highlight=False)
     return found

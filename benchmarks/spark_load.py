@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -17,7 +17,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import polywire_load
-from benchmarks.measure import Figure, figure, fresh_broker, processor_seconds
+from benchmarks.measure import Figure, figure, figure_of, fresh_broker, processor_seconds
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection
 from polywire.spark import session
@@ -103,25 +103,35 @@ def read_figures(rounds: int) -> list[Figure]:
 
 
 def local_figures(rounds: int) -> list[Figure]:
-    """Batch reads of the same sealed records by way of files and of the wire, and what each takes of the broker."""
+    """Batch reads of the same sealed records from files and over the wire, in turn, and what each takes of the broker."""
     with bench() as made:
         made.fill("scan", READ_RECORDS)
         found = []
         for name, kind in (("count", _counted), ("every column", _scanned)):
-            ways = {"auto": "from files", "off": "over the wire"}
-            for way, said in ways.items():
-                work = kind(made.topic("scan", localSegments=way))
-                found += [
-                    figure(f"Spark batch read, {name}, {said}", "rows/s", work, rounds=rounds),
-                    figure(
-                        f"broker's share of 10 million rows, {name}, {said}",
-                        "processor s",
-                        _broker_seconds(made, work),
-                        more_is_better=False,
-                        rounds=rounds,
-                    ),
-                ]
+            ways = {"from files": "auto", "over the wire": "off"}
+            works = {said: kind(made.topic("scan", localSegments=way)) for said, way in ways.items()}
+            rates, shares = _in_turn(works, made.pid, rounds)
+            for said in ways:
+                found.append(figure_of(f"Spark batch read, {name}, {said}", "rows/s", rates[said]))
+                of_broker = f"broker's part in 10 million rows, {name}, {said}"
+                found.append(figure_of(of_broker, "processor s", shares[said], more_is_better=False))
         return found
+
+
+def _in_turn(
+    works: Mapping[str, Callable[[], float]], pid: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """What each work returned, and the processor seconds a process took meanwhile; a first round is the warm-up."""
+    values: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            before = processor_seconds(pid)
+            value = work()
+            if number:
+                values[name].append(value)
+                seconds[name].append(processor_seconds(pid) - before)
+    return values, seconds
 
 
 def write_figures(rounds: int) -> list[Figure]:
@@ -168,15 +178,6 @@ def write_figures(rounds: int) -> list[Figure]:
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
     """One median as a part of another."""
     return Figure(name, "x", ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low, None, True)
-
-
-def _broker_seconds(made: Bench, work: Callable[[], float]) -> Callable[[], float]:
-    def one_round() -> float:
-        before = processor_seconds(made.pid)
-        work()
-        return processor_seconds(made.pid) - before
-
-    return one_round
 
 
 def _scanned(frame: DataFrame) -> Callable[[], float]:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column as TableColumn
 
 from polywire.errors import Invalid
 from polywire.spark.offsets import decode_offset, total_next
@@ -94,13 +95,15 @@ def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
 @contextmanager
 def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[Told]:
     """A bar on the terminal that shows records, rate and lag; hand what it yields to ``follow`` or ``land``."""
+    whole = TableColumn(no_wrap=True)
     columns = (
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeElapsedColumn(),
+        SpinnerColumn(table_column=whole.copy()),
+        TextColumn("[bold]{task.description}", table_column=whole.copy()),
+        BarColumn(bar_width=20, table_column=whole.copy()),
+        MofNCompleteColumn(table_column=whole.copy()),
+        # A narrow terminal gets more lines of facts, so that none is cut.
+        TextColumn("{task.fields[facts]}", table_column=TableColumn(overflow="fold")),
+        TimeElapsedColumn(table_column=whole.copy()),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=total, facts="starting")

@@ -39,6 +39,10 @@ class _NotRead(Exception):
     """A run that is not there as it was told; the broker has it."""
 
 
+class _Gone(_NotRead):
+    """A run whose blob was deleted since: its records were trimmed, or written elsewhere."""
+
+
 @dataclass(slots=True)
 class Tally:
     """Which way the bytes came."""
@@ -123,7 +127,8 @@ class _Reading:
                     self._tally.file_bytes += len(data)
                     yield self._moved(StoredChunk(wanted.topic, wanted.partition, data, self._at, last, last))
         except (_NotRead, BrokerError) as error:
-            logger.warning("reading over the wire instead blob=%r reason=%s", run.blob, error)
+            level = logging.INFO if isinstance(error, _Gone) else logging.WARNING
+            logger.log(level, "reading over the wire instead blob=%r reason=%s", run.blob, error)
 
     def _moved(self, chunk: StoredChunk) -> StoredChunk:
         self._at = chunk.offset_end
@@ -168,6 +173,8 @@ def _open(home: Home, run: SealedRun) -> FileBlob:
     check_blob_name(run.blob)
     try:
         blob = FileBlob(Path(home.directory) / run.blob)
+    except FileNotFoundError:
+        raise _Gone("it was deleted") from None
     except OSError as error:
         raise _NotRead(error.strerror or str(error)) from None
     if not home.is_here():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset, encode_offset
@@ -48,6 +50,21 @@ def test_the_bar_shows_records_rate_and_lag() -> None:
     assert "40/100" in text
     assert "1,234 records/s" in text
     assert "lag 60" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
+    written = io.StringIO()
+    batch = BatchProgress(0, 1_234_567, 43_210.0, 987_654, 12, 3, "2026-01-01T10:00:00.000Z")
+    with progress_bar("windows", console=Console(file=written, width=width, force_terminal=True)) as told:
+        told(batch)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue().split("\r")[-1])
+    assert "…" not in shown
+    assert "windows" in shown
+    for word in ("1234567/?", "43,210", "records/s", "987,654", "12", "corrupt", "3", "watermark", "0:00:00"):
+        assert word in shown.split()
+    facts = "".join(line[41:-8] for line in shown.splitlines()).replace(" ", "")
+    assert "watermark2026-01-01T10:00:00" in facts
 
 
 def test_the_bar_ends_on_the_rate_of_the_last_batch_with_records() -> None:

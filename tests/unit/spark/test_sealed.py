@@ -257,7 +257,9 @@ def tampered(monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Path], None]) ->
     return opened
 
 
-def test_a_segment_deleted_before_it_is_opened(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_deleted_before_it_is_opened(
+    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     files.make()
     files.fill(900_000)
     wanted = files.everything()
@@ -267,6 +269,7 @@ def test_a_segment_deleted_before_it_is_opened(files: Files, monkeypatch: pytest
     assert read == rows
     assert len(opened) == len(files.runs())
     assert tally.file_bytes == 0
+    assert {record.levelname for record in caplog.records if record.name == "polywire.spark"} == {"INFO"}
 
 
 def test_a_segment_deleted_while_it_is_read(files: Files) -> None:
@@ -317,7 +320,7 @@ def replace_file(path: Path, content: bytes) -> None:
     ids=["damaged", "damaged later", "cut", "zeros", "noise", "empty"],
 )
 def test_a_file_that_does_not_verify(
-    files: Files, monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Path], None]
+    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tamper: Callable[[Path], None]
 ) -> None:
     files.make()
     files.fill(900_000)
@@ -328,6 +331,7 @@ def test_a_file_that_does_not_verify(
     read = [files.read(wanted) for wanted, _, _ in honest]
     assert [rows for rows, _ in read] == [rows for _, rows, _ in honest]
     assert sum(tally.file_bytes for _, tally in read) < sum(tally.file_bytes for _, _, tally in honest)
+    assert "WARNING" in {record.levelname for record in caplog.records if record.name == "polywire.spark"}
 
 
 def test_a_sound_file_of_other_records(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
