@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -211,6 +212,43 @@ def test_compacted_and_rewritten_segments_are_the_same_both_ways(files: Files) -
     assert len(files.read(wanted)[0]) < records
     for _ in range(10):
         files.check(part(wanted, *sorted(files.chance.sample(range(wanted.offset_end + 1), 2))))
+
+
+def test_segments_rewritten_under_the_reader(files: Files) -> None:
+    """Blobs are merged, compacted, and deleted all the time; each read has what must be there, in order, each record once."""
+    files.make()
+    log, loop, over = files.log, files.served.broker.loop, threading.Event()
+    records: dict[int, dict[str, object]] = {}
+    file_bytes = 0
+
+    def rewrite() -> None:
+        log._sealer.tidy(2**61, merging=True)
+        log.compact(incarnation, null_age_us=2**61)
+        if not over.is_set():
+            loop.call_later(0.002, rewrite)
+
+    incarnation = files.incarnation()
+    files.served.run(rewrite)
+    for _ in range(3):
+        files.fill(600_000)
+        records |= {at(row): row for row in files.read(files.everything(), files=False)[0]}
+        newest = {row["key"]: offset for offset, row in records.items()}
+        needed = {offset for offset, row in records.items() if row["key"] is None or newest[row["key"]] == offset}
+        for _ in range(4):
+            rows, tally = files.read(files.everything())
+            offsets = [at(row) for row in rows]
+            assert offsets == sorted(set(offsets))
+            assert all(records[at(row)] == row for row in rows)
+            assert needed <= set(offsets)
+            file_bytes += tally.file_bytes
+    over.set()
+    assert file_bytes > 0
+
+
+def at(row: dict[str, object]) -> int:
+    offset = row["offset"]
+    assert isinstance(offset, int)
+    return offset
 
 
 def test_published_stages_are_the_same_both_ways(files: Files) -> None:
