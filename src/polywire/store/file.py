@@ -79,6 +79,12 @@ class FileBlob:
                 done += count
         return done
 
+    def expect(self, start: int, stop: int) -> None:
+        """Have the system bring bytes [start, stop) into its page cache meanwhile, if it can."""
+        with suppress(OSError, AttributeError):  # AttributeError: this system takes no such hints
+            if start < stop:  # to the system, no bytes mean all that follow
+                os.posix_fadvise(self._descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+
     def is_warm(self, start: int, stop: int) -> bool:
         if self._residency is None:
             self._residency = Residency(self.map())

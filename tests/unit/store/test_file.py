@@ -136,6 +136,18 @@ def test_unaligned_parts_are_written_too(tmp_path: Path) -> None:
     assert store.get("one") == wanted[1:8193] + wanted + wanted[4096:] + wanted[4096:5000]
 
 
+def test_bytes_that_are_expected_are_asked_for_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = FileStore(tmp_path), []
+    store.put_new("blob", [bytes(100)])
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)))
+    blob = store.open("blob")
+    blob.expect(10, 30)
+    blob.expect(30, 30)  # to the system, no bytes would mean all that follow
+    assert asked == [(10, 20)]
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: os.fstat(-1))
+    blob.expect(10, 30)  # no more than a hint
+
+
 def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("one", [bytes(64 << 12)])
