@@ -27,7 +27,6 @@ from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash, Level
 
-PIECE_BYTES_MAX: Final = 15 * 1024 * 1024  # of messages stored as one batch, which must fit a journal group
 PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
 SENT: Final = "\U0001f4e4"
 
@@ -102,7 +101,7 @@ def _runs(body: memoryview, session: CursusSession, batch: Batch, *, idempotent:
     if (
         not batch.traits & codec.MIXED
         and not (idempotent and batch.traits & codec.GAPS)
-        and len(body) <= PIECE_BYTES_MAX
+        and len(body) <= session.state.piece_bytes_max
     ):
         gaps = bool(batch.traits & codec.GAPS)
         return [_run(body, details, 0, batch.count, idempotent=idempotent, gaps=gaps)]
@@ -110,7 +109,9 @@ def _runs(body: memoryview, session: CursusSession, batch: Batch, *, idempotent:
     runs: list[Run] = []
     start = 0
     while start < batch.count and len(runs) < PIECES_MAX:
-        stop = codec.reach(body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, PIECE_BYTES_MAX)
+        stop = codec.reach(
+            body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, session.state.piece_bytes_max
+        )
         runs.append(_run(body, details, start, stop, idempotent=idempotent))
         start = stop
     if start == batch.count:
@@ -126,7 +127,7 @@ def _nameless(body: memoryview, session: CursusSession, count: int) -> list[Run]
     runs: list[Run] = []
     start = 0
     while start < count:
-        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, PIECE_BYTES_MAX)
+        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, session.state.piece_bytes_max)
         runs.append(Run(start, stop, b"", 0, 0, checked=False))
         start = stop
     return runs

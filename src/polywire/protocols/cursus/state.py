@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
+PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
 
 
@@ -108,6 +109,7 @@ class CursusState:
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
     confirmed: which members have used which generation.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
+    piece_bytes_max: of the messages that are stored as one batch.
     """
 
     broker: Broker
@@ -119,3 +121,7 @@ class CursusState:
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
     confirmed: Confirmed = field(default_factory=Confirmed)
+    piece_bytes_max: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.piece_bytes_max = self.broker.settings.batch_bytes_max - PIECE_ROOM_BYTES

@@ -24,6 +24,8 @@ from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer, TopicName, check_topic_name
 
 BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024  # of one batch: a long set becomes several, one after the other
+BATCH_ROOM_BYTES: Final = 1024  # header and alignment of a stored batch; a stored record takes no more than on the wire
+RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: its place, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
 
@@ -43,11 +45,15 @@ class Producer:
     Invariant: nothing in ``_run`` outlives the call that filled it.
     """
 
-    __slots__ = ("_broker", "_run")
+    __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._run = codec.Run()
+        self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES
+        self._values_bytes_max = min(
+            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * codec.RUN_RECORDS_MAX
+        )
 
     def take_run(self, data: memoryview, start: int, append: Append) -> tuple[int, int, int]:
         """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``codec.scan``.
@@ -55,7 +61,7 @@ class Producer:
         Raises PeerError when a topic or partition is refused; then what came before it was appended.
         """
         run = self._run
-        reason, at, end = codec.scan(data, start, len(data), run)
+        reason, at, end = codec.scan(data, start, len(data), run, self._run_bytes_max)
         record_count, group_count, set_count = run.counts
         if set_count:
             self._append_groups(data, record_count, group_count, append)
@@ -124,7 +130,7 @@ class Producer:
     def _append_set(self, part: PlainSet, partition: Partition, append: Append) -> None:
         run, at, left = self._run, part.start, part.records
         while left > 0:
-            at, count = codec.take(part.data, at, part.stop, run, BATCH_VALUES_BYTES_MAX)
+            at, count = codec.take(part.data, at, part.stop, run, self._values_bytes_max)
             assert count > 0, "a surveyed set has the records it was said to have"
             columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             flags = memoryview(run.flags)[:count]

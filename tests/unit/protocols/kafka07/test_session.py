@@ -413,6 +413,30 @@ def test_a_set_larger_than_a_batch(world: World) -> None:
     assert found == encode_set(values)
 
 
+@pytest.mark.parametrize("values", [[b"v" * 100], [b"v" * 100] * 700, [b"v" * 30_000] * 5])
+def test_pipelined_sets_become_batches_that_can_be_stored(values: list[bytes]) -> None:
+    limit = 400 * 1024
+    world = World(BrokerSettings(batch_bytes_max=limit, record_bytes_max=100_000))
+    peer, message_set = world.connect(), encode_set(values)
+    count = 4 * limit // len(message_set)
+    for topic in (b"t", b"u"):
+        peer.feed(encode_produce(topic, 0, message_set) * count)
+        assert not peer.closed
+        found = b""
+        while len(found) < count * len(message_set):
+            found += fetched(peer, topic, at=len(found))
+        assert found == message_set * count
+
+
+def test_a_buffer_full_of_sets_is_more_than_a_batch(world: World, peer: Dialogue) -> None:
+    frame = encode_produce(b"t", 0, encode_message(bytes(900_000)))
+    room = 16 * 1024 * 1024 - 18 * len(frame)
+    last = encode_produce(b"t", 0, encode_message(bytes(room - len(encode_produce(b"t", 0, encode_message(b""))))))
+    peer.feed(frame * 18 + last)
+    assert not peer.closed
+    assert world.memory.broker.topic("t").partitions[0].log.next_offset == 19
+
+
 def test_produce_without_automatic_topics_closes(world: World) -> None:
     closed = World(BrokerSettings(auto_create=False))
     peer = closed.connect()
