@@ -76,6 +76,7 @@ class LongFrame:
             return
         clock, loop = self._session.state.broker.clock, self._session.state.broker.loop
         if self._storing is None or self._storing.store(clock.monotonic() + STEP_S):
+            self._storing = None
             self.close()
             self._session.carried()
         else:
@@ -90,8 +91,10 @@ class LongFrame:
         work.leave()
 
     def close(self) -> None:
-        """It is carried out, or nobody waits for it any more."""
+        """It is carried out, or nobody waits for it any more; a batch of which something was stored is stored whole."""
         self._over = True
+        if self._storing is not None:
+            self._storing.store()
         self._received = self._body = memoryview(b"")
         self._storing = None
         if self._work is not None:

@@ -356,6 +356,9 @@ class KafkaSession:
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
+        with suppress(PeerError):  # a set of which something was stored is stored whole
+            for _ in () if self._busy else self._storing:
+                pass
         self._leave_bench()
         if self._pending is not None:
             self._pending.cancel()

@@ -131,6 +131,21 @@ def test_a_batch_too_large_for_one_is_stored_in_turns_with_others(monkeypatch: p
     assert json.loads(peer.take()[0])["last_offset"] == count - 1
 
 
+def test_a_batch_whose_peer_goes_while_it_is_stored_is_stored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_frame, "STEP_S", 0.0)
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    body, count = large_batch(40 << 20)
+    peer.feed(frame(body))
+    for _ in range(3):
+        world.memory.loop.run_pass()  # type: ignore[attr-defined]
+    peer.session.close()
+    peer.pass_by()
+    assert world.memory.broker.topic("orders").partitions[0].log.next_offset == count
+    assert peer.pins == 0
+
+
 @pytest.mark.parametrize("half_way", [False, True])
 def test_a_peer_that_goes_while_its_frame_is_prepared(half_way: bool) -> None:
     world = World()
