@@ -29,7 +29,7 @@ from polywire.broker.transacting import Transacting
 from polywire.broker.transactions import PublishDone, Transactions
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log, Loop, Read, Replay
+from polywire.log.base import Done, Located, Log, Loop, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
@@ -323,6 +323,21 @@ class Broker:
         if partition.ended:
             check_alive(partition)
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+
+    def locate(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        then: Callable[[Located | BrokerError], None],
+        offset_end: int | None = None,
+    ) -> Located | None:
+        """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        """
+        check_alive(partition)
+        return partition.log.locate(offset, then, offset_end=offset_end)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` once when records from ``offset`` on can be read or the partition ended; returns what cancels.

@@ -35,7 +35,6 @@ class LogSettings:
     group_bytes_max: see decision 0002; smaller slots lower it.
     disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
     durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
-    direct: write segments past the page cache where the file system can.
     """
 
     slot_bytes: int = 64 * 1024 * 1024
@@ -48,7 +47,6 @@ class LogSettings:
     group_bytes_max: int = GROUP_BYTES_MAX
     disk_reserve_bytes: int = 256 * 1024 * 1024
     durability: Level = Level.WRITTEN
-    direct: bool = True
 
     def __post_init__(self) -> None:
         assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"

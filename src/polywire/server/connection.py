@@ -33,13 +33,15 @@ class ConnectionLimits:
     """Limits of connections.
 
     connections_max: open at once; each may cost a buffer. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a
-    larger one. backlog_bytes_max: unsent answers of one connection above which nothing more is read from it. receive_total_bytes_max,
-    backlog_total_bytes_max: of all connections; when passed, the one stalled longest is closed. stalled_s: how long a large unfinished
-    frame, or answers nobody takes, may stand still. unknown_s: how long a connection may hide its wire.
+    larger one. turn_bytes_max: read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one
+    connection above which nothing more is read from it. receive_total_bytes_max, backlog_total_bytes_max: of all connections; when
+    passed, the one stalled longest is closed. stalled_s: how long a large unfinished frame, or answers nobody takes, may stand still.
+    unknown_s: how long a connection may hide its wire.
     """
 
     connections_max: int = 4_096
     receive_bytes_max: int = 1024 * 1024
+    turn_bytes_max: int = 2 * 1024 * 1024
     backlog_bytes_max: int = 1024 * 1024
     receive_total_bytes_max: int = 64 * 1024 * 1024
     backlog_total_bytes_max: int = 64 * 1024 * 1024
@@ -72,13 +74,21 @@ class Hub:
     ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "soon", "tick")
 
-    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None, *, idle: IdlePoll | None = None) -> None:
-        """idle: told whenever bytes came."""
+    def __init__(
+        self,
+        intake: Intake,
+        limits: ConnectionLimits | None = None,
+        *,
+        idle: IdlePoll | None = None,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself."""
         self.limits: Final = limits or ConnectionLimits()
         self.intake: Final = intake
         self.idle: Final = idle
+        self.soon: Final = soon or _call_soon
         self.arena: Final = Arena(self.commit, self.limits.receive_total_bytes_max)
         self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
@@ -161,6 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         "_seen_tick",
         "_session",
         "_start",
+        "_taken",
         "_transport",
         "_view",
         "_want",
@@ -179,6 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._want = BUFFER_BYTES_MIN
+        self._taken = 0
         self._paused = False
         self._held = False
         self._produces = False  # as far as the last offer showed
@@ -260,8 +272,18 @@ class Connection(asyncio.BufferedProtocol):
         if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
             self._want = 4 * self._end
         self._offer()
+        self._taken += nbytes
+        if self._taken >= self._hub.limits.turn_bytes_max:
+            self._let_others_read()
         if self._hub.idle is not None:
             self._hub.idle.came()
+
+    def _let_others_read(self) -> None:
+        """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
+        self._taken = 0
+        if not self._paused:
+            self._pause()
+            self._hub.soon(self._take_up)
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
@@ -516,6 +538,10 @@ class Connection(asyncio.BufferedProtocol):
         log.info("connection dropped", peer=self.peer, reason=reason)
         self._ended = True
         self._transport.abort()
+
+
+def _call_soon(callback: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(callback)
 
 
 def _seen_tick(connection: Connection) -> int:

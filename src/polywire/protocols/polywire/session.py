@@ -30,6 +30,7 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.grouping import Grouping
+from polywire.protocols.polywire.locating import locate
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import find_partition
 
@@ -252,6 +253,8 @@ class PolywireSession:
             self.answer(verb, correlation, Head())
         elif verb == Verb.PING:
             self.answer(verb, correlation, Head())
+        elif isinstance(request, messages.Locate):
+            locate(self._broker, self, correlation, request)
         elif isinstance(request, messages.Publish):
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):
