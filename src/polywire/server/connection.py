@@ -18,7 +18,7 @@ import structlog
 
 from polywire.errors import PeerError
 from polywire.protocols.base import Session, SessionFactory
-from polywire.server.arena import BUFFER_BYTES_MIN, Arena, rounded
+from polywire.server.arena import BUFFER_BYTES_MIN, Arena, Memory, rounded
 from polywire.server.idle import IdlePoll
 from polywire.types import Buffer
 
@@ -135,7 +135,7 @@ class Hub:
                 raise PeerError(f"no memory for a longer request bytes={size}", fatal=True)
             slowest = min(others, key=_seen_tick)
             slowest.abort("receive memory is short, this request has stood still longest")
-            slowest.give_buffer()
+            slowest.let_go()
 
     def check_backlog(self) -> None:
         """Close the connection whose answers have waited longest while all of them together wait for too much."""
@@ -164,6 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         "_held",
         "_hub",
         "_paused",
+        "_pins",
         "_produces",
         "_receiving",
         "_released",
@@ -183,7 +184,8 @@ class Connection(asyncio.BufferedProtocol):
         self._factories = factories
         self._session: Session | None = None
         self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
-        self._buffer: bytearray | None = None
+        self._buffer: Memory | None = None
+        self._pins = 0
         self._view = memoryview(b"")
         self._start = 0
         self._end = 0
@@ -241,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _replace(self, size: int) -> None:
         """Take a buffer of at least this size and move what is left to its front."""
-        left = bytes(self._view[self._start : self._end])
+        left = self._view[self._start : self._end]
         session = self._session
         most = self._hub.limits.receive_bytes_max if session is None else session.frame_bytes_max
         size = max(min(rounded(size), rounded(max(most, self._hub.limits.receive_bytes_max))), rounded(len(left) + 1))
@@ -254,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
             self._make_room(size)
         self._buffer = self._hub.arena.take(size)
         self._view = memoryview(self._buffer)
-        self._view[: len(left)] = left
+        self._view[: len(left)] = left  # which may be the same memory: then it is moved
         self._start, self._end = 0, len(left)
         self._want = min(self._want, size)
 
@@ -312,19 +314,34 @@ class Connection(asyncio.BufferedProtocol):
         self._hub.connections.discard(self)
         self._clogged = False
         self._ended = True
+        self.let_go()
+        self._release()
+
+    def let_go(self) -> None:
+        """Have nothing received any more: the transport has ended, or will without another read."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
-        self._release()
-        self.give_buffer()
+        self._give_buffer()
 
-    def give_buffer(self) -> None:
-        """Have nothing received any more: the transport has ended, or will without another read."""
+    def _give_buffer(self) -> None:
+        if self._pins:
+            return
         self._view = memoryview(b"")
         self._start = self._end = 0
         if self._buffer is not None:
             self._hub.arena.give(self._buffer)
             self._buffer = None
+
+    def pin(self) -> Callable[[], None]:
+        """Keep what was received as it is."""
+        self._pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self._pins -= 1
+        if self._session is None:
+            self._give_buffer()
 
     # Bytes to the session
 
@@ -367,6 +384,10 @@ class Connection(asyncio.BufferedProtocol):
         if not undecided or len(prefix) >= PREFIX_BYTES_MAX:
             self.abort("no wire begins with these bytes")
         return None
+
+    def fail(self, error: PeerError) -> None:
+        """The session gave up outside of ``receive``."""
+        self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """The session gave up: answers already owed go out, then the connection closes."""
@@ -481,8 +502,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """Size of the receive buffer."""
-        return 0 if self._buffer is None else len(self._buffer)
+        """Size of the receive buffer, if it can be had back."""
+        return 0 if self._buffer is None or (self._session is None and self._pins) else len(self._buffer)
 
     @property
     def is_waiting(self) -> bool:

@@ -252,6 +252,22 @@ def test_short_of_memory_the_longest_stalled_request_goes() -> None:
     assert place.hub.arena.out_bytes <= 5 * 1024 * 1024
 
 
+def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
+    pinned = stalled(place, 1_500_000)
+    unpin = pinned.connection.pin()
+    place.hub.sweep()
+    old = stalled(place, 1_500_000)
+    place.hub.sweep()
+    young = stalled(place, 1_500_000)
+    assert pinned.aborted, "its peer has stood still longest"
+    assert old.aborted, "what is pinned is not had back"
+    assert not young.aborted
+    taken = place.hub.arena.out_bytes
+    unpin()
+    assert place.hub.arena.out_bytes == taken - 2 * 1024 * 1024
+
+
 def test_a_large_request_may_not_stand_still_for_ever() -> None:
     place = Place()
     large, small = stalled(place, 2_000_000), stalled(place, 2_000)
