@@ -105,7 +105,8 @@ class Broker:
     ) -> Broker:
         """A broker over a data directory, recovered and with its new epoch synced; the directory is made when missing.
 
-        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own.
+        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own. Where they are small,
+        limits of batches and records are lowered to what a group of the journal can hold.
         on_failure: called on the loop when storage fails; nothing is acknowledged after it.
         Raises Unavailable(STORAGE_FAILED) when the directory cannot be used or another broker owns it, Corrupt when synced data is
         damaged, Busy(DISK_FULL).
@@ -115,6 +116,7 @@ class Broker:
 
         sizes = log_settings or LogSettings()
         own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
+        settings = settings.within(own.batch_bytes_max)
 
         def recover(state: Replay) -> Log:
             log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state)

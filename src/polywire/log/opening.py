@@ -104,7 +104,7 @@ class _Opening:
         self._replay = replay
         self._unlock = unlock
         self._directory = directory
-        self._store = FileStore(directory, direct=settings.direct)
+        self._store = FileStore(directory)
         self._disk = Disk(directory, self._store, settings.disk_reserve_bytes)
         self._journal = FileJournal(
             directory / _JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max

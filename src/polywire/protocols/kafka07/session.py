@@ -7,7 +7,9 @@ acknowledgement there is; a producer is never sent anything. No task and no futu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from polywire.broker.broker import Broker
@@ -16,17 +18,20 @@ from polywire.errors import BrokerError, Busy, ErrorCode, PeerError
 from polywire.protocols.base import Output
 from polywire.protocols.kafka07 import codec
 from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.fetching import Answering, Blocks, Parts, Release, Trail
 from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
     Produce,
+    ProduceEntry,
     encode_offsets_answer,
     frame_length,
     parse,
 )
 from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.producing import Producer
+from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Work, Workbench
 from polywire.types import Level
 
 LENGTH_BYTES: Final = 4
@@ -41,10 +46,12 @@ SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping t
 class KafkaSession:
     """One peer.
 
-    Invariant: at most one answer is in the making (``_pending``); while there is one, or sets wait for room, nothing further is handled.
+    Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
+    prepared beside the loop (``_large``) and stored a little at a time (``_storing``), nothing further is handled.
     """
 
     __slots__ = (
+        "_bench",
         "_blocks",
         "_broker",
         "_busy",
@@ -53,12 +60,14 @@ class KafkaSession:
         "_dirty",
         "_ending",
         "_held",
+        "_large",
         "_output",
         "_pending",
         "_producer",
         "_receiving",
         "_rest",
         "_resume",
+        "_storing",
         "_timer",
         "_trails",
         "_wanted",
@@ -66,11 +75,20 @@ class KafkaSession:
     )
 
     def __init__(
-        self, broker: Broker, producer: Producer, blocks: Blocks, output: Output, resume: Callable[[], None]
+        self,
+        broker: Broker,
+        producer: Producer,
+        blocks: Blocks,
+        bench: Workbench,
+        output: Output,
+        resume: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._producer = producer
         self._blocks = blocks
+        self._bench = bench
+        self._large: Work | None = None
+        self._storing: Iterator[None] = iter(())
         self._output = output
         self._resume = resume
         self._trails: dict[int, Trail] = {}
@@ -103,7 +121,11 @@ class KafkaSession:
 
     def _waits(self) -> bool:
         return bool(
-            self._yielding or self._pending is not None or self._busy or self._output.backlog > self._output.backlog_max
+            self._yielding
+            or self._pending is not None
+            or self._busy
+            or self._large is not None
+            or self._output.backlog > self._output.backlog_max
         )
 
     def receive(self, data: memoryview) -> int:
@@ -147,7 +169,7 @@ class KafkaSession:
         """Carry out one request by the precise rules. Raises PeerError."""
         request = parse(data, at, end)
         if isinstance(request, Produce):
-            self._producer.take_entries(data, request.entries, self._append)
+            self._produce(data, request.entries)
             return
         if self._dirty:
             self._broker.commit()
@@ -187,6 +209,58 @@ class KafkaSession:
 
     # What was produced
 
+    def _produce(self, data: memoryview, entries: Sequence[ProduceEntry]) -> None:
+        """Store the sets of one request, now or, when they expand to much, a little at a time. Raises PeerError."""
+        sets: list[OpenedSet] | None = None
+        if not entries or entries[-1].stop - entries[0].start <= LONG_BYTES:
+            with suppress(ExpandsTooFar):
+                sets = open_sets(data, entries, LARGE_BYTES)
+        if sets is None:
+            prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
+            self._large = self._bench.put(prepare, self._prepared, self._output.pin())
+            return
+        for _ in self._producer.take_sets(sets, self._append):
+            pass
+
+    def _prepared(self, sets: Any) -> None:
+        """A large request was expanded."""
+        if isinstance(sets, PeerError):
+            self._fail(sets)
+            return
+        self._storing = self._producer.take_sets(sets, self._append)
+        self._store()
+
+    def _store(self) -> None:
+        """Go on with a large request until others must have their turn."""
+        if self._large is None or self._busy:
+            return
+        now = self._broker.clock.monotonic
+        pass_end = now() + PASS_S
+        try:
+            for _ in self._storing:
+                if self._busy:
+                    return
+                if now() >= pass_end:
+                    self._broker.loop.call_soon(self._store)
+                    return
+        except PeerError as error:
+            self._fail(error)
+            return
+        self._leave_bench()
+        self._go_on()
+
+    def _fail(self, error: PeerError) -> None:
+        """A large request turned out to make no sense."""
+        self._leave_bench()
+        self._ending = True
+        self._output.fail(error)
+
+    def _leave_bench(self) -> None:
+        large, self._large = self._large, None
+        self._storing = iter(())
+        if large is not None:
+            large.leave()
+
     def _append(self, partition: Partition, batch: bytearray) -> None:
         """Hand a batch to the broker; when the log has no room it waits here, and so does this connection. Raises PeerError."""
         if self._busy:
@@ -219,6 +293,7 @@ class KafkaSession:
             if self._broker.clock.monotonic() - since >= BUSY_WAIT_S:
                 self._end()
         else:
+            self._store()
             self._go_on()
 
     # The connection
@@ -255,11 +330,12 @@ class KafkaSession:
             self._timer = None
         self._rest = b""
         self._ending = True
+        self._leave_bench()
         if not self._closed:
             self._output.close()
 
     def _end_when_done(self) -> None:
-        if self._ending and self._pending is None and not self._busy and not self._closed:
+        if self._ending and self._pending is None and self._large is None and not self._busy and not self._closed:
             self._output.close()
 
     def drained(self) -> None:
@@ -280,6 +356,10 @@ class KafkaSession:
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
+        with suppress(PeerError):  # a set of which something was stored is stored whole
+            for _ in () if self._busy else self._storing:
+                pass
+        self._leave_bench()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

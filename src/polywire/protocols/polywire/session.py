@@ -33,7 +33,6 @@ from polywire.protocols.polywire.grouping import Grouping
 from polywire.protocols.polywire.locating import locate
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import find_partition
-from polywire.records.columns import BATCH_BYTES_MAX
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -223,7 +222,7 @@ class PolywireSession:
         return messages.Limits(
             broker="polywire",
             frame_bytes_max=FRAME_BYTES_MAX,
-            batch_bytes_max=BATCH_BYTES_MAX,
+            batch_bytes_max=self._broker.settings.batch_bytes_max,
             answer_bytes_max=ANSWER_BYTES_MAX,
             requests_max=REQUESTS_MAX,
             wait_ms_max=WAIT_MS_MAX,

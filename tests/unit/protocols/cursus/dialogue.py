@@ -6,6 +6,8 @@ committed before bytes are overwritten. Must not know: what the commands mean.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 
 from polywire.broker.settings import BrokerSettings
@@ -46,6 +48,7 @@ class Dialogue:
         self.world = world
         self.sent = bytearray()
         self.closed = False
+        self.pins = 0
         self.backlog = 0
         self.backlog_max = 1 << 20
         self.peer = "127.0.0.1:1"
@@ -68,6 +71,17 @@ class Dialogue:
 
     def close(self) -> None:
         self.closed = True
+
+    def fail(self, error: PeerError) -> None:
+        assert error.fatal
+        self.gave_up = self.closed = True
+
+    def pin(self) -> Callable[[], None]:
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self.pins -= 1
 
     def _resumed(self) -> None:
         if self._offering or self.gave_up:
@@ -93,8 +107,13 @@ class Dialogue:
             self._offer()
 
     def pass_by(self) -> None:
-        """Everything that is due happens."""
-        self.world.memory.run()
+        """Everything that is due happens, beside the loop too."""
+        while True:
+            busy = _at_work()
+            self.world.memory.run()
+            if not busy and not _at_work():
+                return
+            time.sleep(0.001)
 
     def finish(self) -> None:
         """The peer closes its side."""
@@ -125,3 +144,7 @@ class Dialogue:
         answers = self.exchange(body if topic is None else enveloped(topic, body))
         assert len(answers) == 1, answers
         return answers[0].decode()
+
+
+def _at_work() -> bool:
+    return any(thread.name == "polywire-workbench" for thread in threading.enumerate())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polywire.broker.settings import BrokerSettings
+from polywire.errors import PeerError
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.testing.broker import MemoryBroker
@@ -65,6 +66,12 @@ class Dialogue:
 
     def close(self) -> None:
         self.closed = True
+
+    def fail(self, error: PeerError) -> None:
+        raise error
+
+    def pin(self) -> Callable[[], None]:
+        raise AssertionError("no request of this wire is prepared beside the loop")
 
     def _resumed(self) -> None:
         self._offer()

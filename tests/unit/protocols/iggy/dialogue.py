@@ -77,6 +77,12 @@ class Dialogue:
     def close(self) -> None:
         self.closed = True
 
+    def fail(self, error: PeerError) -> None:
+        raise error
+
+    def pin(self) -> Callable[[], None]:
+        raise AssertionError("no request of this wire is prepared beside the loop")
+
     def _resumed(self) -> None:
         self._offer()
 

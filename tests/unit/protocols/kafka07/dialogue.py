@@ -6,6 +6,7 @@ committed before bytes are overwritten, a PeerError closes. Must not know: what 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from polywire.broker.settings import BrokerSettings
@@ -43,6 +44,8 @@ class Dialogue:
         self.world = world
         self.sent = bytearray()
         self.closed = False
+        self.pins = 0
+        self.gave_up = False
         self.backlog = 0
         self.backlog_max = 1 << 20
         self.peer = "127.0.0.1:1"
@@ -65,6 +68,17 @@ class Dialogue:
     def close(self) -> None:
         self.closed = True
 
+    def fail(self, error: PeerError) -> None:
+        assert error.fatal
+        self.gave_up = self.closed = True
+
+    def pin(self) -> Callable[[], None]:
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self.pins -= 1
+
     def _resumed(self) -> None:
         if not self._offering:
             self._offer()
@@ -83,7 +97,8 @@ class Dialogue:
         finally:
             self._offering = False
         self.world.memory.broker.commit()
-        buffer[:] = b"\xee" * len(buffer)
+        if not self.pins:
+            buffer[:] = b"\xee" * len(buffer)
         self.session.paused()
 
     def feed(self, data: bytes) -> None:
@@ -93,6 +108,13 @@ class Dialogue:
         self._pending += data
         if not self.session.paused():
             self._offer()
+        self._settle()
+
+    def _settle(self) -> None:
+        """What is prepared beside the loop gets done."""
+        while self.pins:
+            time.sleep(0.001)
+            self.world.memory.run()
 
     def finish(self) -> None:
         """The peer closes its side."""
@@ -101,6 +123,7 @@ class Dialogue:
         rest, self._pending = self._pending, b""
         self.session.finish(memoryview(rest))
         self.world.memory.run()
+        self._settle()
 
     def take(self) -> bytes:
         """What was sent since the last call."""
