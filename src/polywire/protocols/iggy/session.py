@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.permissions import Permission
-from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode, PeerError
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Done
 from polywire.protocols.base import Output
+from polywire.protocols.entrance import Entrance
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.recognition import Recognition
-from polywire.types import Buffer, Level
+from polywire.types import Buffer
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -39,7 +40,6 @@ REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-cha
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
 PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 BUSY_WAIT_S: Final = 2.0  # how long messages wait for room in the log before they are refused
-BUSY_PAUSE_S: Final = 0.005  # between two tries
 
 
 class Carry(Protocol):
@@ -120,7 +120,6 @@ class IggySession:
 
     __slots__ = (
         "_answers",
-        "_busy",
         "_closed",
         "_commands",
         "_ending",
@@ -132,11 +131,11 @@ class IggySession:
         "_replays",
         "_rest",
         "_resume",
-        "_timer",
         "_wanted",
         "_yielding",
         "broker",
         "client_id",
+        "entrance",
         "epoch",
         "members",
         "number",
@@ -152,6 +151,7 @@ class IggySession:
         self.shared: Final = shared
         self.broker: Final[Broker] = shared.broker
         self.recognition: Final = Recognition(shared.forced)
+        self.entrance: Final = Entrance(shared.broker, BUSY_WAIT_S, self._go_on)
         self.principal: Principal | None = None
         self.epoch = 0
         self.number = 0
@@ -164,9 +164,7 @@ class IggySession:
         self._resume = resume
         self._answers: deque[Answer] = deque()
         self._piling = True
-        self._busy: tuple[Partition, bytearray, Done, float] | None = None
         self._replays: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
-        self._timer: Any = None
         self._wanted = 0
         self._held = False
         self._receiving = False
@@ -205,7 +203,7 @@ class IggySession:
     def _waits(self) -> bool:
         return bool(
             self._yielding
-            or self._busy is not None
+            or self.entrance.waiting
             or (self._answers and not self._piling)
             or len(self._answers) >= ANSWERS_MAX
             or self._output.backlog > self._output.backlog_max
@@ -359,29 +357,6 @@ class IggySession:
         assert self.principal is not None, "who is not logged in carries out nothing that is checked"
         self.broker.access.check(self.principal, permission, None if topic is None else topic.name, stream=stream)
 
-    # Messages into the log
-
-    def produce(self, partition: Partition, batch: bytearray, done: Done) -> None:
-        """Hand a batch to the broker. When the log has no room the batch waits here, and so does this connection."""
-        self._try(partition, batch, done, self.broker.clock.monotonic() + BUSY_WAIT_S)
-
-    def _try(self, partition: Partition, batch: bytearray, done: Done, until: float) -> None:
-        self._busy = None
-        try:
-            self.broker.produce(partition, batch, level=Level.WRITTEN, done=done)
-        except BrokerError as error:
-            full = isinstance(error, Busy) and error.code is ErrorCode.BUSY
-            if not full or self.broker.clock.monotonic() >= until or self._closed:
-                done(-1, error)
-                return
-            self._busy = (partition, batch, done, until)
-            self._timer = self.broker.loop.call_later(BUSY_PAUSE_S, self._retry)
-
-    def _retry(self) -> None:
-        if self._busy is not None:
-            self._try(*self._busy)
-            self._go_on()
-
     # Answers
 
     def answered(self) -> None:
@@ -479,8 +454,7 @@ class IggySession:
     def close(self) -> None:
         """The connection is gone: groups are left."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self.entrance.drop()
         for answer in self._answers:
             if answer.cancel is not None:
                 answer.cancel()

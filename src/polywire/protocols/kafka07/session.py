@@ -6,14 +6,15 @@ acknowledgement there is; a producer is never sent anything. No task and no futu
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError, Busy, ErrorCode, PeerError
+from polywire.errors import BrokerError, PeerError
+from polywire.log.base import Done
 from polywire.protocols.base import Output
+from polywire.protocols.entrance import Entrance
 from polywire.protocols.kafka07 import codec
 from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.fetching import Answering, Blocks, Parts, Release, Trail
@@ -34,7 +35,6 @@ PASS_S: Final = 0.002  # requests of one connection are handled before other con
 BUSY_WAIT_S: Final = (
     30.0  # how long sets wait for room in the log before the connection is closed; there is no other way to refuse them
 )
-BUSY_PAUSE_S: Final = 0.005  # between two tries
 SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
 
 
@@ -47,11 +47,10 @@ class KafkaSession:
     __slots__ = (
         "_blocks",
         "_broker",
-        "_busy",
-        "_busy_since",
         "_closed",
         "_dirty",
         "_ending",
+        "_entrance",
         "_held",
         "_output",
         "_pending",
@@ -59,7 +58,6 @@ class KafkaSession:
         "_receiving",
         "_rest",
         "_resume",
-        "_timer",
         "_trails",
         "_wanted",
         "_yielding",
@@ -74,9 +72,7 @@ class KafkaSession:
         self._output = output
         self._resume = resume
         self._trails: dict[int, Trail] = {}
-        self._busy: deque[tuple[Partition, bytearray]] = deque()
-        self._busy_since = 0.0
-        self._timer: Any = None
+        self._entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on, self._refused)
         self._pending: Answering | Listing | None = None
         self._dirty = False
         self._held = False
@@ -103,7 +99,10 @@ class KafkaSession:
 
     def _waits(self) -> bool:
         return bool(
-            self._yielding or self._pending is not None or self._busy or self._output.backlog > self._output.backlog_max
+            self._yielding
+            or self._pending is not None
+            or self._entrance.waiting
+            or self._output.backlog > self._output.backlog_max
         )
 
     def receive(self, data: memoryview) -> int:
@@ -188,38 +187,16 @@ class KafkaSession:
     # What was produced
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Hand a batch to the broker; when the log has no room it waits here, and so does this connection. Raises PeerError."""
-        if self._busy:
-            self._busy.append((partition, batch))
-            return
+        """Hand a batch to the broker; when the log has no room it waits, and so does this connection. Raises PeerError."""
         self._dirty = True
-        try:
-            self._broker.produce(partition, batch, level=Level.WRITTEN, done=None)
-        except BrokerError as error:
-            if not isinstance(error, Busy) or error.code is not ErrorCode.BUSY:
-                raise PeerError(f"a set cannot be stored: {error.message}", fatal=True) from None
-            self._busy.append((partition, batch))
-            self._busy_since = self._broker.clock.monotonic()
-            self._timer = self._broker.loop.call_later(BUSY_PAUSE_S, self._retry)
+        self._entrance.produce(partition, batch, Level.WRITTEN, None)
 
-    def _retry(self) -> None:
-        """Try the waiting batches again, oldest first; give up when they waited too long."""
-        waiting, self._busy = self._busy, deque()
-        self._timer = None
-        since = self._busy_since
-        try:
-            while waiting and not self._busy:
-                self._append(*waiting.popleft())
-        except PeerError:
-            self._end()
-            return
-        self._busy.extend(waiting)
-        if self._busy:
-            self._busy_since = since
-            if self._broker.clock.monotonic() - since >= BUSY_WAIT_S:
-                self._end()
-        else:
-            self._go_on()
+    def _refused(self, done: Done | None, error: BrokerError) -> None:
+        """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError for the request in hand."""
+        del done  # a producer waits for no answer
+        if self._receiving:
+            raise PeerError(f"a set cannot be stored: {error.message}", fatal=True)
+        self._end()
 
     # The connection
 
@@ -249,17 +226,14 @@ class KafkaSession:
 
     def _end(self) -> None:
         """Close, dropping what was not handled."""
-        self._busy.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._entrance.drop()
         self._rest = b""
         self._ending = True
         if not self._closed:
             self._output.close()
 
     def _end_when_done(self) -> None:
-        if self._ending and self._pending is None and not self._busy and not self._closed:
+        if self._ending and self._pending is None and not self._entrance.waiting and not self._closed:
             self._output.close()
 
     def drained(self) -> None:
@@ -283,10 +257,7 @@ class KafkaSession:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._busy.clear()
+        self._entrance.drop()
 
 
 def _nothing() -> None:
