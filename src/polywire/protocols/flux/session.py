@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.protocols.base import Output
+from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.entrance import Entrance
 from polywire.protocols.flux import codec
 from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
@@ -27,8 +27,6 @@ from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level
 
-ANSWERS_MAX: Final = 64  # answers (a run counts once) a connection may wait for before its next request is handled
-PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 
 _IDS_AT: Final = 4 * codec.RUN_RECORDS_MAX
@@ -55,7 +53,6 @@ class FluxSession(OrderedSession[Answer]):
 
     __slots__ = (
         "_commands",
-        "broker",
         "entrance",
         "scratch",
         "state",
@@ -70,8 +67,7 @@ class FluxSession(OrderedSession[Answer]):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        super().__init__(output, resume)
-        self.broker: Final = broker
+        super().__init__(broker, output, resume)
         self.state: Final = state
         self.scratch: Final = scratch
         self._commands = commands
@@ -82,29 +78,8 @@ class FluxSession(OrderedSession[Answer]):
         """Longest line."""
         return codec.LINE_BYTES_MAX
 
-    def wanted(self) -> int:
-        """A line does not tell its length."""
-        return 0
-
     def _waits(self) -> bool:
-        return bool(
-            self._yielding
-            or self._blocking
-            or self.entrance.waiting
-            or (self._settle and self._answers)
-            or len(self._answers) >= ANSWERS_MAX
-            or self.output.backlog > self.output.backlog_max
-        )
-
-    def receive(self, data: memoryview) -> int:
-        """Handle complete lines."""
-        if self._ending:
-            return len(data)
-        self._receiving = True
-        try:
-            return self._receive(data)
-        finally:
-            self._receiving = False
+        return bool(self.entrance.waiting) or super()._waits()
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -122,7 +97,7 @@ class FluxSession(OrderedSession[Answer]):
                 break
             if reason == codec.LONG:
                 self._ending = True
-                self._end_when_answered()
+                self._end_when_done()
                 return stop
             if self._waits():
                 break
@@ -133,8 +108,7 @@ class FluxSession(OrderedSession[Answer]):
                 if self._waits():
                     break
             if at < stop and now() >= pass_end:
-                self._yielding = True
-                self.broker.loop.call_soon(self._turn_again)
+                self._give_way()
                 break
         return at
 
@@ -146,11 +120,8 @@ class FluxSession(OrderedSession[Answer]):
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
-        if command.settled and self._answers:
-            self.broker.commit()
-            if self._answers:
-                self._settle = True
-                return False
+        if command.settled and not self._settled():
+            return False
         try:
             payload = command.carry(self, request)
         except Refused as error:
@@ -166,21 +137,10 @@ class FluxSession(OrderedSession[Answer]):
         """The place of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
-    def _take_rest(self) -> None:
-        """Handle what was left when the peer finished, as far as it goes now."""
-        rest = self._rest
-        self._rest = b""
-        self._rest = rest[self.receive(memoryview(rest)) :]
-        self._ending = self._ending or not self._rest
-
-    def drained(self) -> None:
-        """The peer reads again."""
-        self._go_on()
-
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
         rest = bytes(data)
-        self._finish(rest if rest.endswith(b"\n") or not rest else rest + b"\n")
+        super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
     def close(self) -> None:
         """The connection is gone."""

@@ -16,9 +16,10 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import errors, intake, outlet
+from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
-from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
 from polywire.types import KeyHash, Level, PositionKind
 
