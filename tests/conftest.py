@@ -9,8 +9,13 @@ import os
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from polywire.build_info import describe, stale_modules
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

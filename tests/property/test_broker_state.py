@@ -119,7 +119,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(steps=st.lists(st.tuples(STEPS, st.booleans(), st.floats(0, 2)), max_size=40), snapshot_at=st.integers(0, 60))
 def test_a_restart_finds_the_same_state(steps: list[tuple[Step, bool, float]], snapshot_at: int) -> None:
     memory = MemoryBroker(BrokerSettings(producers_max=4, producer_window=2, producer_expiry_us=3_000_000))

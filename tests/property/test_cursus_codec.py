@@ -28,7 +28,7 @@ records = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(records, min_size=1, max_size=20), st.data())
 def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject) -> None:
     peer = World().connect()
@@ -44,7 +44,7 @@ def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject
         assert (record.value, record.key, record.event) == (original.value, original.key, original.event)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(records, min_size=1, max_size=4), st.data())
 def test_a_batch_that_was_cut_fits_no_layout_beyond_its_end(sent: list[Record], data: st.DataObject) -> None:
     body = encode_batch("topic", 3, "all", sent)

@@ -101,4 +101,4 @@ class EventMachine(RuleBasedStateMachine):
 
 
 TestEvents = EventMachine.TestCase
-TestEvents.settings = settings(max_examples=40, deadline=None)
+TestEvents.settings = settings(max_examples=40)

@@ -189,4 +189,4 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroups = GroupMachine.TestCase
-TestGroups.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestGroups.settings = settings(max_examples=120, stateful_step_count=40)

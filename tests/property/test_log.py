@@ -249,7 +249,5 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(
-    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestLog.settings = settings(max_examples=20, stateful_step_count=50, suppress_health_check=list(HealthCheck))
 pytestmark = pytest.mark.timeout(300)

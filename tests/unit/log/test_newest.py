@@ -42,7 +42,7 @@ def stored(batches: list[list[Record]]) -> list[bytearray]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches=st.lists(RECORDS, min_size=1, max_size=6), share=st.floats(0, 1), null_time_us=st.integers(-1, 7))
 def test_newest_of_each_key(batches: list[list[Record]], share: float, null_time_us: int) -> None:
     chunks = stored(batches)
@@ -88,7 +88,7 @@ def test_compressed_batches_are_told() -> None:
         table.rows_kept(packed, noted_end=5, null_time_us=FOREVER)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(records=RECORDS, data=st.data(), lead=st.integers(0, 1000))
 def test_what_is_kept_keeps_its_place(records: list[Record], data: st.DataObject, lead: int) -> None:
     batch = from_records(records)
