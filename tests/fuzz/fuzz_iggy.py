@@ -90,12 +90,10 @@ def converse(frames: list[bytes], cuts: list[int]) -> bytes:
     peer = Dialogue(World())
     stream = b"".join(frames)
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        if not peer.closed:
-            peer.feed(stream[start:end])
-            peer.pass_by()
+        peer.feed(stream[start:end])
+        peer.pass_by()
     peer.world.memory.advance(3.0)
-    if not peer.closed:
-        peer.finish()
+    peer.finish()
     peer.world.memory.advance(3.0)
     assert peer.closed, "the session did not close after its peer finished"
     return peer.take()
