@@ -231,7 +231,7 @@ def run(
     only: Annotated[
         str,
         Parameter(
-            help="Parts whose names begin so, such as flux or spark (spark-read, spark-write, spark-stream); all when empty."
+            help="Parts whose names begin so, such as flux or spark (spark-read, spark-local, spark-write, spark-stream); all when empty."
         ),
     ] = "",
     rounds: int = ROUNDS,
@@ -251,6 +251,7 @@ def run(
         "iggy-today": iggy_today_figures,
         "kafka07": kafka07_figures,
         "spark-read": spark_load.read_figures,
+        "spark-local": spark_load.local_figures,
         "spark-write": spark_load.write_figures,
         "spark-stream": spark_stream.stream_figures,
     }

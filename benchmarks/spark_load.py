@@ -17,7 +17,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks import polywire_load
-from benchmarks.measure import Figure, figure, fresh_broker
+from benchmarks.measure import Figure, figure, fresh_broker, processor_seconds
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection
 from polywire.spark import session
@@ -31,10 +31,11 @@ VALUE_BYTES = 100
 
 @dataclass(frozen=True)
 class Bench:
-    """A session, a broker of its own and a place for files; ``address`` is that of the polywire wire."""
+    """A session, a broker of its own and a place for files; ``address`` is that of the polywire wire, ``pid`` the broker's."""
 
     spark: SparkSession
     address: str
+    pid: int
     place: Path
 
     @property
@@ -55,9 +56,9 @@ class Bench:
             partitions=PARTITIONS,
         )
 
-    def topic(self, name: str, schema: str | None = None) -> DataFrame:
+    def topic(self, name: str, schema: str | None = None, **options: str) -> DataFrame:
         """A topic as a batch read."""
-        reader = self.spark.read.format("polywire").option("address", self.address).option("subscribe", name)
+        reader = self.spark.read.format("polywire").options(address=self.address, subscribe=name, **options)
         return (reader if schema is None else reader.schema(schema)).load()
 
 
@@ -68,7 +69,7 @@ def bench() -> Iterator[Bench]:
     try:
         with fresh_broker() as broker, tempfile.TemporaryDirectory(prefix="polywire-bench-") as place:
             host, port = broker.addresses["polywire"]
-            yield Bench(spark, f"{host}:{port}", Path(place))
+            yield Bench(spark, f"{host}:{port}", broker.pid, Path(place))
     finally:
         spark.stop()
 
@@ -98,6 +99,28 @@ def read_figures(rounds: int) -> list[Figure]:
             ours = figure(f"Spark batch read, {name}", "rows/s", work(frame), aim=aim, rounds=rounds)
             theirs = figure(f"Spark reading the same as Parquet, {name}", "rows/s", work(parquet), rounds=rounds)
             found += [ours, theirs, ratio(f"Spark batch read, {name}, as a ratio of Parquet", ours, theirs)]
+        return found
+
+
+def local_figures(rounds: int) -> list[Figure]:
+    """Batch reads of the same sealed records by way of files and of the wire, and what each takes of the broker."""
+    with bench() as made:
+        made.fill("scan", READ_RECORDS)
+        found = []
+        for name, kind in (("count", _counted), ("every column", _scanned)):
+            ways = {"auto": "from files", "off": "over the wire"}
+            for way, said in ways.items():
+                work = kind(made.topic("scan", localSegments=way))
+                found += [
+                    figure(f"Spark batch read, {name}, {said}", "rows/s", work, rounds=rounds),
+                    figure(
+                        f"broker's share of 10 million rows, {name}, {said}",
+                        "processor s",
+                        _broker_seconds(made, work),
+                        more_is_better=False,
+                        rounds=rounds,
+                    ),
+                ]
         return found
 
 
@@ -145,6 +168,15 @@ def write_figures(rounds: int) -> list[Figure]:
 def ratio(name: str, ours: Figure, theirs: Figure) -> Figure:
     """One median as a part of another."""
     return Figure(name, "x", ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low, None, True)
+
+
+def _broker_seconds(made: Bench, work: Callable[[], float]) -> Callable[[], float]:
+    def one_round() -> float:
+        before = processor_seconds(made.pid)
+        work()
+        return processor_seconds(made.pid) - before
+
+    return one_round
 
 
 def _scanned(frame: DataFrame) -> Callable[[], float]:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import TracebackType
@@ -61,8 +61,9 @@ _PORT: Final = _lasting_ports()
 class BrokerProcess:
     """One broker over one data directory; it can be stopped, killed and started again."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, wires: Sequence[str] = WIRES) -> None:
         self.data_dir = data_dir
+        self._wires = wires
         self.addresses: dict[str, tuple[str, int]] = {}
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +80,8 @@ class BrokerProcess:
         ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(self.data_dir)]
-        for wire in WIRES:
+        command += silenced(*self._wires)
+        for wire in self._wires:
             host, port = self.addresses.get(wire) or ("127.0.0.1", next(_PORT))
             command += [f"--{wire}", f"{host}:{port}"]
         command += ["--ready-file", str(ready_file), *self._options]

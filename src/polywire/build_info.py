@@ -6,6 +6,7 @@ modules do.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
@@ -15,6 +16,9 @@ from types import ModuleType
 from typing import Final
 
 VERSION: Final = "0.1.0"
+
+# How a source, and another file of declarations, names the declarations that are compiled into it.
+_DECLARED: Final = re.compile(r"^ *from (?:cython\.cimports\.)?(polywire[\w.]*) c?import ", re.MULTILINE)
 
 
 def compilable_modules() -> list[str]:
@@ -36,18 +40,34 @@ def stale_modules() -> list[str]:
         spec, source = find_spec(name), source_of(name)
         if spec is None or source is None or spec.origin is None or not _is_extension(spec):
             continue
-        written = [path.stat().st_mtime for path in (source, source.with_suffix(".pxd")) if path.exists()]
-        if Path(spec.origin).stat().st_mtime < max(written):
+        if Path(spec.origin).stat().st_mtime < max(path.stat().st_mtime for path in compiled_from(source)):
             found.append(name)
+    return found
+
+
+def compiled_from(source: Path) -> set[Path]:
+    """A compilable module's file and all declarations that are compiled with it: its own, those it names, and those that these name."""
+    found: set[Path] = set()
+    named = {source, source.with_suffix(".pxd")}
+    while named:
+        path = named.pop()
+        if not path.exists() or path in found:
+            continue
+        found.add(path)
+        named |= {_file_of(name, ".pxd") for name in _DECLARED.findall(path.read_text(encoding="utf-8"))}
     return found
 
 
 def source_of(name: str) -> Path | None:
     """File of a compilable module of this package, None when it does not exist or is plain Python."""
-    path = Path(__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    path = _file_of(name, ".py")
     if not path.exists() or "\nimport cython\n" not in path.read_text(encoding="utf-8"):
         return None
     return path
+
+
+def _file_of(name: str, suffix: str) -> Path:
+    return Path(__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(suffix)
 
 
 def prefer_sources() -> None:

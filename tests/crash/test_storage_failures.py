@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.unit.log.rig import SMALL, Rig, batch_of
 CALLS = ("pwritev", "pwrite", "write", "fdatasync", "fsync", "link", "unlink", "posix_fallocate")
 NEVER = 2**62
 TOKENS = [bytes([number]) * 16 for number in (1, 2, 3)]
-SETTINGS = replace(SMALL, direct=False)
 
 
 class Faults:
@@ -49,7 +47,7 @@ class Faults:
 
 def write_history(directory: Path) -> tuple[list[bytes], list[bytes]]:
     """Sealed, unsealed, staged, published and trimmed data, and a killed writer; returns values and changes."""
-    rig = Rig(directory, SETTINGS)
+    rig = Rig(directory, SMALL)
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     values: list[bytes] = []
     for number in range(60):
@@ -76,7 +74,7 @@ def write_history(directory: Path) -> tuple[list[bytes], list[bytes]]:
 
 
 def check(directory: Path, values: list[bytes], changes: list[bytes]) -> None:
-    rig = Rig(directory, SETTINGS)
+    rig = Rig(directory, SMALL)
     assert rig.read(rig.log.partition(1)) == values
     assert rig.memory.changes == changes
     assert rig.log.partition(2).first_offset == 2
@@ -112,7 +110,7 @@ def test_opening_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def opens(directory: Path) -> bool:
     """Open the log and kill it; False when it did not open."""
     try:
-        Rig(directory, SETTINGS).kill()
+        Rig(directory, SMALL).kill()
     except BrokerError:
         return False
     return True
@@ -125,13 +123,13 @@ def test_writing_fails_at_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         told: list[tuple[int, bytes]] = []
         with monkeypatch.context() as patch:
             faults = Faults(patch, code)
-            rig = Rig(directory, SETTINGS)
+            rig = Rig(directory, SMALL)
             rig.log.open_partition(1)
             rig.settle()
             faults.at = faults.calls + step
             write_until_refused(rig, told)
             rig.kill()
-        rig = Rig(directory, SETTINGS)
+        rig = Rig(directory, SMALL)
         values = rig.read(rig.log.partition(1))
         for offset, value in told:
             assert values[offset] == value

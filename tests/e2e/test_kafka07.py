@@ -77,8 +77,8 @@ class Peer:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    # Slots that fill quickly, with room in one for the largest batch that is made of what one pass receives: 2 MiB.
-    with BrokerProcess(tmp_path / "data", "--slot-mib", "4") as process:
+    # Slots that fill quickly, no larger than what one pass may receive.
+    with BrokerProcess(tmp_path / "data", "--slot-mib", "2", wires=["kafka07"]) as process:
         yield process
     while Peer.opened:
         Peer.opened.pop().socket.close()

@@ -154,6 +154,7 @@ def test_bad_connections_are_counted_in_the_log(broker: BrokerProcess) -> None:
     [
         (("--flux", "0.0.0.0:0", *silenced("flux")), "needs --users or --insecure"),
         (silenced(), "nothing to serve"),
+        (("--slot-mib", "16", *silenced("polywire")), "--slot-mib 17 or more"),
         (("--flux", "localhost"), "an address is HOST:PORT or off"),
         (("--cursus-idle-timeout", "0"), "idle timeout is out of range"),
         (("--retention-hours", "-1"), "out of range name=retention_hours"),

@@ -43,3 +43,26 @@ def test_pure_environment_runs_everything_from_source() -> None:
     environment = {**os.environ, "POLYWIRE_PURE": "1", "PYTHONPATH": str(Path(build_info.__file__).parents[1])}
     ran = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_a_module_is_compiled_from_the_declarations_it_reaches() -> None:
+    def names(module: str) -> set[str]:
+        source = build_info.source_of(module)
+        assert source is not None
+        return {path.name for path in build_info.compiled_from(source)}
+
+    assert names("polywire.records.checksum") == {"checksum.py", "checksum.pxd", "folding.pxd", "memory.pxd"}
+    assert names("polywire.records.reshape") >= {"reshape.py", "runs.pxd", "memory.pxd"}
+
+
+def test_a_newer_declaration_makes_its_modules_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = [name for name, extension in polywire.compiled_modules().items() if extension]
+    newer = tmp_path / "folding.pxd"
+    newer.touch()
+    os.utime(newer, (2**33, 2**33))
+    seen = build_info.compiled_from
+    changed = build_info.source_of("polywire.records.checksum")
+    monkeypatch.setattr(
+        build_info, "compiled_from", lambda source: seen(source) | ({newer} if source == changed else set())
+    )
+    assert build_info.stale_modules() == (["polywire.records.checksum"] if compiled else [])

@@ -29,7 +29,7 @@ from polywire.broker.transacting import Transacting
 from polywire.broker.transactions import PublishDone, Transactions
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log, Loop, Read, Replay
+from polywire.log.base import Done, Located, Log, Loop, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
 from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
@@ -105,7 +105,8 @@ class Broker:
     ) -> Broker:
         """A broker over a data directory, recovered and with its new epoch synced; the directory is made when missing.
 
-        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own.
+        log_settings: sizes of the journal; durability and the limit of staged bytes are always the broker's own. Where they are small,
+        limits of batches and records are lowered to what a group of the journal can hold.
         on_failure: called on the loop when storage fails; nothing is acknowledged after it.
         Raises Unavailable(STORAGE_FAILED) when the directory cannot be used or another broker owns it, Corrupt when synced data is
         damaged, Busy(DISK_FULL).
@@ -115,6 +116,7 @@ class Broker:
 
         sizes = log_settings or LogSettings()
         own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
+        settings = settings.within(own.batch_bytes_max)
 
         def recover(state: Replay) -> Log:
             log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state)
@@ -321,6 +323,21 @@ class Broker:
         if partition.ended:
             check_alive(partition)
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+
+    def locate(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        then: Callable[[Located | BrokerError], None],
+        offset_end: int | None = None,
+    ) -> Located | None:
+        """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        """
+        check_alive(partition)
+        return partition.log.locate(offset, then, offset_end=offset_end)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` once when records from ``offset`` on can be read or the partition ended; returns what cancels.

@@ -6,7 +6,7 @@ Promises: plain values that check themselves. Must not know: wires, files, the l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -19,6 +19,7 @@ KEEP: Final = 0  # a retention limit of 0 keeps records for ever
 SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
+RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 
 
 class Compression(Enum):
@@ -76,8 +77,8 @@ class BrokerSettings:
     auto_create: whether producing to, or reading, a missing topic makes it.
     partition_count, partition_count_max: per topic; the default of every automatic creation and the most one may have (dossier FLUX Q15).
     topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays under 500 MB.
-    batch_bytes_max: a batch must fit one journal group.
-    record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy).
+    batch_bytes_max: a batch must fit one journal group; small journal files lower it.
+    record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy). Small journal files lower it.
     durability: the least level of any acknowledgement; SYNCED also hides unsynced records from readers.
     retention_age_us, retention_bytes: defaults of topics that set none; 0 keeps for ever, so nothing is lost unasked.
     tombstone_age_us: how long compaction keeps a key's last record when it is null, so that readers learn that the key is gone.
@@ -161,6 +162,13 @@ class BrokerSettings:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced: what is committed is written")
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
+
+    def within(self, batch_bytes_max: int) -> BrokerSettings:
+        """These settings over a log that takes no longer batches."""
+        if batch_bytes_max >= self.batch_bytes_max:
+            return self
+        record_bytes_max = min(self.record_bytes_max, batch_bytes_max - RECORD_ROOM_BYTES)
+        return replace(self, batch_bytes_max=batch_bytes_max, record_bytes_max=record_bytes_max)
 
 
 def check_name(name: str, bytes_max: int) -> None:

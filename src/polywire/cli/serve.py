@@ -116,6 +116,7 @@ class Storage:
         int,
         Parameter(
             help="Size of one journal file in MiB. Up to four of them are kept in memory; what fills one is moved to segments."
+            " At least 17 for all wires; 11 without polywire, 10 without Iggy as well, 2 for FLUX and Kafka 0.7 alone."
         ),
     ] = 64
 

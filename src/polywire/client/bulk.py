@@ -272,6 +272,23 @@ class BulkConnection:
                 f"range ends early topic={topic} partition={partition} next_offset={at.next_offset} offset_end={offset_end}",
             )
 
+    def locate(
+        self,
+        topic: str,
+        partition: int,
+        incarnation: int = ANY_INCARNATION,
+        offset: int = 0,
+        offset_end: int = NO_OFFSET,
+        *,
+        epoch: int = ANY_EPOCH,
+    ) -> messages.Located:
+        """Where the sealed part of a range lies as files, for who may see them; what it does not name is to be fetched.
+
+        Raises as ``fetch_range`` does before its first chunk; Invalid(INVALID_REQUEST) from a broker that does not know the question.
+        """
+        head = messages.Locate(topic, partition, offset, offset_end, incarnation, epoch)
+        return self._read(Verb.LOCATE, head, messages.Located)
+
     def produce(
         self,
         topic: str,
@@ -363,6 +380,11 @@ class BulkConnection:
         while self._clock.monotonic() < deadline:
             sleep(RECONNECT_INTERVAL_S)
             yield
+
+    @property
+    def arena(self) -> Arena:
+        """Where chunks lie: for who makes further ones."""
+        return self._arena
 
     @staticmethod
     def _retry_or_raise(retries: Iterator[None], error: Unavailable) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
+from polywire.store.mark import Home
 from polywire.types import Buffer, Level
 
 Done = Callable[[int, BrokerError | None], None]
@@ -57,6 +58,32 @@ class Read:
     pin: Pin
 
 
+@dataclass(frozen=True, slots=True)
+class SealedRun:
+    """Where records [first_offset, next_offset) of a partition are sealed: bytes [start, stop) of a blob, whole stored batches back to
+    back. The first may begin below ``first_offset``, the last end above ``next_offset``."""
+
+    blob: str
+    start: int
+    stop: int
+    first_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where sealed records lie.
+
+    home: the directory of the blobs, None where they are no files.
+    runs: neighbours, in offset order, from the offset asked for on.
+    more: whether sealed records that were asked for follow behind the last run.
+    """
+
+    home: Home | None
+    runs: Sequence[SealedRun]
+    more: bool
+
+
 class PartitionLog(Protocol):
     """One partition's history. All offsets are exclusive at their end."""
 
@@ -98,6 +125,16 @@ class PartitionLog(Protocol):
         batch that reaches ``offset_end``.
 
         Returns the read when its bytes are at hand; otherwise None, and ``then`` is called later on the loop.
+        Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
+        """
+
+    def locate(
+        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
+    ) -> Located | None:
+        """Where the records from ``offset`` on lie, as far as they are sealed, can be read, and are below ``offset_end``. A blob may be
+        deleted, when its records were trimmed, compacted or written elsewhere, at any time after the answer.
+
+        Returns the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 

@@ -9,22 +9,15 @@ import ctypes
 import mmap
 import os
 import sys
-from typing import Any, Final
+from typing import Final
 
+from polywire.store.libc import find_call
 from polywire.store.residency import address_of
 
 _MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
 
 
-def _find_msync() -> Any:
-    function = None if sys.platform == "win32" else getattr(ctypes.CDLL(None, use_errno=True), "msync", None)
-    if function is not None:
-        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        function.restype = ctypes.c_int
-    return function
-
-
-_msync: Final = _find_msync()
+_msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def flush(descriptor: int, view: memoryview, start: int, stop: int) -> None:

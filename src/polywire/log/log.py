@@ -21,7 +21,7 @@ from polywire.log.history import Contents, History
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import FilePartition
 from polywire.log.sealer import Sealer
-from polywire.log.settings import PAGE_BYTES, LogSettings
+from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
 from polywire.log.staging import StagedBatch
 from polywire.log.sync import Syncer
 from polywire.log.turn import (
@@ -44,7 +44,6 @@ from polywire.log.worker import Worker, storage_failed
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
-MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
 BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
 NAMING_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
 EXPIRY_SECONDS: Final = 5.0

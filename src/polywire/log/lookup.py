@@ -1,4 +1,5 @@
-"""Looking things up in one partition: which offset has a time or a Kafka 0.7 address, and which address an offset has.
+"""Looking things up in one partition: which offset has a time or a Kafka 0.7 address, which address an offset has, and where sealed
+records lie.
 
 Promises: what memory tells is answered at once; what a segment, a compressed body or a staged one must tell is found in the reader's thread
 and answered on the loop. Must not know: who asks.
@@ -6,20 +7,29 @@ and answered on the loop. Must not know: who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.errors import BrokerError
-from polywire.log.base import NO_OFFSET, Found
+from polywire.log.base import NO_OFFSET, Found, Located, SealedRun
 from polywire.log.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
+from polywire.store.mark import Home
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
     from polywire.log.partition import FilePartition
     from polywire.log.reading import Reader
+
+LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
+
+Span = tuple[int, int]
+"""Positions [start, stop) in a blob."""
+
+_T = TypeVar("_T")
 
 
 def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Found) -> int | None:
@@ -29,7 +39,7 @@ def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Foun
         place = partition.runs.entry(number - 1)[3]
         if time_us <= reader.segment(place).run(partition.incarnation).last_time_us:
             job = partial(_by_time, partition.incarnation, time_us)
-            reader.look(place, job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
+            reader.look((place,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
             return None
     if number < len(partition.runs):
         return max(partition.runs.entry(number)[0], partition.first_offset)
@@ -54,7 +64,7 @@ def offset_of_address(
     if number < 0:
         return NO_OFFSET
     job = partial(_by_address, partition.incarnation, address, covering)
-    reader.look(partition.runs.entry(number)[3], job, told, again)
+    reader.look((partition.runs.entry(number)[3],), job, told, again)
     return None
 
 
@@ -68,23 +78,63 @@ def address_of_offset(partition: FilePartition, reader: Reader, offset: int, the
     if number >= 0:
         return reader.look_tail(partition, number, partial(_address_in, offset), then, again)
     place = partition.runs.entry(partition.runs.find_offset(offset))[3]
-    reader.look(place, partial(_by_offset, partition.incarnation, offset), then, again)
+    reader.look((place,), partial(_by_offset, partition.incarnation, offset), then, again)
+    return None
+
+
+def locate(
+    partition: FilePartition,
+    reader: Reader,
+    offset: int,
+    then: Callable[[Located | BrokerError], None],
+    *,
+    offset_end: int | None,
+) -> Located | None:
+    """See ``PartitionLog.locate``."""
+    partition.check_range(offset)
+    end = min(partition.readable_offset, partition.tail_offset)
+    end = end if offset_end is None else min(end, offset_end)
+    places: list[int] = []
+    bounds = [offset]
+    number = max(partition.runs.find_offset(offset), 0)
+    while bounds[-1] < end and len(places) < LOCATED_RUNS_MAX:
+        places.append(partition.runs.entry(number)[3])
+        number += 1
+        following = partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset
+        bounds.append(min(following, end))
+    segments = [reader.segment(place) for place in places]
+    located = partial(_located, reader.home, segments, bounds, bounds[-1] < end)
+    warm = [
+        segment.span_warm(partition.incarnation, *ends)
+        for segment, ends in zip(segments, pairwise(bounds), strict=True)
+    ]
+    if all(warm):
+        return located([span for span in warm if span is not None])
+    again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, then)
+    reader.look(places, partial(_spans, partition.incarnation, bounds), partial(_told, located, then), again)
     return None
 
 
 # In the reader's thread
 
 
-def _by_time(incarnation: int, time_us: int, segment: Segment) -> int:
+def _spans(incarnation: int, bounds: Sequence[int], segments: Sequence[Segment]) -> list[Span]:
+    return [segment.span(incarnation, *ends) for segment, ends in zip(segments, pairwise(bounds), strict=True)]
+
+
+def _by_time(incarnation: int, time_us: int, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
     return segment.by_time(incarnation, time_us)
 
 
-def _by_address(incarnation: int, address: int, covering: bool, segment: Segment) -> int:
+def _by_address(incarnation: int, address: int, covering: bool, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
     batch = segment.by_address(incarnation, address)
     return NO_OFFSET if batch is None else _offset_in(address, covering, batch)
 
 
-def _by_offset(incarnation: int, offset: int, segment: Segment) -> int:
+def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
     return _address_in(offset, segment.batch_at(incarnation, offset))
 
 
@@ -106,6 +156,25 @@ def _address_in(offset: int, batch: Buffer) -> int:
 # On the loop
 
 
+def _located(
+    home: Home, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
+) -> Located:
+    """What ``locate`` answers, once the spans of its runs are known."""
+    runs = [
+        SealedRun(segment.name, *span, *ends)
+        for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
+    ]
+    return Located(home, runs, more)
+
+
+def _told(
+    located: Callable[[Sequence[Span]], Located],
+    then: Callable[[Located | BrokerError], None],
+    found: Sequence[Span] | BrokerError,
+) -> None:
+    then(found if isinstance(found, BrokerError) else located(found))
+
+
 def _not_below(partition: FilePartition, then: Found) -> Found:
     """Records trimmed meanwhile are not answered: the first that is kept is."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
@@ -116,12 +185,16 @@ def _kept(partition: FilePartition, then: Found) -> Found:
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
-def _asked_again(question: Callable[[int, Found], int | None], argument: int, then: Found) -> Callable[[], None]:
+def _asked_again(
+    question: Callable[[int, Callable[[_T | BrokerError], None]], _T | None],
+    argument: int,
+    then: Callable[[_T | BrokerError], None],
+) -> Callable[[], None]:
     """Ask once more, because a segment was replaced before it was read."""
 
     def ask() -> None:
         try:
-            found: int | BrokerError | None = question(argument, then)
+            found: _T | BrokerError | None = question(argument, then)
         except BrokerError as refused:
             found = refused
         if found is not None:

@@ -36,10 +36,10 @@ from polywire.log.staging import Staging
 from polywire.log.turn import sealed_content
 from polywire.log.worker import Worker, storage_failed
 from polywire.store.file import FileStore
+from polywire.store.mark import MARK_FILE, Home
 from polywire.types import Buffer
 
 _JOURNAL: Final = "journal"
-_LOCK: Final = "LOCK"
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -51,35 +51,36 @@ def open_log(directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock
     """
     try:
         make_directory(directory)
-        unlock = _lock(directory / _LOCK)
+        home = Home.owned(directory)
+        unlock = _lock(directory / MARK_FILE, home)
     except OSError as error:
         raise storage_failed(error) from error
     with ExitStack() as undone:
         undone.callback(unlock)
         try:
-            log = _Opening(directory, settings, loop, clock, replay, unlock).run()
+            log = _Opening(home, settings, loop, clock, replay, unlock).run()
         except OSError as error:
             raise storage_failed(error) from error
         undone.pop_all()
         return log
 
 
-def _lock(path: Path) -> Callable[[], None]:
+def _lock(path: Path, home: Home) -> Callable[[], None]:
     """Take the directory for this process; returns what gives it back."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").partition("\n")[0]
         os.close(descriptor)
         raise Unavailable(
             ErrorCode.STORAGE_FAILED, f"data directory is in use path={str(path.parent)!r} pid={holder}"
         ) from None
     with suppress(
         OSError
-    ):  # it only tells people who holds the lock; a full disk must not keep the broker from starting
+    ):  # without it nobody finds the directory by its mark; a full disk must not keep the broker from starting
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        os.pwrite(descriptor, home.content(), 0)
     return partial(os.close, descriptor)
 
 
@@ -88,20 +89,22 @@ class _Opening:
 
     def __init__(
         self,
-        directory: Path,
+        home: Home,
         settings: LogSettings,
         loop: Loop,
         clock: Clock,
         replay: Replay,
         unlock: Callable[[], None],
     ) -> None:
+        directory = Path(home.directory)
+        self._home = home
         self._settings = settings
         self._loop = loop
         self._clock = clock
         self._replay = replay
         self._unlock = unlock
         self._directory = directory
-        self._store = FileStore(directory, direct=settings.direct)
+        self._store = FileStore(directory)
         self._disk = Disk(directory, self._store, settings.disk_reserve_bytes)
         self._journal = FileJournal(
             directory / _JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max
@@ -142,7 +145,7 @@ class _Opening:
     def _make_history(self, segments: Segments, worker: Worker, start: int) -> History:
         settings = self._settings
         staging = Staging(bytes_max=settings.staged_bytes_max, batches_max=settings.staged_batches_max)
-        reader = Reader(self._journal, segments, worker, epoch=start)
+        reader = Reader(self._journal, segments, worker, epoch=start, home=self._home)
         return History(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:

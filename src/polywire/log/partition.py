@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log import lookup
-from polywire.log.base import Found, Read
+from polywire.log.base import Found, Located, Read
 from polywire.log.index import TailIndex
 from polywire.records.compression import Compression
 from polywire.types import Buffer
@@ -123,6 +123,11 @@ class FilePartition:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset out of range offset={offset} first={self.first_offset} next={self.next_offset}",
             )
+
+    def locate(
+        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
+    ) -> Located | None:
+        return lookup.locate(self, self._reader, offset, then, offset_end=offset_end)
 
     def offset_at(self, time_us: int, then: Found) -> int | None:
         return lookup.offset_at(self, self._reader, time_us, then)

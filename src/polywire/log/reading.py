@@ -6,9 +6,9 @@ in place until their pin is released. Must not know: the turn, who asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Found, Read
@@ -23,6 +23,7 @@ from polywire.log.worker import Worker
 from polywire.records.batch import read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.store.base import blob_corrupt
+from polywire.store.mark import Home
 from polywire.types import Buffer
 
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
@@ -30,6 +31,7 @@ EXTENT_BYTES_MIN: Final = 4096
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Then = Callable[[Read | BrokerError], None]
+_T = TypeVar("_T")
 
 
 class Overlay:
@@ -75,14 +77,16 @@ class SlotsPin:
 
 
 class Reader:
-    """Reads for all partitions of one log. ``epoch`` is the current one; ``unpinned`` is called when a slot has lost its last reader."""
+    """Reads for all partitions of one log, whose directory is ``home``. ``epoch`` is the current one; ``unpinned`` is called when a slot
+    has lost its last reader."""
 
-    def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int) -> None:
+    def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int, home: Home) -> None:
         self._journal = journal
         self._segments = segments
         self._worker = worker
         self._cold = ColdReads(worker)
         self.epoch: Final = epoch
+        self.home: Final = home
         self.overlays: Final[dict[int, Overlay]] = {}
         self.unpinned: Callable[[], None] = _nothing
 
@@ -130,11 +134,17 @@ class Reader:
 
     # Looking into one batch or segment
 
-    def look(self, place: int, job: Callable[[Segment], int], then: Found, again: Callable[[], None]) -> None:
-        """Ask a segment, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when the segment was replaced
+    def look(
+        self,
+        places: Sequence[int],
+        job: Callable[[Sequence[Segment]], _T],
+        then: Callable[[_T | BrokerError], None],
+        again: Callable[[], None],
+    ) -> None:
+        """Ask segments, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when one of them was replaced
         before it was asked."""
-        told = partial(self._looked, place, then, again)
-        self._worker.run(partial(job, self.segment(place)), told)
+        segments = [self.segment(place) for place in places]
+        self._worker.run(partial(job, segments), partial(self._looked, places, then, again))
 
     def look_tail(
         self,
@@ -154,19 +164,24 @@ class Reader:
                 return job(batch)
             slot = self._journal.slots[serial if overlay is None else overlay.batch.serial]
             pin = SlotsPin([slot], self.unpinned)
-            self._worker.run(partial(job, batch), partial(self._looked, -1, _released(pin, then), again))
+            self._worker.run(partial(job, batch), partial(self._looked, (), _released(pin, then), again))
             return None
         assert overlay is not None, "nothing else of a tail lies in a segment"
-        self._worker.run(lambda: job(self.join(overlay)), partial(self._looked, place, then, again))
+        self._worker.run(lambda: job(self.join(overlay)), partial(self._looked, (place,), then, again))
         return None
 
     def _looked(
-        self, place: int, then: Found, again: Callable[[], None], found: int, error: BrokerError | None
+        self,
+        places: Sequence[int],
+        then: Callable[[_T | BrokerError], None],
+        again: Callable[[], None],
+        found: _T,
+        error: BrokerError | None,
     ) -> None:
-        if isinstance(error, Missing) and place not in self._segments.by_place:
+        if isinstance(error, Missing) and any(place not in self._segments.by_place for place in places):
             again()
-        elif isinstance(error, Missing):
-            then(blob_corrupt(self.segment(place).name, "blob is missing"))
+        elif isinstance(error, Missing) and places:
+            then(blob_corrupt(self.segment(places[0]).name, "a blob of these is missing"))
         else:
             then(found if error is None else error)
 

@@ -93,18 +93,19 @@ class Player:
         return new, removed
 
     def _hand_out(self, sealed: Collection[Sealed]) -> None:
-        """Give every run that is still needed to its partition or token, in offset order."""
+        """Give every run that is still needed to its partition, in offset order, or to its token, in the order it was staged."""
+        for item in sealed:
+            for run in item.segment.info:
+                if run.token:
+                    self._hand_out_staged(run, item)
         runs = sorted(
-            ((run.first_offset, -number, run, item) for number, item in enumerate(sealed) for run in item.segment.info),
-            key=lambda found: found[:2],
+            ((run, item) for item in sealed for run in item.segment.info if not run.token),
+            key=lambda found: (found[0].first_offset, -found[1].number),
         )
         ends: dict[int, int] = {}
         newest: dict[int, int] = {}
         """By partition: the segment that holds the run before."""
-        for _, _, run, item in runs:
-            if run.token:
-                self._hand_out_staged(run, item)
-                continue
+        for run, item in runs:
             partition = self._history.partitions.get(run.partition)
             if partition is None or run.next_offset <= self._first_kept(partition):
                 item.lost_partition |= partition is None

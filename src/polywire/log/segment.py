@@ -247,6 +247,23 @@ class Segment:
         Raises Missing(OFFSET_OUT_OF_RANGE)."""
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 
+    def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
+        """Positions [start, stop) of whole batches that hold records [first_offset, next_offset), which begin in the run. Reads index
+        entries from the store unless they are at hand or that is the whole run. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        warm = self.span_warm(partition, first_offset, next_offset)
+        if warm is not None:
+            return warm
+        run = self.run(partition)
+        return self._strides(run, self._entries(), first_offset, run.size, next_offset)
+
+    def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
+        """What ``span`` returns when it waits for no disk, else None."""
+        run = self._checked_run(partition, first_offset)
+        if first_offset == run.first_offset and next_offset >= run.next_offset:
+            return run.position, run.stop
+        entries = self._cache.get(self.name)
+        return None if entries is None else self._strides(run, entries, first_offset, run.size, next_offset)
+
     def _strides(self, run: Run, entries: bytes, offset: int, bytes_max: int, offset_end: int) -> tuple[int, int]:
         """What ``locate`` says, of index entries that are at hand."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)

@@ -56,11 +56,10 @@ OWN_BLOB_BYTES_MIN: Final = (
     4 * 1024 * 1024
 )  # decision 0002: a partition with this much in a slot gets a blob of its own
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
+WRITTEN_BYTES: Final = 1024 * 1024  # gathered before they are written: they are still near the processor then
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 
 Key = TypeVar("Key", bound=Hashable)
-Pace = Callable[[int], None]
-"""Called with the bytes of each chunk before it is written; may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +150,13 @@ def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
 
 
 def write_segment(
-    store: Store, name: str, runs: Sequence[RunSource], *, chunk: memoryview | None = None, pace: Pace | None = None
+    store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
 ) -> SegmentInfo:
-    """Write one blob with these runs; durable on return. ``chunk`` is an ``aligned_buffer()`` to be used again from blob to blob.
+    """Write one blob with these runs; durable on return; ``chunk_bytes`` are gathered and written at a time.
 
     Raises BlobExists, Corrupt when a source does not hold the batches it promises, and what the store raises.
     """
-    writer = _SegmentWriter(runs, aligned_buffer() if chunk is None else chunk, pace)
+    writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
     store.put_new(name, writer.chunks())
     return writer.info(name)
 
@@ -174,15 +173,13 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Fills two chunks in turn, one while the store writes the other. Guards: the footer describes exactly what went through them."""
+    """Fills one chunk again and again. Guards: the footer describes exactly what went through it."""
 
-    def __init__(self, runs: Sequence[RunSource], chunk: memoryview, pace: Pace | None) -> None:
+    def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
         keys = {(run.partition, run.token) for run in runs}
         assert len(keys) == len(runs), "a run was given twice"
         self._chunk = chunk
-        self._spare: memoryview | None = None
-        self._pace = pace
         self._filled = 0
         self._state = array("q", bytes(8 * RUN_STATE_COUNT))
         self._runs = bytearray()
@@ -190,7 +187,7 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """The blob, chunk by chunk; each is valid until the next but one is asked for."""
+        """The blob, chunk by chunk; each is valid until the next one is asked for."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
@@ -289,10 +286,7 @@ class _SegmentWriter:
 
     def _emit(self) -> memoryview:
         chunk = self._chunk[: self._filled]
-        if self._pace is not None:
-            self._pace(self._filled)
         self._filled = 0
-        self._chunk, self._spare = self._spare or aligned_buffer(len(self._chunk)), self._chunk
         return chunk
 
     def _footer(self) -> bytes:

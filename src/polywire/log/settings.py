@@ -8,11 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polywire.log.group import GROUP_BYTES_MAX
+from polywire.log.group import ENTRY_BYTES, GROUP_BYTES_MAX, GROUP_HEADER_BYTES
 from polywire.types import Level
 
 PAGE_BYTES: Final = 4096
 SLOT_BYTES_MIN: Final = 8 * PAGE_BYTES
+SLOT_MARGIN_BYTES: Final = (
+    4 * PAGE_BYTES
+)  # of a slot that no group takes: for the page it begins on, and the sealer's own groups
+MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
+GROUP_ROOM_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES  # of a group beside its only batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,6 @@ class LogSettings:
     group_bytes_max: see decision 0002; smaller slots lower it.
     disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
     durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
-    direct: write segments past the page cache where the file system can.
     """
 
     slot_bytes: int = 64 * 1024 * 1024
@@ -43,7 +47,6 @@ class LogSettings:
     group_bytes_max: int = GROUP_BYTES_MAX
     disk_reserve_bytes: int = 256 * 1024 * 1024
     durability: Level = Level.WRITTEN
-    direct: bool = True
 
     def __post_init__(self) -> None:
         assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"
@@ -59,4 +62,14 @@ class LogSettings:
     @property
     def group_limit(self) -> int:
         """Most bytes of one group."""
-        return min(self.group_bytes_max, GROUP_BYTES_MAX, self.slot_bytes - 4 * PAGE_BYTES)
+        return min(self.group_bytes_max, GROUP_BYTES_MAX, self.slot_bytes - SLOT_MARGIN_BYTES)
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """Longest batch that always fits a group."""
+        return self.group_limit - GROUP_ROOM_BYTES
+
+    @staticmethod
+    def slot_bytes_for(batch_bytes: int) -> int:
+        """Least size of slots whose groups hold a batch of this length."""
+        return batch_bytes + GROUP_ROOM_BYTES + SLOT_MARGIN_BYTES

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from polywire.errors import PeerError
 from polywire.types import Buffer
 
 PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
@@ -44,6 +45,13 @@ class Output(Protocol):
 
     def close(self) -> None:
         """Close once everything written was sent."""
+
+    def fail(self, error: PeerError) -> None:
+        """Close as if ``receive`` had raised this: for what is found out later."""
+
+    def pin(self) -> Callable[[], None]:
+        """Keep the bytes that ``receive`` is offered now as they are, also when the connection ends, until what is returned is called; the
+        session is paused all the while."""
 
 
 class Session(Protocol):

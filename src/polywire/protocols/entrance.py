@@ -31,7 +31,7 @@ class Entrance:
     """The batches of one connection on their way into the log.
 
     Guards: while anything is in ``waiting`` whatever comes goes behind it, so a session handles no request as long as it is not empty.
-    ``refuse`` is called with what the log does not take, at once or later; ``go_on`` once nothing waits any more.
+    ``refuse`` is called with what the log does not take, at once, or later while it is still in ``waiting``; ``go_on`` once nothing waits.
     """
 
     __slots__ = ("_broker", "_go_on", "_refuse", "_timer", "_until", "_wait_s", "waiting")

@@ -6,11 +6,16 @@ time has a limit. Must not know: connections, wires.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Final
 
+from polywire.records.room import room
+
 BUFFER_BYTES_MIN: Final = 16 * 1024
 KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # free buffers kept; the rest goes back to the allocator
+
+Memory = bytearray | mmap.mmap
 
 
 def rounded(size: int) -> int:
@@ -28,7 +33,7 @@ class Arena:
 
     def __init__(self, commit: Callable[[], None], bytes_max: int) -> None:
         self._commit = commit
-        self._free: dict[int, list[bytearray]] = {}
+        self._free: dict[int, list[Memory]] = {}
         self._kept_bytes = 0
         self.bytes_max: Final = bytes_max
         self.out_bytes = 0
@@ -37,18 +42,18 @@ class Arena:
         """Whether a buffer of this size may still be taken."""
         return self.out_bytes + rounded(size) <= self.bytes_max
 
-    def take(self, size: int) -> bytearray:
+    def take(self, size: int) -> Memory:
         """A buffer of at least this size, its bytes undefined."""
         wanted = rounded(size)
         self.out_bytes += wanted
         free = self._free.get(wanted)
         if not free:
-            return bytearray(wanted)
+            return room(wanted)
         self._commit()
         self._kept_bytes -= wanted
         return free.pop()
 
-    def give(self, buffer: bytearray) -> None:
+    def give(self, buffer: Memory) -> None:
         """The buffer is not used any more; views of it may live until the next commit."""
         size = len(buffer)
         self.out_bytes -= size

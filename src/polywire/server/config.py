@@ -11,9 +11,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from polywire.broker.settings import HOUR_US, BrokerSettings
+from polywire.broker.settings import HOUR_US, RECORD_ROOM_BYTES, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
+from polywire.protocols.kafka07.codec import PAYLOAD_BYTES_MAX
+from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 MEBI: Final = 1024 * 1024
@@ -28,6 +30,14 @@ IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a 
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
+STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
+    "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
+    "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
+    "cursus": (BrokerSettings().transaction_messages_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
+    "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # payloads of one request, with the longest headers
+    "polywire": BATCH_BYTES_MAX,
+}
+"""What the largest request that a wire documents makes the journal take as one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +180,20 @@ class ServeConfig:
             self._check_reach(name, address)
             if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"TLS needs a certificate: --tls-certificate listener={name}")
+            self._check_slots(name)
         return addresses
+
+    def _check_slots(self, name: str) -> None:
+        """What a wire may be sent must fit one journal file."""
+        wires = self.any_wires() or WIRES if name == ANY else (name.removesuffix(TLS_SUFFIX),)
+        wire = max(wires, key=STORED_AT_ONCE_BYTES.__getitem__)
+        slot_bytes_min = LogSettings.slot_bytes_for(STORED_AT_ONCE_BYTES[wire])
+        if self.slot_bytes is not None and self.slot_bytes < slot_bytes_min:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"journal files are too small for what the {wire} wire may be sent at once: --slot-mib"
+                f" {-(-slot_bytes_min // MEBI)} or more, or switch the wire off bytes={self.slot_bytes}",
+            )
 
     def _check_reach(self, name: str, address: Address) -> None:
         """Beyond this machine only those who log in, or have a certificate of their own, are served."""

@@ -18,7 +18,7 @@ import structlog
 
 from polywire.errors import PeerError
 from polywire.protocols.base import Session, SessionFactory
-from polywire.server.arena import BUFFER_BYTES_MIN, Arena, rounded
+from polywire.server.arena import BUFFER_BYTES_MIN, Arena, Memory, rounded
 from polywire.server.idle import IdlePoll
 from polywire.types import Buffer
 
@@ -33,13 +33,15 @@ class ConnectionLimits:
     """Limits of connections.
 
     connections_max: open at once; each may cost a buffer. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a
-    larger one. backlog_bytes_max: unsent answers of one connection above which nothing more is read from it. receive_total_bytes_max,
-    backlog_total_bytes_max: of all connections; when passed, the one stalled longest is closed. stalled_s: how long a large unfinished
-    frame, or answers nobody takes, may stand still. unknown_s: how long a connection may hide its wire.
+    larger one. turn_bytes_max: read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one
+    connection above which nothing more is read from it. receive_total_bytes_max, backlog_total_bytes_max: of all connections; when
+    passed, the one stalled longest is closed. stalled_s: how long a large unfinished frame, or answers nobody takes, may stand still.
+    unknown_s: how long a connection may hide its wire.
     """
 
     connections_max: int = 4_096
     receive_bytes_max: int = 1024 * 1024
+    turn_bytes_max: int = 2 * 1024 * 1024
     backlog_bytes_max: int = 1024 * 1024
     receive_total_bytes_max: int = 64 * 1024 * 1024
     backlog_total_bytes_max: int = 64 * 1024 * 1024
@@ -72,13 +74,21 @@ class Hub:
     ``_held`` are those that wait for the intake.
     """
 
-    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "tick")
+    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "soon", "tick")
 
-    def __init__(self, intake: Intake, limits: ConnectionLimits | None = None, *, idle: IdlePoll | None = None) -> None:
-        """idle: told whenever bytes came."""
+    def __init__(
+        self,
+        intake: Intake,
+        limits: ConnectionLimits | None = None,
+        *,
+        idle: IdlePoll | None = None,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself."""
         self.limits: Final = limits or ConnectionLimits()
         self.intake: Final = intake
         self.idle: Final = idle
+        self.soon: Final = soon or _call_soon
         self.arena: Final = Arena(self.commit, self.limits.receive_total_bytes_max)
         self._held: set[Connection] = set()
         self.connections: set[Connection] = set()
@@ -125,7 +135,7 @@ class Hub:
                 raise PeerError(f"no memory for a longer request bytes={size}", fatal=True)
             slowest = min(others, key=_seen_tick)
             slowest.abort("receive memory is short, this request has stood still longest")
-            slowest.give_buffer()
+            slowest.let_go()
 
     def check_backlog(self) -> None:
         """Close the connection whose answers have waited longest while all of them together wait for too much."""
@@ -154,12 +164,14 @@ class Connection(asyncio.BufferedProtocol):
         "_held",
         "_hub",
         "_paused",
+        "_pins",
         "_produces",
         "_receiving",
         "_released",
         "_seen_tick",
         "_session",
         "_start",
+        "_taken",
         "_transport",
         "_view",
         "_want",
@@ -172,11 +184,13 @@ class Connection(asyncio.BufferedProtocol):
         self._factories = factories
         self._session: Session | None = None
         self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
-        self._buffer: bytearray | None = None
+        self._buffer: Memory | None = None
+        self._pins = 0
         self._view = memoryview(b"")
         self._start = 0
         self._end = 0
         self._want = BUFFER_BYTES_MIN
+        self._taken = 0
         self._paused = False
         self._held = False
         self._produces = False  # as far as the last offer showed
@@ -229,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _replace(self, size: int) -> None:
         """Take a buffer of at least this size and move what is left to its front."""
-        left = bytes(self._view[self._start : self._end])
+        left = self._view[self._start : self._end]
         session = self._session
         most = self._hub.limits.receive_bytes_max if session is None else session.frame_bytes_max
         size = max(min(rounded(size), rounded(max(most, self._hub.limits.receive_bytes_max))), rounded(len(left) + 1))
@@ -242,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
             self._make_room(size)
         self._buffer = self._hub.arena.take(size)
         self._view = memoryview(self._buffer)
-        self._view[: len(left)] = left
+        self._view[: len(left)] = left  # which may be the same memory: then it is moved
         self._start, self._end = 0, len(left)
         self._want = min(self._want, size)
 
@@ -258,8 +272,18 @@ class Connection(asyncio.BufferedProtocol):
         if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
             self._want = 4 * self._end
         self._offer()
+        self._taken += nbytes
+        if self._taken >= self._hub.limits.turn_bytes_max:
+            self._let_others_read()
         if self._hub.idle is not None:
             self._hub.idle.came()
+
+    def _let_others_read(self) -> None:
+        """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
+        self._taken = 0
+        if not self._paused:
+            self._pause()
+            self._hub.soon(self._take_up)
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
@@ -290,19 +314,34 @@ class Connection(asyncio.BufferedProtocol):
         self._hub.connections.discard(self)
         self._clogged = False
         self._ended = True
+        self.let_go()
+        self._release()
+
+    def let_go(self) -> None:
+        """Have nothing received any more: the transport has ended, or will without another read."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
-        self._release()
-        self.give_buffer()
+        self._give_buffer()
 
-    def give_buffer(self) -> None:
-        """Have nothing received any more: the transport has ended, or will without another read."""
+    def _give_buffer(self) -> None:
+        if self._pins:
+            return
         self._view = memoryview(b"")
         self._start = self._end = 0
         if self._buffer is not None:
             self._hub.arena.give(self._buffer)
             self._buffer = None
+
+    def pin(self) -> Callable[[], None]:
+        """Keep what was received as it is."""
+        self._pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self._pins -= 1
+        if self._session is None:
+            self._give_buffer()
 
     # Bytes to the session
 
@@ -345,6 +384,10 @@ class Connection(asyncio.BufferedProtocol):
         if not undecided or len(prefix) >= PREFIX_BYTES_MAX:
             self.abort("no wire begins with these bytes")
         return None
+
+    def fail(self, error: PeerError) -> None:
+        """The session gave up outside of ``receive``."""
+        self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """The session gave up: answers already owed go out, then the connection closes."""
@@ -459,8 +502,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """Size of the receive buffer."""
-        return 0 if self._buffer is None else len(self._buffer)
+        """Size of the receive buffer, if it can be had back."""
+        return 0 if self._buffer is None or (self._session is None and self._pins) else len(self._buffer)
 
     @property
     def is_waiting(self) -> bool:
@@ -495,6 +538,10 @@ class Connection(asyncio.BufferedProtocol):
         log.info("connection dropped", peer=self.peer, reason=reason)
         self._ended = True
         self._transport.abort()
+
+
+def _call_soon(callback: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(callback)
 
 
 def _seen_tick(connection: Connection) -> int:

@@ -34,6 +34,7 @@ from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
+from polywire.protocols.workbench import Workbench
 from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
 from polywire.server.connection import Hub
 from polywire.server.idle import IdlePoll
@@ -221,11 +222,12 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         idle_timeout_s=config.cursus_idle_timeout_s,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
+    bench = Workbench(broker.loop)
     return [
         FluxFactory(broker, flux),
-        CursusFactory(broker, cursus),
+        CursusFactory(broker, cursus, bench=bench),
         IggyFactory(broker, iggy),
-        Kafka07Factory(broker),
+        Kafka07Factory(broker, bench=bench),
         PolywireSessions(broker),
     ]
 

@@ -33,7 +33,7 @@ OPTIONS: Final = (
     "minPartitions", "maxRecordsPerPartition",
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
-    "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters",
+    "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters", "localSegments",
 )  # fmt: skip
 _STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SOURCES: Final = ("subscribe", "subscribePattern", "assign")
@@ -61,6 +61,13 @@ class Headers(Enum):
     NONE = "false"
     PLAIN = "true"
     TYPED = "typed"
+
+
+class LocalSegments(Enum):
+    """Whether tasks may read the broker's sealed files (localSegments)."""
+
+    AUTO = "auto"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class SourceOptions:
     reconnect_s: float
     group: str | None
     push_filters: bool
+    local_segments: LocalSegments
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -151,6 +159,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         reconnect_s=_reconnect_s(options),
         group=_group(options),
         push_filters=_push_filters(options),
+        local_segments=choice(
+            options, "localSegments", LocalSegments, LocalSegments.AUTO, among=[kind.value for kind in LocalSegments]
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """From ranges to Arrow record batches: what a Spark task does.
 
 Promises: exactly the records of its ranges, in offset order per partition, as record batches of Spark's own schema; a lost connection is
-replaced and the range goes on where it stood. Must not know: plans, Spark's session.
+replaced and the range goes on where it stood. Must not know: where records lie, plans, Spark's session.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Final
 import pyarrow as pa
 
 from polywire.client.arrow import chunk_to_arrow
-from polywire.client.bulk import BulkConnection
+from polywire.client.bulk import BulkConnection, StoredChunk
 from polywire.errors import Conflict, Missing
 from polywire.spark import snapshot
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.options import SourceOptions, Subscription
+from polywire.spark.options import LocalSegments, SourceOptions, Subscription
 from polywire.spark.planning import ReadRange, clip
+from polywire.spark.sealed import Tally, logger, read_range
 
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})  # the rest is told by headers of batches
 SURVIVABLE = (Missing, Conflict)  # what failOnDataLoss=false goes on after
@@ -28,55 +29,58 @@ def record_batches(
     options: SourceOptions, ranges: tuple[ReadRange, ...], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """All records of a task's ranges. Raises Missing or Conflict for records that are gone (failOnDataLoss=true)."""
-    connection = snapshot.connect(options)
+    reading = _Reading(options, schema)
     for wanted in ranges:
         if options.fail_on_data_loss:
-            yield from _range(connection, wanted, schema)
+            yield from _range(reading, wanted)
         else:
-            yield from _what_is_left(connection, wanted, schema)
+            yield from _what_is_left(reading, wanted)
+    reading.tell()
 
 
-def _range(connection: BulkConnection, wanted: ReadRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    chunks = connection.fetch_range(
-        wanted.topic,
-        wanted.partition,
-        wanted.incarnation,
-        wanted.offset,
-        wanted.offset_end,
-        epoch=wanted.epoch,
-        bodies=not BODY_COLUMNS.isdisjoint(schema.names),
-    )
-    for chunk in chunks:
-        yield from chunk_to_arrow(chunk, schema.names, schema)
+class _Reading:
+    """What one task reads with: its connection, what is wanted of each record, and which way the bytes came."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self.connection: Final = snapshot.connect(options)
+        self._schema: Final = schema
+        self._bodies: Final = not BODY_COLUMNS.isdisjoint(schema.names)
+        self._files: Final = options.local_segments is LocalSegments.AUTO
+        self._tally: Final = Tally()
+
+    def chunks(self, wanted: ReadRange, *, check_epoch: bool) -> Iterator[StoredChunk]:
+        return read_range(
+            self.connection, wanted, self._tally, bodies=self._bodies, check_epoch=check_epoch, files=self._files
+        )
+
+    def to_arrow(self, chunk: StoredChunk) -> list[pa.RecordBatch]:
+        return chunk_to_arrow(chunk, self._schema.names, self._schema)
+
+    def tell(self) -> None:
+        """Tell whoever listens to this worker which way the bytes came."""
+        tally = self._tally
+        logger.info("read a task's records file_bytes=%d wire_bytes=%d", tally.file_bytes, tally.wire_bytes)
 
 
-def _what_is_left(connection: BulkConnection, wanted: ReadRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _range(reading: _Reading, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
+    for chunk in reading.chunks(wanted, check_epoch=True):
+        yield from reading.to_arrow(chunk)
+
+
+def _what_is_left(reading: _Reading, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
     """Retention may overtake a reader more than once; each time the rest of the range begins where records begin now."""
     rest: ReadRange | None = wanted
     while rest is not None:
         try:
-            for batch, next_offset in _with_progress(connection, rest, schema):
-                rest = replace(rest, offset=next_offset)
-                yield from batch
+            # The epoch is not checked: the numbers of lost records may have been used again, and what they hold now is what is left.
+            for chunk in reading.chunks(rest, check_epoch=False):
+                batches = reading.to_arrow(chunk)
+                rest = replace(rest, offset=chunk.offset_end)
+                yield from batches
             return
         except SURVIVABLE:
-            shorter = _rest(connection, rest)
+            shorter = _rest(reading.connection, rest)
             rest = shorter if shorter != rest else None
-
-
-def _with_progress(
-    connection: BulkConnection, wanted: ReadRange, schema: pa.Schema
-) -> Iterator[tuple[list[pa.RecordBatch], int]]:
-    # The epoch is not checked: the numbers of lost records may have been used again, and what they hold now is what is left.
-    for chunk in connection.fetch_range(
-        wanted.topic,
-        wanted.partition,
-        wanted.incarnation,
-        wanted.offset,
-        wanted.offset_end,
-        bodies=not BODY_COLUMNS.isdisjoint(schema.names),
-    ):
-        yield chunk_to_arrow(chunk, schema.names, schema), min(chunk.next_offset, wanted.offset_end)
 
 
 def _rest(connection: BulkConnection, wanted: ReadRange) -> ReadRange | None:

@@ -15,10 +15,8 @@ from polywire.errors import Corrupt, ErrorCode, Invalid
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves room for the temporary suffix within the 255 bytes file systems allow
-CHUNK_BYTES: Final = (
-    4 * 1024 * 1024
-)  # one write: direct writes of 4 MiB measured at 0.10 CPU seconds per GB (design §4)
-BLOCK_BYTES: Final = 4096  # direct writes begin and end at multiples of this, in memory and in the file
+CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (design §4)
+BLOCK_BYTES: Final = 4096  # direct reads begin and end at multiples of this, in memory and in the file
 
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -61,8 +59,8 @@ class Store(Protocol):
     """
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        """Store the parts, in order, as one blob; durable on return. A part is consumed before the next but one is asked for, so
-        memory for two may be used in turn. Page-aligned parts of whole blocks are written without a copy, each while the next is made.
+        """Store the parts, in order, as one blob; durable on return. A part is consumed before the next one is asked for, so all may
+        lie in the same memory.
 
         Raises BlobExists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
         """
@@ -84,7 +82,7 @@ class Store(Protocol):
 
 
 def aligned_buffer(size: int = CHUNK_BYTES) -> memoryview:
-    """Writable memory that begins on a page, as direct writes need it; make it once and use it again."""
+    """Writable memory that begins on a page, as direct reads need it; make it once and use it again."""
     return memoryview(mmap.mmap(-1, size))
 
 

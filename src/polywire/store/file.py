@@ -1,11 +1,12 @@
 """Blobs as files of one directory: temporary file, write, sync, link, directory sync.
 
-Promises: a name appears whole and durable or not at all, and is never overwritten; large writes pass the page cache by where the file
-system allows; few files stay open. Must not know: what a blob holds.
+Promises: a name appears whole and durable or not at all, and is never overwritten; what was written does not stay in the page cache; few
+files stay open. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -13,21 +14,25 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, aligned_buffer, check_blob_name
-from polywire.store.residency import Residency, address_of
+from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, check_blob_name
+from polywire.store.libc import find_call
+from polywire.store.residency import Residency
 from polywire.types import Buffer
 
 OPEN_BLOBS_MAX: Final = 64  # three descriptors each: well below the usual limit of 1,024
 MAPPED_BYTES_MAX: Final = 128 * 1024 * 1024  # mapped pages count as the broker's memory, which stays below 500 MB
 
+WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a new blob, before the disk is asked to begin with them
+
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+_SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
+_sync_file_range: Final = find_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -78,6 +83,11 @@ class FileBlob:
                     break
                 done += count
         return done
+
+    def expect(self, start: int, stop: int) -> None:
+        """Have the system bring bytes [start, stop) into its page cache meanwhile, if it can."""
+        if start < stop:  # to the system, no bytes mean all that follow
+            _advise(self._descriptor, start, stop - start, "POSIX_FADV_WILLNEED")
 
     def is_warm(self, start: int, stop: int) -> bool:
         if self._residency is None:
@@ -163,26 +173,19 @@ class OpenBlobs:
 
 
 class FileStore:
-    """Blobs below one directory, which exists.
+    """Blobs below one directory, which exists."""
 
-    direct: pass the page cache by when writing; files that do not allow it are written buffered and then dropped from the cache.
-    """
-
-    __slots__ = ("_chunk", "_chunk_lock", "_direct", "_open", "_root")
+    __slots__ = ("_open", "_root")
 
     def __init__(
         self,
         root: Path,
         *,
-        direct: bool = True,
         open_blobs_max: int = OPEN_BLOBS_MAX,
         mapped_bytes_max: int = MAPPED_BYTES_MAX,
     ) -> None:
         self._root = root
-        self._direct = direct and _O_DIRECT != 0
         self._open = OpenBlobs(count_max=open_blobs_max, bytes_max=mapped_bytes_max)
-        self._chunk: memoryview | None = None
-        self._chunk_lock = threading.Lock()
 
     def delete_remains(self, directory: str) -> list[str]:
         """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
@@ -201,7 +204,7 @@ class FileStore:
                 raise BlobExists(name)
             self._make_directory(path.parent)
             try:
-                self._write(temporary, parts)
+                _write_file(temporary, parts)
                 os.link(temporary, path)
             except FileExistsError:
                 raise BlobExists(name) from None
@@ -260,90 +263,46 @@ class FileStore:
             path.mkdir(exist_ok=True)
             _sync_directory(path.parent)
 
-    def _write(self, temporary: Path, parts: Iterable[Buffer]) -> None:
-        descriptor, direct = self._create(temporary)
-        try:
-            with self._borrow_chunk() as chunk, ThreadPoolExecutor(1) as pool:
-                size = _write_parts(descriptor, parts, chunk, pool, direct=direct)
-            if direct:
-                os.ftruncate(descriptor, size)
-            os.fsync(descriptor)
-            if not direct:
-                with suppress(OSError):  # advice only
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
-    def _create(self, temporary: Path) -> tuple[int, bool]:
-        """A new file, and whether it takes direct writes."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_CLOEXEC
-        if self._direct:
-            try:
-                return os.open(temporary, flags | _O_DIRECT, 0o640), True
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._direct = False  # this file system will not learn it
-                temporary.unlink(missing_ok=True)
-        return os.open(temporary, flags, 0o640), False
-
-    @contextmanager
-    def _borrow_chunk(self) -> Iterator[memoryview]:
-        """The store's own chunk, or a fresh one while another thread writes with it."""
-        if not self._chunk_lock.acquire(blocking=False):
-            yield aligned_buffer()
-            return
-        try:
-            if self._chunk is None:
-                self._chunk = aligned_buffer()
-            yield self._chunk
-        finally:
-            self._chunk_lock.release()
+def _write_file(path: Path, parts: Iterable[Buffer]) -> None:
+    """A new file of these parts, on the disk on return; what was written is not kept in the page cache."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_CLOEXEC, 0o640)
+    try:
+        _write_parts(descriptor, parts)
+        os.fsync(descriptor)
+        _advise(descriptor, 0, 0, "POSIX_FADV_DONTNEED")
+    finally:
+        os.close(descriptor)
 
 
-def _write_parts(
-    descriptor: int, parts: Iterable[Buffer], chunk: memoryview, pool: ThreadPoolExecutor, *, direct: bool
-) -> int:
-    """Write the parts back to back; returns their bytes. With direct writes the last block is filled up with zeros.
-
-    A part of whole blocks is written by ``pool`` while the next one is made.
-    """
-    size = filled = 0
-    writing: Future[None] | None = None
+def _write_parts(descriptor: int, parts: Iterable[Buffer]) -> None:
+    """Write the parts back to back. The disk begins with each stretch as soon as it is written, and is nearly done when the last one is."""
+    size = begun = 0
     for part in parts:
-        if writing is not None:
-            writing.result()
-            writing = None
-        view = memoryview(part).cast("B")
-        size += len(view)
-        if filled == 0 and len(view) >= BLOCK_BYTES and (not direct or address_of(view) % BLOCK_BYTES == 0):
-            whole = len(view) - len(view) % BLOCK_BYTES if direct else len(view)
-            if whole == len(view):
-                writing = pool.submit(_write_all, descriptor, view)
-                continue
-            _write_all(descriptor, view[:whole])
-            view = view[whole:]
-        while len(view):
-            count = min(len(view), len(chunk) - filled)
-            chunk[filled : filled + count] = view[:count]
-            filled += count
-            view = view[count:]
-            if filled == len(chunk):
-                _write_all(descriptor, chunk)
-                filled = 0
-    if writing is not None:
-        writing.result()
-    if filled:
-        stop = -(-filled // BLOCK_BYTES) * BLOCK_BYTES if direct else filled
-        chunk[filled:stop] = bytes(stop - filled)
-        _write_all(descriptor, chunk[:stop])
-    return size
+        if isinstance(part, list):
+            want = sum(map(len, part))
+            got = os.writev(descriptor, part)
+            assert got == want
+            size += got
+        else:
+            size += _write_all(descriptor, memoryview(part).cast("B"))
+        if size - begun >= WRITE_OUT_BYTES and _sync_file_range is not None:
+            _sync_file_range(descriptor, begun, size - begun, _SYNC_FILE_RANGE_WRITE)  # what fails here fails the sync
+            begun = size
 
 
-def _write_all(descriptor: int, view: memoryview) -> None:
-    """Write everything; a short write is continued."""
-    while len(view):
-        view = view[os.write(descriptor, view) :]
+def _advise(descriptor: int, start: int, size: int, advice: str) -> None:
+    """Tell the system what becomes of some bytes in its page cache; no more than a hint."""
+    with suppress(OSError, AttributeError):  # AttributeError: this system takes no hints
+        os.posix_fadvise(descriptor, start, size, getattr(os, advice))
+
+
+def _write_all(descriptor: int, view: memoryview) -> int:
+    """Write everything, and return how much that was; a short write is continued."""
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done:])
+    return done
 
 
 def _sync_directory(path: Path) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 import time
-from typing import Any, Final
+from typing import Final
 
+from polywire.store.libc import find_call
 from polywire.types import Buffer
 
 BELIEVED_S: Final = (
@@ -38,18 +38,7 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-def _find_mincore() -> Any:
-    """The system's mincore, called with the interpreter lock held: it is too short to be worth giving the lock away."""
-    if sys.platform == "win32":
-        return None
-    function = getattr(ctypes.PyDLL(None), "mincore", None)
-    if function is not None:
-        function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-        function.restype = ctypes.c_int
-    return function
-
-
-_mincore: Final = _find_mincore()
+_mincore: Final = find_call("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, brief=True)
 
 
 def address_of(buffer: Buffer) -> int:

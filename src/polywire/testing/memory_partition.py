@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import NO_OFFSET, Found, Read
+from polywire.log.base import NO_OFFSET, Found, Located, Read
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
@@ -97,11 +97,7 @@ class MemoryPartition:
         offset_end: int | None = None,
     ) -> Read | None:
         """Batches from the one holding ``offset`` on; always at hand, so ``then`` is never called."""
-        if not self.first_offset <= offset <= self.next_offset:
-            raise Missing(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset is out of range offset={offset} first={self.first_offset} next={self.next_offset}",
-            )
+        self._check_range(offset)
         chunks: list[memoryview] = []
         size = 0
         next_offset = offset
@@ -116,8 +112,22 @@ class MemoryPartition:
             next_offset = header.next_offset
         return Read(chunks, next_offset, readable, NoPin())
 
+    def _check_range(self, offset: int) -> None:
+        if not self.first_offset <= offset <= self.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset is out of range offset={offset} first={self.first_offset} next={self.next_offset}",
+            )
+
     def _index(self, offset: int) -> int:
         return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
+
+    def locate(
+        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
+    ) -> Located:
+        """Memory has no sealed part."""
+        self._check_range(offset)
+        return Located(None, (), more=False)
 
     def offset_at(self, time_us: int, then: Found) -> int:
         """First offset appended at or after ``time_us``."""
@@ -158,8 +168,7 @@ class MemoryPartition:
 
     def epoch_at(self, offset: int) -> int:
         """Epoch of the record at this offset; the current one at next_offset."""
-        if not self.first_offset <= offset <= self.next_offset:
-            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset is out of range offset={offset}")
+        self._check_range(offset)
         return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:

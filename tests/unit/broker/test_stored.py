@@ -11,6 +11,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import SystemClock
+from polywire.errors import Invalid
 from polywire.log import compaction
 from polywire.log.log import FileLog
 from polywire.records.batch import read_header
@@ -95,3 +96,20 @@ def test_topics_are_compacted_that_ask_for_it(tmp_path: Path, monkeypatch: pytes
     stored.log._expire()
     stored.loop.run_until(lambda: topic.partitions[0].log.stored_bytes < before / 2)
     stored.broker.close()
+
+
+def test_small_journal_files_lower_what_a_record_and_a_batch_may_have(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    partition, settings = stored.make(TopicSettings()).partitions[0], stored.broker.settings
+    assert settings.batch_bytes_max == SMALL.batch_bytes_max < BrokerSettings().batch_bytes_max
+    longest = from_records([Record(bytes(settings.record_bytes_max))])
+    for batch in (from_records([Record(b"before")]), longest, longest):
+        stored.broker.produce(partition, bytearray(batch), level=Level.WRITTEN, done=None)
+    stored.loop.run_until(lambda: partition.log.next_offset == 3)
+    with pytest.raises(Invalid, match="record is too large"):
+        stored.broker.produce(
+            partition, from_records([Record(bytes(settings.record_bytes_max + 1))]), level=Level.WRITTEN, done=None
+        )
+    many = from_records([Record(bytes(1000))] * (settings.batch_bytes_max // 1000))
+    with pytest.raises(Invalid, match="batch is too large"):
+        stored.broker.produce(partition, many, level=Level.WRITTEN, done=None)

@@ -1,14 +1,17 @@
-"""A broker in memory behind real sockets, on a thread of its own, for tests of clients."""
+"""A broker behind real sockets, on a thread of its own, for tests of clients: in memory, or over a data directory."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
+from polywire.log.settings import LogSettings
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import Address
 from polywire.server.connection import Connection, Hub
@@ -21,8 +24,16 @@ T = TypeVar("T")
 class Served:
     """Listens on a port of the system's choice while it is entered."""
 
-    def __init__(self, settings: BrokerSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings | None = None,
+        *,
+        data_dir: Path | None = None,
+        log_settings: LogSettings | None = None,
+    ) -> None:
         self._settings = settings
+        self._data_dir = data_dir
+        self._log_settings = log_settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.port = 0
@@ -75,12 +86,18 @@ class Served:
         self.call(self._listen(self.port))
 
     async def _open(self) -> None:
-        self.memory = MemoryBroker(self._settings, loop=asyncio.get_running_loop(), clock=SystemClock())
-        self._hub = Hub(self.memory.broker)
+        loop, clock = asyncio.get_running_loop(), SystemClock()
+        if self._data_dir is None:
+            self.memory = MemoryBroker(self._settings, loop=loop, clock=clock)
+            self.broker = self.memory.broker
+        else:
+            settings = self._settings or BrokerSettings()
+            self.broker = Broker.open(self._data_dir, settings, loop, clock, log_settings=self._log_settings)
+        self._hub = Hub(self.broker)
         await self._listen(0)
 
     async def _listen(self, port: int) -> None:
-        factories = [PolywireSessions(self.memory.broker)]
+        factories = [PolywireSessions(self.broker)]
         self._listeners: list[Listener] = await open_listeners(
             self._hub, {"polywire": Address("127.0.0.1", port)}, factories
         )
@@ -91,7 +108,7 @@ class Served:
         for connection in list(self._hub.connections):
             connection.abort("the test is over")
         await self._emptied()
-        self.memory.broker.close()
+        self.broker.close()
 
     async def _emptied(self) -> None:
         for _ in range(1000):

@@ -112,6 +112,33 @@ def test_token_published_by_a_callback_takes_no_more_batches(tmp_path: Path) -> 
     rig.log.close()
 
 
+@pytest.mark.parametrize("how", ["restarts", "slots"])
+def test_a_token_staged_into_several_segments_keeps_its_order(tmp_path: Path, how: str) -> None:
+    rig = Rig(tmp_path, SMALL)
+    wanted: list[bytes] = []
+    rig.log.open_partition(1)
+    for size in (3, 4000, 50):
+        partition = rig.log.partition(1)
+        wanted.append(b"." * size)
+        rig.log.stage(TOKEN, partition, batch_of(wanted[-1:]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
+        rig.log.commit()
+        if how == "slots":
+            fill_slot(rig, rig.log.open_partition(10 + size))
+            rig.loop.run_until(lambda: not rig.log.sealing)
+        else:
+            rig.kill()
+            rig.open()
+    rig.kill()
+    rig.open()
+    rig.log.publish([TOKEN], b"published", level=Level.SYNCED, done=lambda _, __: None)
+    rig.settle()
+    assert rig.read(rig.log.partition(1)) == wanted
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == wanted
+    rig.log.close()
+
+
 def test_slots_behind_a_pinned_one_are_sealed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, replace(SMALL, slot_count_min=4))
     partition = rig.log.open_partition(1)

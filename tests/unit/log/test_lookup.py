@@ -69,6 +69,10 @@ def test_look_ups_in_segments_leave_the_loop_alone(tmp_path: Path) -> None:
     fill_slot(rig, partition)
     sealed = partition.tail_offset
     assert sealed > 10
+    located: list[object] = []
+    assert partition.locate(2, located.append) is None, "an index must be read"
+    rig.loop.run_until(lambda: located)
+    assert partition.locate(2, located.append) == located.pop(), "it is kept in memory"
     for offset in (0, 1, sealed - 1, sealed, partition.next_offset):
         address = offset * 1014
         assert rig.look_up(partition.address_of_offset, offset) == address

@@ -10,7 +10,6 @@ from polywire.errors import Corrupt, ErrorCode, Missing
 from polywire.log.segment import EntryCache, Segment, read_info
 from polywire.log.segment_write import Part, RunSource, write_segment
 from polywire.records.batch import record_at_address
-from polywire.store.base import aligned_buffer
 from polywire.store.memory import MemoryStore
 from tests.unit.log.batches import Partition, Slot, make_batch
 
@@ -33,8 +32,8 @@ def large_slot() -> Slot:
 
 def stored(slot: Slot) -> tuple[MemoryStore, Segment]:
     store = MemoryStore()
-    chunk = aligned_buffer(8192)  # small, so that batches cross its end
-    info = write_segment(store, NAME, [source(slot, number) for number in slot.partitions], chunk=chunk)
+    runs = [source(slot, number) for number in slot.partitions]
+    info = write_segment(store, NAME, runs, chunk_bytes=8192)  # small, so that batches cross its end
     assert info == read_info(store, NAME)
     return store, Segment(store, info)
 

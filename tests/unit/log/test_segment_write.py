@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from polywire.errors import Unavailable
 from polywire.log.segment import Segment
 from polywire.log.segment_write import OWN_BLOB_BYTES_MIN, Part, RunSource, plan_blobs, write_segment
-from polywire.store.base import BlobExists, aligned_buffer
+from polywire.store.base import BlobExists
 from polywire.store.memory import MemoryStore
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
+from polywire.types import Buffer
 from tests.unit.log.batches import Slot
 
 
@@ -25,11 +28,10 @@ def test_large_partitions_get_blobs_of_their_own(sizes: dict[int, int]) -> None:
     assert len(blobs) - len(large) == (len(large) < len(sizes))
 
 
-def written(slot: Slot, store: MemoryStore | FaultyStore, paces: list[int] | None = None) -> None:
+def written(slot: Slot, store: MemoryStore | FaultyStore) -> None:
     partition = slot.partitions[1]
     run = RunSource(1, [Part(slot.base, partition.positions, partition.lengths)])
-    pace = paces.append if paces is not None else None
-    write_segment(store, "segments/a", [run], chunk=aligned_buffer(4096), pace=pace)
+    write_segment(store, "segments/a", [run], chunk_bytes=4096)
 
 
 def some_slot() -> Slot:
@@ -39,11 +41,23 @@ def some_slot() -> Slot:
     return slot
 
 
-def test_chunks_are_announced_before_they_are_written() -> None:
-    store, paces = MemoryStore(), list[int]()
-    written(some_slot(), store, paces)
-    assert sum(paces) == store.size("segments/a")
-    assert set(paces[:-1]) == {4096}
+def test_a_segment_is_written_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    put_new = MemoryStore.put_new
+
+    def noting(store: MemoryStore, name: str, parts: Iterable[Buffer]) -> None:
+        def noted() -> Iterator[Buffer]:
+            for part in parts:
+                sizes.append(len(part))
+                yield part
+
+        put_new(store, name, noted())
+
+    monkeypatch.setattr(MemoryStore, "put_new", noting)
+    store = MemoryStore()
+    written(some_slot(), store)
+    assert sum(sizes) == store.size("segments/a")
+    assert set(sizes[:-1]) == {4096}
 
 
 def test_a_name_is_written_once() -> None:

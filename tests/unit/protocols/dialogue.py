@@ -1,11 +1,13 @@
 """A connection without a socket: bytes in, bytes out, over a broker in memory and a clock that stands still.
 
 Promises: behaves towards the session as ``server.connection`` does: leftovers are offered again, a paused session is resumed, the turn is
-committed before bytes are overwritten, a PeerError ends the connection. Must not know: any wire; each has a ``dialogue`` of its own.
+committed before bytes are overwritten, unless they are pinned, a PeerError ends the connection. Must not know: any wire; each has a
+``dialogue`` of its own.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Self, TypeVar
 
@@ -58,6 +60,7 @@ class Dialogue:
         self.sent = bytearray()
         self.closed = False
         self.gave_up: PeerError | None = None
+        self.pins = 0
         self._pending = b""
         self._offering = False
         self.session = world.factory.open(self, self._resumed)
@@ -81,6 +84,18 @@ class Dialogue:
     def close(self) -> None:
         self.closed = True
 
+    def fail(self, error: PeerError) -> None:
+        assert error.fatal
+        self.gave_up = error
+        self.closed = True
+
+    def pin(self) -> Callable[[], None]:
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self.pins -= 1
+
     def _resumed(self) -> None:
         if not self._offering and not self.closed:
             self._offer()
@@ -92,12 +107,12 @@ class Dialogue:
             self._pending = bytes(buffer[self.session.receive(memoryview(buffer)) :])
         except PeerError as error:
             self._pending = b""
-            self.gave_up = error
-            self.closed = True
+            self.fail(error)
         self._offering = False
         self.session.paused()
         self.world.memory.broker.commit()
-        buffer[:] = b"\xee" * len(buffer)
+        if not self.pins:
+            buffer[:] = b"\xee" * len(buffer)
 
     # What the peer does
 
@@ -108,8 +123,12 @@ class Dialogue:
             self._offer()
 
     def pass_by(self) -> None:
-        """Everything that is due happens."""
-        self.world.memory.run()
+        """Everything that is due happens, beside the loop too."""
+        busy = True
+        while busy:
+            busy = _is_at_work()
+            self.world.memory.run()
+            busy = busy or _is_at_work()
 
     def finish(self) -> None:
         """The peer closes its side."""
@@ -129,3 +148,7 @@ class Dialogue:
         self.feed(data)
         self.pass_by()
         return self.take()
+
+
+def _is_at_work() -> bool:
+    return any(thread.name == "polywire-workbench" for thread in threading.enumerate())

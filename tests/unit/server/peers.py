@@ -156,7 +156,8 @@ class Place:
         self.congested = False
         self.relief: list[Callable[[], None]] = []
         self.wires = wires or (FramesWire(),)
-        self.hub = Hub(self, limits)
+        self.soon: list[Callable[[], None]] = []
+        self.hub = Hub(self, limits, soon=self.soon.append)
 
     @property
     def appended(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import ErrorCode, Invalid
-from polywire.server.config import Address, ServeConfig, parse_address
+from polywire.server.config import MEBI, STORED_AT_ONCE_BYTES, Address, ServeConfig, parse_address
 from polywire.types import Level
 from tests.unit.server.peers import SILENT
 
@@ -70,6 +71,19 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(retention_hours=float("nan")), "out of range name=retention_hours"),
         (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
+        (
+            ServeConfig(slot_bytes=16 * MEBI),
+            "too small for what the polywire wire may be sent at once: --slot-mib 17 or more",
+        ),
+        (
+            replace(SILENT, tls={"polywire": "127.0.0.1:0"}, slot_bytes=16 * MEBI, tls_certificate=Path()),
+            "--slot-mib 17",
+        ),
+        (replace(SILENT, any_wire="127.0.0.1:0", slot_bytes=16 * MEBI), "--slot-mib 17"),
+        (replace(SILENT, iggy="127.0.0.1:0", slot_bytes=10 * MEBI), "--slot-mib 11"),
+        (replace(SILENT, cursus="127.0.0.1:0", slot_bytes=9 * MEBI), "--slot-mib 10"),
+        (replace(SILENT, kafka07="127.0.0.1:0", slot_bytes=MEBI), "--slot-mib 2"),
+        (replace(SILENT, flux="127.0.0.1:0", slot_bytes=0), "--slot-mib 2"),
     ],
 )
 def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
@@ -77,6 +91,15 @@ def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
         config.listeners()
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("wire", "slot_mib"), [("polywire", 17), ("iggy", 11), ("cursus", 10), ("kafka07", 2), ("flux", 2)]
+)
+def test_the_smallest_journal_files_a_wire_can_be_served_with(wire: str, slot_mib: int) -> None:
+    config = replace(SILENT, **{wire: "127.0.0.1:0"}, slot_bytes=slot_mib * MEBI)  # type: ignore[arg-type]
+    assert list(config.listeners()) == [wire]
+    assert config.log_settings().batch_bytes_max >= STORED_AT_ONCE_BYTES[wire]
 
 
 def test_retention_is_passed_on() -> None:

@@ -48,8 +48,42 @@ def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
     assert first.frames == [b"a", b"b"]
 
 
+def test_a_flood_lets_others_have_their_turn() -> None:
+    place = Place(limits=ConnectionLimits(turn_bytes_max=100_000))
+    flooding, other = place.connect(), place.connect()
+    send(flooding, b"x" * 99_000)
+    assert flooding.reading
+    assert place.soon == []
+    send(flooding, b"x" * 2_000)
+    assert not flooding.reading
+    send(other, b"y")
+    assert other.reading
+    (go_on,) = place.soon
+    go_on()
+    assert flooding.reading
+    send(flooding, b"x" * 99_000)
+    assert flooding.reading, "what was read in an earlier turn does not count"
+
+
+@pytest.mark.parametrize("why", ["congested", "blocked", "draining", "lost"])
+def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
+    place = Place(limits=ConnectionLimits(turn_bytes_max=1000))
+    transport = place.connect()
+    session = place.session
+    place.congested = why == "congested"
+    send(transport, b"x" * 1000 + (b"!" if why == "blocked" else b""))
+    if why == "draining":
+        place.hub.draining = True
+    if why == "lost":
+        transport.abort()
+    for go_on in place.soon:
+        go_on()
+    assert not transport.reading
+    assert b"".join(session.frames)[:1000] == b"x" * 1000
+
+
 def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
-    place = Place()
+    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
     transport = place.connect()
     place.session.size = place.session.need = 3_000_000
     send(transport, b"x" * 3_000_000)
@@ -58,7 +92,7 @@ def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
 
 
 def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
-    place = Place()
+    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
     transport = place.connect()
     send(transport, b"x" * 4_000_000)
     assert place.hub.arena.out_bytes == place.hub.limits.receive_bytes_max
@@ -216,6 +250,22 @@ def test_short_of_memory_the_longest_stalled_request_goes() -> None:
     assert not young.aborted
     assert not third.aborted
     assert place.hub.arena.out_bytes <= 5 * 1024 * 1024
+
+
+def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
+    pinned = stalled(place, 1_500_000)
+    unpin = pinned.connection.pin()
+    place.hub.sweep()
+    old = stalled(place, 1_500_000)
+    place.hub.sweep()
+    young = stalled(place, 1_500_000)
+    assert pinned.aborted, "its peer has stood still longest"
+    assert old.aborted, "what is pinned is not had back"
+    assert not young.aborted
+    taken = place.hub.arena.out_bytes
+    unpin()
+    assert place.hub.arena.out_bytes == taken - 2 * 1024 * 1024
 
 
 def test_a_large_request_may_not_stand_still_for_ever() -> None:

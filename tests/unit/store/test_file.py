@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
-from polywire.store import residency
+from polywire.store import file, residency
 from polywire.store.base import aligned_buffer
-from polywire.store.file import FileStore
+from polywire.store.file import WRITE_OUT_BYTES, FileStore
 from polywire.store.residency import Residency, address_of
 
 
@@ -56,22 +56,27 @@ def test_remains_of_a_crash_are_deleted(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == ["one"]
 
 
-@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no direct writes")
-def test_file_systems_without_direct_writes_are_written_buffered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really_open = os.open
+def test_the_disk_begins_before_everything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
 
-    def refuse_direct(path: str, flags: int, *rest: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no direct writes here")
-        return really_open(path, flags, *rest)
+    def note(descriptor: int, start: int, size: int, _: int) -> int:
+        assert os.fstat(descriptor).st_size == start + size
+        begun.append((start, size))
+        return -1  # what the disk refuses now the sync refuses later
 
-    monkeypatch.setattr(os, "open", refuse_direct)
-    store = FileStore(tmp_path)
-    for number in range(2):
-        store.put_new(f"b{number}", [bytes([number]) * 10_001])
-        assert store.get(f"b{number}") == bytes([number]) * 10_001
+    monkeypatch.setattr(file, "_sync_file_range", note)
+    part, count = bytes(range(256)) * 4096, 2 * WRITE_OUT_BYTES // (256 * 4096)
+    FileStore(tmp_path).put_new("one", [*[part] * count, b"the rest"])
+    assert begun == [(0, WRITE_OUT_BYTES), (WRITE_OUT_BYTES, WRITE_OUT_BYTES)]
+    assert FileStore(tmp_path).get("one") == part * count + b"the rest"
+
+
+def test_systems_without_such_calls_write_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_sync_file_range", None)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    content = bytes(WRITE_OUT_BYTES + 5)
+    FileStore(tmp_path).put_new("one", [content])
+    assert FileStore(tmp_path).get("one") == content
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +132,16 @@ def test_a_bad_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: py
         store.get("one")
 
 
-def test_unaligned_parts_are_written_too(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    chunk = aligned_buffer(3 * 4096)
-    chunk[:] = bytes(range(256)) * 48
-    wanted = bytes(chunk)
-    store.put_new("one", [chunk[1:8193], chunk, chunk[4096:], chunk[4096:5000]])
-    assert store.get("one") == wanted[1:8193] + wanted + wanted[4096:] + wanted[4096:5000]
+def test_bytes_that_are_expected_are_asked_for_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = FileStore(tmp_path), []
+    store.put_new("blob", [bytes(100)])
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)))
+    blob = store.open("blob")
+    blob.expect(10, 30)
+    blob.expect(30, 30)  # to the system, no bytes would mean all that follow
+    assert asked == [(10, 20)]
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: os.fstat(-1))
+    blob.expect(10, 30)  # no more than a hint
 
 
 def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
@@ -141,7 +149,7 @@ def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
     store.put_new("one", [bytes(64 << 12)])
     blob = store.open("one")
     if blob.is_warm(0, 64 << 12):
-        pytest.skip("this file system keeps what was written directly, so there is nothing cold to see")
+        pytest.skip("this file system keeps what was written, so there is nothing cold to see")
     blob.pread_into(bytearray(1), 0)
     blob.pread_into(bytearray(1 << 12), 32 << 12)
     assert blob.is_warm(32 << 12, 33 << 12)

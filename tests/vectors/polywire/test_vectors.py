@@ -60,6 +60,12 @@ REQUESTS = {
     ),
     "publish": ("05000000 24 00 0000 0a000000 05000000 93 a177 04 90", Verb.PUBLISH, 10, messages.Publish("w", 4, [])),
     "abandon": ("02000000 25 00 0000 0b000000 02000000 91 90", Verb.ABANDON, 11, messages.Abandon([])),
+    "locate t/0 from 7": (
+        "08000000 26 00 0000 10000000 08000000 96 a174 00 07 ff 00 ff",
+        Verb.LOCATE,
+        16,
+        messages.Locate("t", 0, 7),
+    ),
     "commit": (
         "0b000000 30 00 0000 0c000000 0b000000 98 a174 01 01 a167 2a 01 a0 ff",
         Verb.COMMIT,
@@ -95,6 +101,13 @@ ANSWERS = {
         ERROR,
         5,
         messages.Failure(32, 3, "m", 0),
+    ),
+    "located": (
+        "1f000000 26 00 0000 10000000 1f000000 94 a22f64 c41030303030303030303030303030303030 91 95 a162 04 08 05 07 c2",
+        Verb.LOCATE,
+        0,
+        16,
+        messages.Located("/d", b"0" * 16, [messages.SealedRun("b", 4, 8, 5, 7)], more=False),
     ),
     "produced": (
         "06000000 22 00 0000 08000000 06000000 91 91 93 01 05 02",

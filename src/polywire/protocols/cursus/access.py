@@ -15,9 +15,10 @@ from polywire.broker.permissions import Permission
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, Denied
 from polywire.protocols.cursus.errors import refused
+from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.session import Command, CursusSession, NotYet, Reply
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.state import Operation
 from polywire.types import DEFAULT_STREAM, TopicName
 

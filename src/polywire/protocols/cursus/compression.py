@@ -7,26 +7,31 @@ Must not know: what a frame holds, sockets.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import cramjam
 
 from polywire.errors import ErrorCode, Invalid, PeerError
+from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar, gunzip, unsnap, unsnap_stream
+from polywire.records.room import ROOM_BYTES_MIN, room
 
-Expand = Callable[[memoryview, int], bytes | bytearray]
-"""Gives a frame's bytes back, at most so many. Raises PeerError for bytes that are damaged or too many."""
+Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
+"""Gives a frame's bytes back, at most so many. Raises TooLarge for more, PeerError for damaged ones. It may be called in a thread, for a long
+frame after it was called on the loop with a smaller limit."""
 
 Compress = Callable[[bytes], bytes]
 
 LZ4_ROOM_BYTES: Final = 256 * 1024  # first tried for a frame that does not tell its size
-LZ4_GROWTH: Final = 8
-GZIP_PIECE_BYTES: Final = 16 * 1024  # expanded at a time, to at most a thousand times as much
+LZ4_GROWTH: Final = 8  # of a small frame, at least
 MAGIC_BYTES_MAX: Final = 16
-XERIAL: Final = b"\x82SNAPPY\x00"
-_XERIAL_HEAD_BYTES: Final = 16
 _GZIP: Final = 31  # zlib's word for a gzip member
+
+
+class TooLarge(PeerError):
+    """A frame expands to more than was allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,83 +86,34 @@ def sniffed(body: memoryview) -> Algorithm | None:
     return next((known for known in _algorithms.values() if known.magic and head.startswith(known.magic)), None)
 
 
-def _expand_gzip(body: memoryview, limit: int) -> bytearray:
-    """Members one behind the other, in pieces: zlib holds what one call gives back twice."""
-    out = bytearray()
-    at = 0
-    member = zlib.decompressobj(_GZIP)
-    while at < len(body):
-        piece = body[at : at + GZIP_PIECE_BYTES]
-        try:
-            out += member.decompress(piece, limit + 1 - len(out))
-        except zlib.error as error:
-            raise PeerError(f"a gzip frame is damaged: {error}", fatal=True) from None
-        if len(out) > limit:
-            raise _too_large()
-        at += len(piece) - len(member.unused_data)
-        if member.eof and at < len(body):
-            member = zlib.decompressobj(_GZIP)
-    if not member.eof:
-        raise PeerError("a gzip frame is cut short", fatal=True)
-    return out
-
-
-def _expand_lz4(body: memoryview, limit: int) -> bytes | bytearray:
-    room = min(limit, max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body)))
+def _expand_lz4(body: memoryview, limit: int) -> memoryview:
+    """A frame does not tell its size: a small room is tried first, because it costs least."""
+    size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
+    if size >= ROOM_BYTES_MIN:
+        size = limit  # memory that is not written to costs nothing
     while True:
-        out = bytearray(room)
+        out = memoryview(room(min(size, limit)))
         try:
-            size = cramjam.lz4.decompress_into(body, out)
+            return out[: cramjam.lz4.decompress_into(body, out)]
         except cramjam.DecompressionError as error:
             if "whole buffer" not in str(error):
                 raise PeerError(f"an lz4 frame is damaged: {error}", fatal=True) from None
-            if room >= limit:
+            if size >= limit:
                 raise _too_large() from None
-            room = min(limit, LZ4_GROWTH * room)
-            continue
-        del out[size:]
-        return out
+            size = limit
 
 
-def _expand_snappy(body: memoryview, limit: int) -> bytearray:
-    """A raw block, no framing."""
-    return _expand_blocks([body], limit)
-
-
-def _expand_xerial(body: memoryview, limit: int) -> bytearray:
-    """Blocks with their lengths behind a head of 16 bytes."""
-    blocks = []
-    at = _XERIAL_HEAD_BYTES
-    if len(body) <= at:
-        raise PeerError("a xerial snappy frame is cut short", fatal=True)
-    while at < len(body):
-        end = at + 4 + int.from_bytes(body[at : at + 4], "big")
-        if end > len(body) or at + 4 > len(body):
-            raise PeerError("a xerial snappy frame is cut short", fatal=True)
-        blocks.append(body[at + 4 : end])
-        at = end
-    return _expand_blocks(blocks, limit)
-
-
-def _expand_blocks(blocks: Sequence[memoryview], limit: int) -> bytearray:
-    """Raw blocks, one behind the other; they tell their sizes, so that memory is taken once."""
+def _expand_by(expand: Expand, what: str, body: memoryview, limit: int) -> bytes | bytearray | memoryview:
     try:
-        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
-        if sum(sizes) > limit:
-            raise _too_large()
-        out = bytearray(sum(sizes))
-        at = 0
-        for block, size in zip(blocks, sizes, strict=True):
-            if cramjam.snappy.decompress_raw_into(block, memoryview(out)[at : at + size]) != size:
-                raise PeerError("a snappy block is cut short", fatal=True)
-            at += size
-    except cramjam.DecompressionError as error:
-        raise PeerError(f"a snappy block is damaged: {error}", fatal=True) from None
-    return out
+        return expand(body, limit)
+    except Damaged as error:
+        raise PeerError(f"a {what} is damaged: {error}", fatal=True) from None
+    except TooFar:
+        raise _too_large() from None
 
 
-def _too_large() -> PeerError:
-    return PeerError("a compressed frame expands too far", fatal=True)
+def _too_large() -> TooLarge:
+    return TooLarge("a compressed frame expands too far", fatal=True)
 
 
 def _compress_gzip(body: bytes) -> bytes:
@@ -167,13 +123,15 @@ def _compress_gzip(body: bytes) -> bytes:
 
 def _compress_xerial(body: bytes) -> bytes:
     block = bytes(cramjam.snappy.compress_raw(body))
-    return XERIAL + bytes((0, 0, 0, 1, 0, 0, 0, 1)) + len(block).to_bytes(4, "big") + block
+    return XERIAL_HEAD + len(block).to_bytes(4, "big") + block
 
 
 for _known in (
-    Algorithm("gzip", _expand_gzip, _compress_gzip, b"\x1f\x8b"),
+    Algorithm("gzip", partial(_expand_by, gunzip, "gzip frame"), _compress_gzip, b"\x1f\x8b"),
     Algorithm("lz4", _expand_lz4, lambda body: bytes(cramjam.lz4.compress(body)), b"\x04\x22\x4d\x18"),
-    Algorithm("xerial", _expand_xerial, _compress_xerial, XERIAL),
-    Algorithm("snappy", _expand_snappy, lambda body: bytes(cramjam.snappy.compress_raw(body))),
+    Algorithm("xerial", partial(_expand_by, unsnap_stream, "frame of snappy blocks"), _compress_xerial, XERIAL_MAGIC),
+    Algorithm(
+        "snappy", partial(_expand_by, unsnap, "snappy block"), lambda body: bytes(cramjam.snappy.compress_raw(body))
+    ),
 ):
     register(_known)

@@ -26,6 +26,7 @@ from polywire.protocols.cursus.access import AccessGuard
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
+from polywire.protocols.workbench import Workbench
 
 COMMANDS: Final[Mapping[str, Command]] = {
     **introduction.COMMANDS,
@@ -47,8 +48,13 @@ class CursusFactory:
 
     __slots__ = ("state",)
 
-    def __init__(self, broker: Broker, settings: CursusSettings | None = None) -> None:
-        self.state: Final = CursusState(broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker))
+    def __init__(
+        self, broker: Broker, settings: CursusSettings | None = None, *, bench: Workbench | None = None
+    ) -> None:
+        """bench: the process's, where it has one."""
+        self.state: Final = CursusState(
+            broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker), bench or Workbench(broker.loop)
+        )
 
     @property
     def wire(self) -> str:

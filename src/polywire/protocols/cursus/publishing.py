@@ -7,7 +7,7 @@ Must not know: sockets, the layouts of batches.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from polywire.protocols.cursus.batches import LEVELS, Batch, acknowledged, read_
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, decoded, encoded, quote
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
 from polywire.protocols.cursus.state import Operation
 from polywire.records.batch import from_spans
@@ -27,7 +28,7 @@ from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash, Level
 
-PIECE_BYTES_MAX: Final = 15 * 1024 * 1024  # of messages stored as one batch, which must fit a journal group
+LONG_PIECE_BYTES: Final = 4 * 1024 * 1024  # of a batch that cannot be stored as one: others wait for a piece at a time
 PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
 SENT: Final = "\U0001f4e4"
 
@@ -70,18 +71,22 @@ def find_partition(topic: Topic, number: int) -> Partition:
 # Batches
 
 
-def take_batch(session: CursusSession, body: memoryview, /) -> None:
-    """A batch frame; what is wrong with it is answered in its place. Raises NotYet."""
+def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) -> Storing | None:
+    """A batch frame, to be stored; None when something is wrong with it, which is answered in its place. Raises NotYet."""
     try:
         session.state.guard.admit_batch(session)
-        batch = read_batch(body, session.state.scratch)
+        batch = read_batch(body, scratch)
         topic = _checked_topic(session, batch)
         partition = find_partition(topic, batch.partition)
-        runs = _runs(body, session, batch, idempotent=batch.idempotent or topic.settings.idempotent)
+        piece_bytes_max = session.state.piece_bytes_max
+        if len(body) > piece_bytes_max:
+            piece_bytes_max = min(piece_bytes_max, LONG_PIECE_BYTES)
+        idempotent = batch.idempotent or topic.settings.idempotent
+        runs = _runs(body, scratch, batch, idempotent=idempotent, piece_bytes_max=piece_bytes_max)
     except Refused as error:
         session.later(session.dialect).refuse(error)
-        return
-    Storing(session, body, batch, partition).begin(runs)
+        return None
+    return Storing(session, body, scratch, batch, partition, runs)
 
 
 def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
@@ -96,37 +101,36 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
     return topic
 
 
-def _runs(body: memoryview, session: CursusSession, batch: Batch, *, idempotent: bool) -> list[Run]:
+def _runs(body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool, piece_bytes_max: int) -> list[Run]:
     """The stored batches that a received one becomes; nearly always one. Raises Refused."""
-    details = session.state.scratch.details
+    details = scratch.details
     if (
         not batch.traits & codec.MIXED
         and not (idempotent and batch.traits & codec.GAPS)
-        and len(body) <= PIECE_BYTES_MAX
+        and len(body) <= piece_bytes_max
     ):
         gaps = bool(batch.traits & codec.GAPS)
         return [_run(body, details, 0, batch.count, idempotent=idempotent, gaps=gaps)]
-    spans = session.state.scratch.spans
+    spans = scratch.spans
     runs: list[Run] = []
     start = 0
     while start < batch.count and len(runs) < PIECES_MAX:
-        stop = codec.reach(body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, PIECE_BYTES_MAX)
+        stop = codec.reach(body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, piece_bytes_max)
         runs.append(_run(body, details, start, stop, idempotent=idempotent))
         start = stop
     if start == batch.count:
         return runs
     if idempotent:
         raise Refused("batch_decode_failed", f'reason="more than {PIECES_MAX} runs of producers in one batch"')
-    return _nameless(body, session, batch.count)
+    return _nameless(body, scratch, batch.count, piece_bytes_max)
 
 
-def _nameless(body: memoryview, session: CursusSession, count: int) -> list[Run]:
+def _nameless(body: memoryview, scratch: Scratch, count: int, piece_bytes_max: int) -> list[Run]:
     """Too many producers to keep apart: their names are not stored."""
-    scratch = session.state.scratch
     runs: list[Run] = []
     start = 0
     while start < count:
-        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, PIECE_BYTES_MAX)
+        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, piece_bytes_max)
         runs.append(Run(start, stop, b"", 0, 0, checked=False))
         start = stop
     return runs
@@ -152,14 +156,36 @@ def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempo
 class Storing:
     """A batch on its way into the log, and its acknowledgement.
 
-    Invariant: answered once, when none of its runs is waited for any more; the first error is told.
+    Invariant: answered once, when all of its runs were handed over and none is waited for any more; the first error is told.
     """
 
-    __slots__ = ("_answer", "_batch", "_body", "_error", "_last_offset", "_level", "_partition", "_session", "_waiting")
+    __slots__ = (
+        "_answer",
+        "_batch",
+        "_body",
+        "_error",
+        "_last_offset",
+        "_level",
+        "_partition",
+        "_runs",
+        "_scratch",
+        "_session",
+        "_waiting",
+    )
 
-    def __init__(self, session: CursusSession, body: memoryview, batch: Batch, partition: Partition) -> None:
+    def __init__(
+        self,
+        session: CursusSession,
+        body: memoryview,
+        scratch: Scratch,
+        batch: Batch,
+        partition: Partition,
+        runs: Iterable[Run],
+    ) -> None:
         self._session = session
         self._body = body
+        self._scratch = scratch
+        self._runs = iter(runs)
         self._batch = batch
         self._partition = partition
         self._level = LEVELS[batch.acks.lower()]
@@ -168,9 +194,11 @@ class Storing:
         self._error = ""
         self._waiting = 1
 
-    def begin(self, runs: list[Run]) -> None:
-        """Hand the runs to the broker in order; what comes behind one that is refused is not stored."""
-        for run in runs:
+    def store(self, end: float | None = None) -> bool:
+        """Hand runs to the broker in order, until ``end`` if that is told; whether it has all of them. What comes behind one that is
+        refused is not stored."""
+        now = self._session.state.broker.clock.monotonic
+        for run in self._runs:
             self._waiting += 1
             try:
                 self._store(run)
@@ -180,11 +208,14 @@ class Storing:
             except BrokerError as error:
                 self._finish(_append_failure(error))
                 break
-        self._finish()
+            if end is not None and now() >= end:
+                return False
         self._body = memoryview(b"")
+        self._finish()
+        return True
 
     def _store(self, run: Run) -> None:
-        broker, scratch = self._session.state.broker, self._session.state.scratch
+        broker, scratch = self._session.state.broker, self._scratch
         start, sequence, stored = run.start, run.sequence, 0
         if run.checked:
             stored = already_stored(

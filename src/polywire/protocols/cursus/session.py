@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.cursus.answers import Answer
-from polywire.protocols.cursus.compression import algorithm, sniffed
+from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
+from polywire.protocols.cursus.long_frame import LongFrame, NotYet, Stored
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
     TEXT_FRAME_BYTES_MAX,
@@ -26,9 +27,11 @@ from polywire.protocols.cursus.messages import (
     quote,
     read_text,
 )
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.state import CursusState
 from polywire.protocols.ordered import OrderedSession
 from polywire.protocols.waiting import believed
+from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
@@ -61,10 +64,6 @@ class Command:
     pipelined: bool = False
 
 
-class NotYet(Exception):
-    """A request that cannot begin now: it is offered again when the session wakes."""
-
-
 class Pushing(Protocol):
     """What took over the connection: a stream."""
 
@@ -76,9 +75,9 @@ class Pushing(Protocol):
 
 
 class TakeBatch(Protocol):
-    """Handles a batch frame; it makes its own answer. Raises NotYet."""
+    """Handles a batch frame; it makes its own answer, once what it returns was stored. Raises NotYet."""
 
-    def __call__(self, session: CursusSession, body: memoryview, /) -> None: ...
+    def __call__(self, session: CursusSession, body: memoryview, scratch: Scratch, /) -> Stored | None: ...
 
 
 class CursusSession(OrderedSession[Answer]):
@@ -92,6 +91,7 @@ class CursusSession(OrderedSession[Answer]):
         "_asleep",
         "_compression",
         "_heard_at",
+        "_long",
         "_placed",
         "_pushing",
         "_take_batch",
@@ -114,6 +114,7 @@ class CursusSession(OrderedSession[Answer]):
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._placed: Answer | None = None
+        self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
         self._asleep = False
         self._topic_wait = "", 0.0
@@ -132,6 +133,7 @@ class CursusSession(OrderedSession[Answer]):
             self._yielding
             or self._asleep
             or self._blocking
+            or self._long is not None
             or self._settle
             or len(self._answers) >= ANSWERS_MAX
             or (self.output.backlog > self.output.backlog_max and self._pushing is None)
@@ -187,6 +189,8 @@ class CursusSession(OrderedSession[Answer]):
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
+        if self._long is not None:
+            self._long.close()
         self._abandon()
 
     # One frame
@@ -195,15 +199,60 @@ class CursusSession(OrderedSession[Answer]):
         """Carry out one frame; False when it must wait and be offered again."""
         packed = self._compression or sniffed(body)
         if packed is not None and body:
-            body = memoryview(packed.expand(body, self.state.settings.frame_bytes_max))
+            plain = self._expanded(packed, body)
+            if plain is None:
+                return self._begin_long(body, packed)
+            body = plain
+        elif len(body) > LONG_BYTES:
+            return self._begin_long(body, None)
         try:
             if self._is_batch(body):
-                self._take_batch(self, body)
+                storing = self._take_batch(self, body, self.state.scratch)
+                if storing is not None:
+                    storing.store()
                 return True
             return self._take_text(body)
         except NotYet:
             self._asleep = True
             return False
+
+    def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
+        """A compressed frame's bytes; None when they are too many to be expanded here."""
+        limit = self.state.settings.frame_bytes_max
+        if len(body) > LARGE_BYTES:
+            return None
+        try:
+            return memoryview(packed.expand(body, min(limit, LARGE_BYTES)))
+        except TooLarge:
+            if limit <= LARGE_BYTES:
+                raise
+            return None
+
+    def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
+        """Have a long frame carried out; False when it must wait until everything before it is answered, and be offered again."""
+        if not self._settled():
+            return False
+        self._long = LongFrame(self, body, packed)
+        return True
+
+    def take_long(self, body: memoryview) -> Stored | None:
+        """Begin what a long frame asks for; a batch is returned, to be stored. Raises NotYet."""
+        if self._is_batch(body):
+            return self._take_batch(self, body, self.state.large_scratch)
+        self._take_text(body)
+        return None
+
+    def carried(self) -> None:
+        """The long frame is carried out."""
+        self._long = None
+        self._heard_at = self.state.broker.clock.monotonic()
+        self._go_on()
+
+    def failed(self, error: PeerError) -> None:
+        """The long frame makes no sense."""
+        self._long = None
+        self._ending = True
+        self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
         """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
@@ -284,6 +333,8 @@ class CursusSession(OrderedSession[Answer]):
     def wake(self) -> None:
         """What a request waited for before it could begin has come: offer it again."""
         self._asleep = False
+        if self._long is not None:
+            self._long.begin()
         self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
@@ -319,16 +370,20 @@ class CursusSession(OrderedSession[Answer]):
         self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
         self._go_on()
 
+    def _owes(self) -> bool:
+        return self._long is not None or super()._owes()
+
     # Silence
 
     def _look_idle(self) -> None:
         """Close a connection that has said nothing for too long and waits for nothing (dossier §1.6)."""
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
-        if self._pushing is None and not self._answers and now - self._heard_at >= limit:
+        idle = self._pushing is None and self._long is None and not self._answers
+        if idle and now - self._heard_at >= limit:
             self.output.close()
             return
-        left = limit - (now - self._heard_at) if self._pushing is None and not self._answers else limit
+        left = limit - (now - self._heard_at) if idle else limit
         self._timer = self.state.broker.loop.call_later(left, self._look_idle)
 
     def _look_unused(self, since: float) -> None:

@@ -18,12 +18,14 @@ from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.workbench import Workbench
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import Command, CursusSession
 
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
+PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
 
 
@@ -108,14 +110,22 @@ class CursusState:
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
     confirmed: which members have used which generation.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
+    bench: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
+    piece_bytes_max: of the messages that are stored as one batch.
     """
 
     broker: Broker
     settings: CursusSettings
     commands: Mapping[str, Command]
     guard: Guard
+    bench: Workbench
     turns: dict[bytes, int] = field(default_factory=dict)
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
     confirmed: Confirmed = field(default_factory=Confirmed)
+    large_scratch: Scratch = field(default_factory=Scratch)
+    piece_bytes_max: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.piece_bytes_max = self.broker.settings.batch_bytes_max - PIECE_ROOM_BYTES

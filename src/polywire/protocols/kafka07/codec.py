@@ -295,9 +295,10 @@ def _take_frame(
     return last
 
 
-def scan(data: Buffer, start: int, stop: int, run: Run) -> tuple[int, int, int]:
+def scan(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple[int, int, int]:
     """Take the run of produce frames that begins at ``start``: (reason, position after the run, end of the frame there).
 
+    bytes_max: of its frames; one that is longer is left to the precise path.
     For FRAME the end is where that frame ends, or its position when its length cannot be; otherwise it equals the position. What was taken
     is in ``run``. Raises ValueError when the arguments do not fit the buffer.
     """
@@ -305,6 +306,7 @@ def scan(data: Buffer, start: int, stop: int, run: Run) -> tuple[int, int, int]:
     room: _Room = _Room(run)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
+    left: cython.Py_ssize_t = bytes_max
     last: cython.Py_ssize_t = 0
     taken: cython.Py_ssize_t = 0
     records: cython.Py_ssize_t = 0
@@ -321,12 +323,13 @@ def scan(data: Buffer, start: int, stop: int, run: Run) -> tuple[int, int, int]:
             break
         if size > limit - at - 4:
             break
-        taken = _take_frame(lent.p, at + 4, at + 4 + size, room, last)
+        taken = -2 if 4 + size > left else _take_frame(lent.p, at + 4, at + 4 + size, room, last)
         if taken < 0:
             reason = 2 if taken == -2 and sets else 1
             break
         last = taken
         at += 4 + size
+        left -= 4 + size
         records, groups, sets = room.records, room.group_count, room.set_count
     run.counts[0], run.counts[1], run.counts[2] = records, groups, sets
     return reason, at, at + 4 + size if reason == 1 else at

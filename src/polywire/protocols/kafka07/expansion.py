@@ -7,7 +7,7 @@ Must not know: sockets, the broker, what becomes of the records.
 from __future__ import annotations
 
 import gzip
-import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -16,21 +16,31 @@ import cramjam
 
 from polywire.errors import PeerError
 from polywire.protocols.kafka07.codec import BROKEN, FRAME_BYTES_MAX, LARGE, PAYLOAD_BYTES_MAX, next_wrapper, survey
-from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, encode_message
+from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, ProduceEntry, encode_message
+from polywire.records.inflate import (
+    PART_BYTES_MIN,
+    XERIAL_HEAD,
+    XERIAL_MAGIC,
+    Damaged,
+    TooFar,
+    gunzip,
+    unsnap,
+    unsnap_stream,
+)
 from polywire.types import Buffer
 
 EXPANDED_BYTES_MAX: Final = FRAME_BYTES_MAX  # of one request: what it could have carried uncompressed
 NESTING_MAX: Final = 8  # wrappers within wrappers; no client writes more than two
-SNAPPY_RATIO_MAX: Final = 22  # a copy of 64 bytes takes three: no sound block expands further
 
 NO_LIMIT: Final = 2**31  # no payload is as long
 
-_XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
-_XERIAL_HEAD: Final = _XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"
 _I32: Final = Struct(">i")
-_GZIP: Final = 16 + zlib.MAX_WBITS
 _HEAD_BYTES: Final = 10  # of a wrapper: size, magic, attributes, CRC
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+
+class ExpandsTooFar(PeerError):
+    """Wrappers of one request hold more than was allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +54,19 @@ class PlainSet:
     longest: int
 
 
-class Expander:
-    """Opens the wrappers of one request. Guards: ``_left`` is what may still be expanded."""
+OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError | None]
+"""A set of a request, and what it holds; why it is refused; None when it is to be dropped."""
 
-    __slots__ = ("_left", "_payload_bytes_max")
+
+class Expander:
+    """Opens the wrappers of one request. Guards: ``_left`` is what may still be expanded; each wrapper counts as ``PART_BYTES_MIN`` at
+    least."""
+
+    __slots__ = ("_bytes_max", "_left", "_payload_bytes_max")
 
     def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
         """payload_bytes_max: what a message at the top of a set may have."""
-        self._left = bytes_max
+        self._left = self._bytes_max = bytes_max
         self._payload_bytes_max = payload_bytes_max
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet] | None:
@@ -84,67 +99,38 @@ class Expander:
 
     def _expand(self, packed: memoryview, codec: int) -> Buffer:
         try:
-            plain = self._gunzip(packed) if codec == CompressionCodec.GZIP else self._unsnap(packed)
-        except (zlib.error, cramjam.DecompressionError, EOFError) as error:
+            if codec == CompressionCodec.GZIP:
+                plain: Buffer = gunzip(packed, self._left)
+            elif bytes(packed[: len(XERIAL_MAGIC)]) == XERIAL_MAGIC:
+                plain = unsnap_stream(packed, self._left)
+            else:
+                plain = unsnap(packed, self._left)
+        except Damaged as error:
             raise PeerError(f"a compressed set cannot be expanded reason={error}", fatal=True) from None
-        self._left -= len(plain)
-        return plain
-
-    def _too_far(self) -> PeerError:
-        return PeerError(f"compressed sets expand too far limit={EXPANDED_BYTES_MAX}", fatal=True)
-
-    def _gunzip(self, packed: memoryview) -> bytes:
-        """One gzip stream, or several in a row."""
-        parts: list[bytes] = []
-        size = 0
-        rest: Buffer = packed
-        while rest:
-            stream = zlib.decompressobj(_GZIP)
-            part = stream.decompress(rest, self._left - size + 1)
-            size += len(part)
-            if size > self._left:
-                raise self._too_far()
-            if not stream.eof:
-                raise EOFError("the stream ends early")
-            parts.append(part)
-            rest = stream.unused_data
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _unsnap(self, packed: memoryview) -> Buffer:
-        """Blocks as snappy-java writes them, or one raw block."""
-        if bytes(packed[:8]) != _XERIAL_MAGIC:
-            return self._unsnap_block(packed, self._left)
-        plain = bytearray()
-        at = len(_XERIAL_HEAD)
-        while at < len(packed):
-            if len(packed) - at < 4:
-                raise EOFError("a block's length ends early")
-            (size,) = _I32.unpack_from(packed, at)
-            at += 4
-            if not 0 < size <= len(packed) - at:
-                raise EOFError("a block ends early")
-            plain += memoryview(self._unsnap_block(packed[at : at + size], self._left - len(plain)))
-            at += size
-        return plain
-
-    def _unsnap_block(self, block: memoryview, left: int) -> Buffer:
-        """A raw block begins with its expanded size, which is looked at before memory is taken."""
-        size = shift = 0
-        for byte in block[:5]:
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if size > left:
+        except TooFar:
+            raise self._too_far() from None
+        self._left -= max(len(plain), PART_BYTES_MIN)
+        if self._left < 0:
             raise self._too_far()
-        if size > SNAPPY_RATIO_MAX * len(block):
-            raise EOFError("a block is too short for what it claims")
-        plain = bytearray(size)
-        if size:
-            written = cramjam.snappy.decompress_raw_into(block, plain)
-            if written != size:
-                raise EOFError("a block expands to less than it claims")
         return plain
+
+    def _too_far(self) -> ExpandsTooFar:
+        return ExpandsTooFar(f"compressed sets expand too far limit={self._bytes_max}", fatal=True)
+
+
+def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> list[OpenedSet]:
+    """The sets of one request, up to the first that is refused. Raises ExpandsTooFar for a limit below ``EXPANDED_BYTES_MAX``."""
+    expander = Expander(bytes_max)
+    found: list[OpenedSet] = []
+    for entry in entries:
+        try:
+            found.append((entry, expander.open_set(data, entry.start, entry.stop)))
+        except PeerError as error:
+            if isinstance(error, ExpandsTooFar) and bytes_max < EXPANDED_BYTES_MAX:
+                raise
+            found.append((entry, error))
+            break
+    return found
 
 
 def wrap(message_set: bytes, codec: CompressionCodec) -> bytes:
@@ -155,7 +141,7 @@ def wrap(message_set: bytes, codec: CompressionCodec) -> bytes:
         case CompressionCodec.GZIP:
             packed = gzip.compress(message_set, compresslevel=6, mtime=0)
         case CompressionCodec.SNAPPY:
-            packed = _XERIAL_HEAD
+            packed = XERIAL_HEAD
             for at in range(0, len(message_set), _XERIAL_BLOCK_BYTES):
                 block = bytes(cramjam.snappy.compress_raw(message_set[at : at + _XERIAL_BLOCK_BYTES]))
                 packed += _I32.pack(len(block)) + block

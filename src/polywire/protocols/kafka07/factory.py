@@ -16,6 +16,7 @@ from polywire.protocols.kafka07.fetching import Blocks
 from polywire.protocols.kafka07.messages import RequestType
 from polywire.protocols.kafka07.producing import Producer
 from polywire.protocols.kafka07.session import KafkaSession
+from polywire.protocols.workbench import Workbench
 from polywire.types import NAME_BYTES_MAX
 
 WIRE: Final = "kafka07"
@@ -25,12 +26,14 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 class Kafka07Factory:
     """Implements ``protocols.base.SessionFactory``."""
 
-    __slots__ = ("_blocks", "_broker", "_producer")
+    __slots__ = ("_bench", "_blocks", "_broker", "_producer")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, bench: Workbench | None = None) -> None:
+        """bench: the process's, where it has one."""
         self._broker = broker
         self._producer = Producer(broker)
         self._blocks = Blocks()
+        self._bench = bench or Workbench(broker.loop)
 
     @property
     def wire(self) -> str:
@@ -59,4 +62,4 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
-        return KafkaSession(self._broker, self._producer, self._blocks, output, resume)
+        return KafkaSession(self._broker, self._producer, self._blocks, self._bench, output, resume)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import codec
-from polywire.protocols.kafka07.expansion import Expander, PlainSet
-from polywire.protocols.kafka07.messages import ANY_PARTITION, ProduceEntry
+from polywire.protocols.kafka07.expansion import OpenedSet, PlainSet
+from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
 from polywire.records.memory import Lendable
@@ -24,6 +24,8 @@ from polywire.records.partitioner import rows_by_partition
 from polywire.types import Buffer, TopicName, check_topic_name
 
 BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024  # of one batch: a long set becomes several, one after the other
+BATCH_ROOM_BYTES: Final = 1024  # header and alignment of a stored batch; a stored record takes no more than on the wire
+RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: its place, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
 
@@ -43,11 +45,15 @@ class Producer:
     Invariant: nothing in ``_run`` outlives the call that filled it.
     """
 
-    __slots__ = ("_broker", "_run")
+    __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._run = codec.Run()
+        self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES
+        self._values_bytes_max = min(
+            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * codec.RUN_RECORDS_MAX
+        )
 
     def take_run(self, data: memoryview, start: int, append: Append) -> tuple[int, int, int]:
         """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``codec.scan``.
@@ -55,7 +61,7 @@ class Producer:
         Raises PeerError when a topic or partition is refused; then what came before it was appended.
         """
         run = self._run
-        reason, at, end = codec.scan(data, start, len(data), run)
+        reason, at, end = codec.scan(data, start, len(data), run, self._run_bytes_max)
         record_count, group_count, set_count = run.counts
         if set_count:
             self._append_groups(data, record_count, group_count, append)
@@ -109,27 +115,28 @@ class Producer:
     def _batch(self, data: Buffer, spans: memoryview, rows: array[int], flags: memoryview) -> bytearray:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: codec.crcs_of(self._run, rows)})
 
-    def take_entries(self, data: memoryview, entries: Iterable[ProduceEntry], append: Append) -> None:
-        """Append the sets of one decoded request one by one. Raises PeerError at the first that is refused."""
-        expander = Expander()
-        for entry in entries:
+    def take_sets(self, sets: Iterable[OpenedSet], append: Append) -> Iterator[None]:
+        """Append the sets of one decoded request batch by batch. Raises PeerError at the first that is refused."""
+        for entry, plain in sets:
             topic = self._target(entry.topic, entry.partition)
-            plain = expander.open_set(data, entry.start, entry.stop)
+            if isinstance(plain, PeerError):
+                raise plain
             if plain is None or any(part.longest > self._broker.settings.record_bytes_max for part in plain):
                 continue  # larger than the limit: dropped without a word (dossier §4)
             number = random.randrange(len(topic.partitions)) if entry.partition == ANY_PARTITION else entry.partition
             for part in plain:
-                self._append_set(part, topic.partitions[number], append)
+                yield from self._take_set(part, topic.partitions[number], append)
 
-    def _append_set(self, part: PlainSet, partition: Partition, append: Append) -> None:
+    def _take_set(self, part: PlainSet, partition: Partition, append: Append) -> Iterator[None]:
         run, at, left = self._run, part.start, part.records
         while left > 0:
-            at, count = codec.take(part.data, at, part.stop, run, BATCH_VALUES_BYTES_MAX)
+            at, count = codec.take(part.data, at, part.stop, run, self._values_bytes_max)
             assert count > 0, "a surveyed set has the records it was said to have"
             columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             flags = memoryview(run.flags)[:count]
             append(partition, from_spans(part.data, run.spans[: 4 * count], None, flags, columns=columns))
             left -= count
+            yield
 
     def _target(self, name: bytes, partition: int) -> Topic:
         """The topic of a set, made when it is missing; that comes before the set is looked at (dossier §6). Raises PeerError."""

@@ -6,8 +6,10 @@ acknowledgement there is; a producer is never sent anything. No task and no futu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
@@ -17,11 +19,13 @@ from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.entrance import Entrance
 from polywire.protocols.kafka07 import codec
 from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.fetching import Answering, Blocks, Parts, Release, Trail
 from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
     Produce,
+    ProduceEntry,
     encode_offsets_answer,
     frame_length,
     parse,
@@ -29,6 +33,7 @@ from polywire.protocols.kafka07.messages import (
 from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.producing import Producer
 from polywire.protocols.waiting import WaitingSession
+from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Work, Workbench
 from polywire.types import Level
 
 LENGTH_BYTES: Final = 4
@@ -41,26 +46,39 @@ SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping t
 class KafkaSession(WaitingSession):
     """One peer.
 
-    Invariant: at most one answer is in the making (``_pending``); while there is one, or sets wait for room, nothing further is handled.
+    Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
+    prepared beside the loop (``_large``) and stored a little at a time (``_storing``), nothing further is handled.
     """
 
     __slots__ = (
+        "_bench",
         "_blocks",
         "_dirty",
         "_entrance",
+        "_large",
         "_pending",
         "_producer",
+        "_storing",
         "_trails",
     )
 
     def __init__(
-        self, broker: Broker, producer: Producer, blocks: Blocks, output: Output, resume: Callable[[], None]
+        self,
+        broker: Broker,
+        producer: Producer,
+        blocks: Blocks,
+        bench: Workbench,
+        output: Output,
+        resume: Callable[[], None],
     ) -> None:
         super().__init__(broker, output, resume)
         self._producer = producer
         self._blocks = blocks
+        self._bench = bench
+        self._large: Work | None = None
+        self._storing: Iterator[None] = iter(())
         self._trails: dict[int, Trail] = {}
-        self._entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on, self._refused)
+        self._entrance: Final = Entrance(broker, BUSY_WAIT_S, self._found_room, self._refused)
         self._pending: Answering | Listing | None = None
         self._dirty = False
 
@@ -73,7 +91,7 @@ class KafkaSession(WaitingSession):
         return self._owes() or super()._waits()
 
     def _owes(self) -> bool:
-        return self._pending is not None or bool(self._entrance.waiting)
+        return self._pending is not None or self._large is not None or bool(self._entrance.waiting)
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
@@ -100,7 +118,7 @@ class KafkaSession(WaitingSession):
         """Carry out one request by the precise rules. Raises PeerError."""
         request = parse(data, at, end)
         if isinstance(request, Produce):
-            self._producer.take_entries(data, request.entries, self._append)
+            self._produce(data, request.entries)
             return
         if self._dirty:
             self.broker.commit()
@@ -140,17 +158,74 @@ class KafkaSession(WaitingSession):
 
     # What was produced
 
+    def _produce(self, data: memoryview, entries: Sequence[ProduceEntry]) -> None:
+        """Store the sets of one request, now or, when they expand to much, a little at a time. Raises PeerError."""
+        sets: list[OpenedSet] | None = None
+        if not entries or entries[-1].stop - entries[0].start <= LONG_BYTES:
+            with suppress(ExpandsTooFar):
+                sets = open_sets(data, entries, LARGE_BYTES)
+        if sets is None:
+            prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
+            self._large = self._bench.put(prepare, self._prepared, self.output.pin())
+            return
+        for _ in self._producer.take_sets(sets, self._append):
+            pass
+
+    def _prepared(self, sets: Any) -> None:
+        """A large request was expanded."""
+        if isinstance(sets, PeerError):
+            self._fail(sets)
+            return
+        self._storing = self._producer.take_sets(sets, self._append)
+        self._store()
+
+    def _store(self) -> None:
+        """Go on with a large request until others must have their turn."""
+        if self._large is None or self._entrance.waiting:
+            return
+        now = self.broker.clock.monotonic
+        pass_end = now() + PASS_S
+        try:
+            for _ in self._storing:
+                if self._entrance.waiting:
+                    return
+                if now() >= pass_end:
+                    self.broker.loop.call_soon(self._store)
+                    return
+        except PeerError as error:
+            self._fail(error)
+            return
+        self._leave_bench()
+        self._go_on()
+
+    def _fail(self, error: PeerError) -> None:
+        """A large request turned out to make no sense."""
+        self._leave_bench()
+        self._ending = True
+        self.output.fail(error)
+
+    def _leave_bench(self) -> None:
+        large, self._large = self._large, None
+        self._storing = iter(())
+        if large is not None:
+            large.leave()
+
     def _append(self, partition: Partition, batch: bytearray) -> None:
         """Hand a batch to the broker; when the log has no room it waits, and so does this connection. Raises PeerError."""
         self._dirty = True
         self._entrance.produce(partition, batch, Level.WRITTEN, None)
 
     def _refused(self, done: Done | None, error: BrokerError) -> None:
-        """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError for the request in hand."""
+        """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError unless it had to wait."""
         del done  # a producer waits for no answer
-        if self._receiving:
+        if not self._entrance.waiting:
             raise PeerError(f"a set cannot be stored: {error.message}", fatal=True)
         self._end()
+
+    def _found_room(self) -> None:
+        """Nothing waits for room any more."""
+        self._store()
+        self._go_on()
 
     # The connection
 
@@ -159,12 +234,17 @@ class KafkaSession(WaitingSession):
         self._entrance.drop()
         self._rest = b""
         self._ending = True
+        self._leave_bench()
         if not self._closed:
             self.output.close()
 
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
+        with suppress(PeerError):  # a set of which something was stored is stored whole
+            for _ in () if self._entrance.waiting else self._storing:
+                pass
+        self._leave_bench()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

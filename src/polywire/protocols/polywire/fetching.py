@@ -13,7 +13,7 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Read
 from polywire.protocols.base import Output
 from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_head
-from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, Verb
+from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, OffsetRange, Verb
 from polywire.records.batch import headers_of
 from polywire.types import Buffer
 
@@ -190,7 +190,7 @@ class RangeFetch:
         return encode_head(Verb.FETCH, self.correlation, Fetched(self._offset, readable_offset))
 
 
-def check_identity(partition: Partition, head: Fetch) -> None:
+def check_identity(partition: Partition, head: OffsetRange) -> None:
     """Refuse a request that means another life of the partition, or offsets lost with the end of an epoch. Raises Conflict, Invalid."""
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"not a range offset={head.offset} offset_end={head.offset_end}")

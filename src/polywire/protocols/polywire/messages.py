@@ -39,6 +39,7 @@ class Verb(IntEnum):
     STAGE = 35
     PUBLISH = 36
     ABANDON = 37
+    LOCATE = 38
     COMMIT = 48
     POSITION = 49
     JOIN = 64
@@ -144,13 +145,18 @@ class BoundsList(Head, frozen=True):
     topics: list[TopicBounds]
 
 
-class Fetch(Head, frozen=True):
+class OffsetRange(Head, frozen=True):
+    """What FETCH and LOCATE ask about: offsets of one life of a partition, as they were learnt in an epoch."""
+
     name: str
     partition: Int
     offset: Int
     offset_end: Int = NO_OFFSET
     incarnation: Int = ANY_INCARNATION
     epoch: Int = ANY_EPOCH
+
+
+class Fetch(OffsetRange, frozen=True):
     bytes_max: Int = -1
     wait_ms: Int = 0
     bodies: bool = True
@@ -159,6 +165,29 @@ class Fetch(Head, frozen=True):
 class Fetched(Head, frozen=True):
     next_offset: Int
     readable_offset: Int
+
+
+class Locate(OffsetRange, frozen=True):
+    pass
+
+
+class SealedRun(Head, frozen=True):
+    """Records [first_offset, next_offset) lie in bytes [start, stop) of a blob, in whole batches back to back."""
+
+    blob: str
+    start: Int
+    stop: Int
+    first_offset: Int
+    next_offset: Int
+
+
+class Located(Head, frozen=True):
+    """``directory`` is empty where sealed records are no files."""
+
+    directory: str
+    mark: bytes
+    runs: list[SealedRun]
+    more: bool
 
 
 class Produce(Head, frozen=True):
@@ -311,6 +340,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.STAGE: Stage,
     Verb.PUBLISH: Publish,
     Verb.ABANDON: Abandon,
+    Verb.LOCATE: Locate,
     Verb.COMMIT: Commit,
     Verb.POSITION: AskPosition,
     Verb.JOIN: Join,

@@ -30,9 +30,9 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.grouping import Grouping
+from polywire.protocols.polywire.locating import locate
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import find_partition
-from polywire.records.columns import BATCH_BYTES_MAX
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -221,7 +221,7 @@ class PolywireSession:
         return messages.Limits(
             broker="polywire",
             frame_bytes_max=FRAME_BYTES_MAX,
-            batch_bytes_max=BATCH_BYTES_MAX,
+            batch_bytes_max=self._broker.settings.batch_bytes_max,
             answer_bytes_max=ANSWER_BYTES_MAX,
             requests_max=REQUESTS_MAX,
             wait_ms_max=WAIT_MS_MAX,
@@ -252,6 +252,8 @@ class PolywireSession:
             self.answer(verb, correlation, Head())
         elif verb == Verb.PING:
             self.answer(verb, correlation, Head())
+        elif isinstance(request, messages.Locate):
+            locate(self._broker, self, correlation, request)
         elif isinstance(request, messages.Publish):
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):

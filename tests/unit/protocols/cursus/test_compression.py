@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 import zlib
 
 import pytest
 
 from polywire.errors import Invalid, PeerError
+from polywire.protocols.cursus import long_frame
 from polywire.protocols.cursus.compression import Algorithm, algorithm, register, sniffed
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.cursus.state import CursusSettings
+from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
 from tests.unit.protocols.cursus.dialogue import World
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_publishing import batch, messages, stored
 
 LIST = {
     "gzip": "1f8b0800000000000203 6360f0f10c0e0100136bdbe206000000",
@@ -83,3 +86,130 @@ def test_users_add_algorithms_by_name() -> None:
         register(Algorithm("bad", expand, bytes, b"LI"))
     with pytest.raises(Invalid, match="unknown compression name=none-such"):
         algorithm("none-such")
+
+
+def large_batch(size: int, value_size: int = 2_000) -> tuple[bytes, int]:
+    """A batch of about so many bytes, and how many messages it has."""
+    count = size // value_size
+    return batch(
+        "orders", 0, [{"seq": n, "pid": "p", "payload": b"v" * value_size} for n in range(1, count + 1)]
+    ), count
+
+
+@pytest.mark.parametrize("name", ["", "gzip", "lz4", "xerial"])
+def test_a_large_frame_holds_up_its_own_connection_only(name: str) -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    body, count = large_batch(3 * LARGE_BYTES if name else 3 * LONG_BYTES)
+    peer.feed(frame(algorithm(name).compress(body) if name else body) + frame(b"LIST") + frame(b"HELP"))
+    assert peer.take_bodies() == []
+    assert other.ask("LIST").startswith("OK count=1"), "nobody else waits"
+    peer.pass_by()
+    acknowledged, listed, helped = peer.take_bodies()
+    assert json.loads(acknowledged)["last_offset"] == count - 1
+    assert listed.startswith(b"OK count=1")
+    assert helped
+    assert peer.pins == 0
+    assert [record.value for record in stored(world, "orders")] == [b"v" * 2_000] * count
+
+
+def test_a_batch_too_large_for_one_is_stored_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_frame, "STEP_S", 0.0)  # the simulated clock stands still meanwhile
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    body, count = large_batch(40 << 20)
+    peer.feed(frame(body))
+    seen = set()
+    for _ in range(100):
+        world.memory.loop.run_pass()  # type: ignore[attr-defined]
+        other.feed(frame(b"LIST"))
+        other.take_bodies()
+        seen.add(world.memory.broker.topic("orders").partitions[0].log.next_offset)
+    assert len(seen) > 5
+    assert json.loads(peer.take_bodies()[0])["last_offset"] == count - 1
+
+
+def test_a_batch_whose_peer_goes_while_it_is_stored_is_stored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_frame, "STEP_S", 0.0)
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    body, count = large_batch(40 << 20)
+    peer.feed(frame(body))
+    for _ in range(3):
+        world.memory.loop.run_pass()  # type: ignore[attr-defined]
+    peer.session.close()
+    peer.pass_by()
+    assert world.memory.broker.topic("orders").partitions[0].log.next_offset == count
+    assert peer.pins == 0
+
+
+@pytest.mark.parametrize("half_way", [False, True])
+def test_a_peer_that_goes_while_its_frame_is_prepared(half_way: bool) -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    packed = algorithm("lz4").compress(large_batch(3 * LARGE_BYTES)[0])
+    peer.feed(frame(packed))
+    if half_way:
+        world.memory.run()
+    peer.session.close()
+    peer.pass_by()
+    assert peer.pins == 0
+    next_one = world.connect()
+    assert json.loads(next_one.ask(packed))["status"] == "OK", "the bench is free"
+
+
+def test_a_peer_that_has_finished_gets_the_answer_to_its_large_frame() -> None:
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE topic=orders partitions=1")
+    body, count = large_batch(3 * LARGE_BYTES)
+    peer.feed(frame(algorithm("gzip").compress(body)) + frame(b"LIST"))
+    peer.finish()
+    acknowledged, listed = peer.take_bodies()
+    assert json.loads(acknowledged)["last_offset"] == count - 1
+    assert listed.startswith(b"OK")
+    assert peer.closed
+
+
+def test_a_large_frame_whose_topic_comes_later() -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    peer.feed(frame(algorithm("gzip").compress(large_batch(3 * LARGE_BYTES)[0])))
+    peer.pass_by()
+    assert peer.take_bodies() == []
+    other.ask("CREATE topic=orders partitions=1")
+    world.memory.advance(0.1)
+    peer.pass_by()
+    assert json.loads(peer.take_bodies()[0])["status"] == "OK"
+    lost = world.connect()
+    lost.feed(frame(algorithm("gzip").compress(large_batch(3 * LARGE_BYTES)[0].replace(b"orders", b"nobody"))))
+    for _ in range(40):
+        lost.pass_by()
+        world.memory.advance(0.05)
+    lost.pass_by()
+    assert lost.take_bodies()[0].startswith(b"ERROR: topic_not_found")
+    assert lost.pins == peer.pins == 0
+
+
+def test_a_large_frame_that_expands_too_far_ends_the_connection() -> None:
+    world = World()
+    for name in ("gzip", "lz4", "xerial"):
+        peer = world.connect()
+        peer.feed(frame(algorithm(name).compress(bytes(65 << 20))))
+        peer.pass_by()
+        assert peer.gave_up, name
+        assert peer.pins == 0
+
+
+@pytest.mark.parametrize("name", ["gzip", "xerial"])
+def test_many_tiny_parts_are_refused_soon(name: str) -> None:
+    part = algorithm(name).compress(b"")
+    bomb = part * 1_000_000 if name == "gzip" else part[:16] + part[16:] * 2_000_000
+    begun = time.monotonic()
+    with pytest.raises(PeerError):
+        algorithm(name).expand(memoryview(bomb), 64 << 20)
+    assert time.monotonic() - begun < 5.0

@@ -6,6 +6,9 @@ import json
 import struct
 from typing import Any
 
+import pytest
+
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition
 from polywire.log.base import Read
 from polywire.records.columns import Event, Record
@@ -188,3 +191,15 @@ def test_pipelined_batches_are_answered_in_order() -> None:
     *acked, offsets = peer.take_bodies()
     assert [json.loads(body)["last_offset"] for body in acked] == [0, 1, 2]
     assert offsets == b"OK topic=orders partitions=1 offsets=P0:earliest=0:latest=3:leo=3:hwm=3"
+
+
+@pytest.mark.parametrize("size", [1, 300, 20_000])
+def test_a_batch_larger_than_can_be_stored_becomes_several(size: int) -> None:
+    limit = 200 * 1024
+    world = World(broker=BrokerSettings(batch_bytes_max=limit, record_bytes_max=100_000))
+    peer = world.connect()
+    assert peer.ask("CREATE topic=orders partitions=1").startswith("OK")
+    count = 3 * limit // (size + 48)
+    sent = [{"seq": n + 1, "pid": "p", "payload": b"%d" % (n % 10) * size} for n in range(count)]
+    assert json.loads(peer.ask(batch("orders", 0, sent)))["last_offset"] == count - 1
+    assert [record.value for record in stored(world, "orders")] == [message["payload"] for message in sent]

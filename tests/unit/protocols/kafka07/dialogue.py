@@ -19,7 +19,19 @@ class World(dialogue.World[Kafka07Factory]):
 
 
 class Dialogue(dialogue.Dialogue):
-    """One connection."""
+    """One connection. ``patient``: whether ``feed`` waits for what is prepared beside the loop."""
+
+    patient = True
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        if self.patient:
+            self.settle()
+
+    def settle(self) -> None:
+        """What is prepared beside the loop gets done."""
+        while self.pins:
+            self.pass_by()
 
     def ask(self, frame: bytes) -> bytes:
         """One request, and its answer with its length."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import time
 import zlib
 
 import pytest
@@ -411,6 +412,79 @@ def test_a_set_larger_than_a_batch(world: World) -> None:
     while len(found) < 16 * 900_010:
         found += fetched(peer, at=len(found), size=3_000_000)
     assert found == encode_set(values)
+
+
+@pytest.mark.parametrize("values", [[b"v" * 100], [b"v" * 100] * 700, [b"v" * 30_000] * 5])
+def test_pipelined_sets_become_batches_that_can_be_stored(values: list[bytes]) -> None:
+    limit = 400 * 1024
+    world = World(BrokerSettings(batch_bytes_max=limit, record_bytes_max=100_000))
+    peer, message_set = world.connect(), encode_set(values)
+    count = 4 * limit // len(message_set)
+    for topic in (b"t", b"u"):
+        peer.feed(encode_produce(topic, 0, message_set) * count)
+        assert not peer.closed
+        found = b""
+        while len(found) < count * len(message_set):
+            found += fetched(peer, topic, at=len(found))
+        assert found == message_set * count
+
+
+def test_a_buffer_full_of_sets_is_more_than_a_batch(world: World, peer: Dialogue) -> None:
+    frame = encode_produce(b"t", 0, encode_message(bytes(900_000)))
+    room = 16 * 1024 * 1024 - 18 * len(frame)
+    last = encode_produce(b"t", 0, encode_message(bytes(room - len(encode_produce(b"t", 0, encode_message(b""))))))
+    peer.feed(frame * 18 + last)
+    assert not peer.closed
+    assert world.memory.broker.topic("t").partitions[0].log.next_offset == 19
+
+
+@pytest.mark.parametrize("codec_used", [CompressionCodec.NONE, GZIP, SNAPPY])
+def test_a_large_request_holds_up_its_own_connection_only(world: World, codec_used: CompressionCodec) -> None:
+    peer, other = world.connect(), world.connect()
+    message_set = encode_set([b"%03d" % (number % 100) * 20 for number in range(70_000)])
+    part = wrap(message_set, codec_used)
+    peer.patient = False
+    peer.feed(encode_produce(b"t", 0, part) + encode_produce(b"t", 0, A) + encode_offsets(b"t", 0, -1, 1))
+    other.feed(encode_produce(b"u", 0, A) + encode_fetch(b"u", 0, 0, 100))
+    assert other.take()[6:] == A, "nobody else waits"
+    assert peer.take() == b""
+    assert world.memory.broker.find_topic("t") is None
+    peer.settle()
+    assert parse_offsets_answer(peer.take()[4:]) == [len(message_set) + len(A)]
+    found = b""
+    while len(found) < len(message_set) + len(A):
+        found += fetched(other, at=len(found))
+    assert found == message_set + A
+
+
+def test_a_large_request_is_stored_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:
+    large = encode_set([bytes(100)] * 30_000)
+    entries = [(b"t", 0, wrap(large, GZIP)), (b"t", 1, wrap(A, GZIP)), (b"u", 0, wrap(BAD, GZIP)), (b"v", 0, A)]
+    peer.feed(encode_multiproduce(entries))
+    assert peer.closed
+    assert peer.pins == 0
+    assert stored(world, b"t", 1) == A
+    assert world.memory.broker.topic("t").partitions[0].log.next_offset == 30_000
+    assert world.memory.broker.find_topic("u") is not None
+    assert world.memory.broker.find_topic("v") is None
+
+
+def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dialogue) -> None:
+    peer.patient = False
+    request = encode_produce(b"t", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP))
+    peer.feed(request)
+    world.memory.run()
+    peer.session.close()
+    next_one = world.connect()
+    next_one.feed(request)
+    assert world.memory.broker.topic("t").partitions[0].log.next_offset == 30_000, "the bench is free"
+
+
+def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:
+    begun = time.monotonic()
+    peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
+    assert peer.closed
+    assert time.monotonic() - begun < 5.0
 
 
 def test_produce_without_automatic_topics_closes(world: World) -> None:

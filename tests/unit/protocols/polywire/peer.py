@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, PeerError
 from polywire.protocols.polywire.codec import (
     ERROR,
     MAGIC,
@@ -55,6 +55,12 @@ class CapturedOutput:
 
     def close(self) -> None:
         self.closed = True
+
+    def fail(self, error: PeerError) -> None:
+        raise error
+
+    def pin(self) -> Callable[[], None]:
+        raise AssertionError("no request of this wire is prepared beside the loop")
 
 
 @dataclass(frozen=True)

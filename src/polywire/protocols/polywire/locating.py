@@ -1,0 +1,45 @@
+"""LOCATE of the `polywire` wire: where sealed records lie, for who sees the broker's files (docs/protocols/polywire.md §4.5).
+
+Promises: only what FETCH would send is told of. Must not know: files, frames.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from polywire.errors import BrokerError
+from polywire.log.base import Located
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.fetching import check_identity
+from polywire.protocols.polywire.messages import Verb
+from polywire.protocols.polywire.words import Answering, find_partition
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+
+def locate(broker: Broker, session: Answering, correlation: int, request: messages.Locate) -> None:
+    """Answer now or later. Raises BrokerError when refused at once."""
+    partition = find_partition(broker, request.name, request.partition)
+    check_identity(partition, request)
+    end = request.offset_end if request.offset_end >= 0 else None
+    found = broker.locate(partition, request.offset, then=partial(_settle, session, correlation), offset_end=end)
+    if found is None:
+        session.owe()
+    else:
+        session.answer(Verb.LOCATE, correlation, _spelled(found))
+
+
+def _settle(session: Answering, correlation: int, found: Located | BrokerError) -> None:
+    if isinstance(found, BrokerError):
+        session.settle_error(Verb.LOCATE, correlation, found)
+    else:
+        session.settle(Verb.LOCATE, correlation, _spelled(found))
+
+
+def _spelled(found: Located) -> messages.Located:
+    if found.home is None:
+        return messages.Located("", b"", [], more=False)
+    runs = [messages.SealedRun(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
+    return messages.Located(found.home.directory, found.home.mark, runs, found.more)

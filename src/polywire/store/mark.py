@@ -1,0 +1,55 @@
+"""A mark in a data directory: how a process that was told of the directory finds out whether it sees the same one.
+
+The broker that owns a directory writes a new token into its file ``LOCK`` at every start, before it writes any blob. So whoever opened a
+blob and then finds the token there has opened what that broker means by the blob's name, and no other directory that lies under the same
+path on another machine, in a container, or in a copy that went its own way.
+
+Promises: anything but a file with this token is "not here", never an error. Must not know: blobs, who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MARK_FILE: Final = "LOCK"
+MARK_BYTES: Final = 16
+_CONTENT_BYTES_MAX: Final = 128  # a process id, a token, two line breaks, and room
+
+_FLAGS: Final = (
+    os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+)  # a pipe must not keep us waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A data directory by its absolute path, and the token of the broker start that owns it."""
+
+    directory: str
+    mark: bytes
+
+    @classmethod
+    def owned(cls, directory: Path) -> Home:
+        """A directory as the process that has just locked it knows it, with a new token."""
+        return cls(str(directory.resolve()), secrets.token_bytes(MARK_BYTES))
+
+    def content(self) -> bytes:
+        """What the owner writes into the file: its process id, for people, and the token."""
+        return f"{os.getpid()}\n{self.mark.hex()}\n".encode("ascii")
+
+    def is_here(self) -> bool:
+        """Whether this process sees the directory, and the same owner still has it."""
+        try:
+            descriptor = os.open(Path(self.directory) / MARK_FILE, _FLAGS)
+        except (OSError, ValueError):  # a path that no system takes is no path of ours
+            return False
+        try:
+            lines = os.read(descriptor, _CONTENT_BYTES_MAX).split(b"\n")
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return len(self.mark) == MARK_BYTES and lines[1:2] == [self.mark.hex().encode("ascii")]

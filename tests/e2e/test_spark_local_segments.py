@@ -1,0 +1,149 @@
+"""Tasks on the broker's machine read its sealed files: the rows are those of the wire, and one can see which way they came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+
+from polywire.client import bulk
+from polywire.client.arrow import arrow_to_batches
+from polywire.spark.sealed import RANGE_RECORDS_MIN
+from polywire.store.mark import MARK_FILE
+from tests.broker_process import BrokerProcess
+from tests.e2e.conftest import Reached
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+RECORDS = 4 * RANGE_RECORDS_MIN  # of each partition
+LOGGING = "spark.sql.pyspark.worker.logging.enabled"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data", "--slot-mib", "4") as process:
+        yield process
+
+
+@pytest.fixture
+def reached(broker: BrokerProcess, topic: str) -> Reached:
+    """The broker, with a topic of two partitions most of which is sealed."""
+    made = reach(broker)
+    made.connection.create_topic(topic, 2)
+    append(made, topic, 0, RECORDS)
+    deadline = monotonic() + 20
+    while sealed_records(made, topic) < 1.5 * RECORDS:
+        assert monotonic() < deadline, "nothing was sealed"
+        sleep(0.05)
+    return made
+
+
+def reach(broker: BrokerProcess) -> Reached:
+    host, port = broker.addresses["polywire"]
+    return Reached(f"{host}:{port}")
+
+
+def append(reached: Reached, topic: str, first: int, count: int) -> None:
+    for partition in range(2):
+        for start in range(first, first + count, 10_000):
+            numbers = range(start, start + 10_000)
+            values = pa.array([b"%d-%040d" % (partition, number) for number in numbers], pa.binary())
+            keys = pa.array([b"k%d" % (number % 7) for number in numbers], pa.binary())
+            batch = pa.record_batch({"key": keys, "value": values})
+            reached.connection.produce(topic, partition, arrow_to_batches(batch))
+
+
+def sealed_records(reached: Reached, topic: str) -> int:
+    located = [reached.connection.locate(topic, partition) for partition in range(2)]
+    return sum(run.next_offset - run.first_offset for found in located for run in found.runs)
+
+
+def read(spark: SparkSession, reached: Reached, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("polywire").options(address=reached.address, subscribe=topic, **options).load()
+
+
+def digest(frame: DataFrame) -> list[tuple[object, ...]]:
+    """Everything that tells whether two reads gave the same rows, each once."""
+    wrong = "value != encode(format_string('%d-%040d', partition, offset), 'utf-8')"
+    hashed = "bit_xor(xxhash64(key, value, topic, partition, offset, timestamp))"
+    facts = ["count(*)", "count(distinct offset)", f"count_if({wrong})", hashed]
+    rows = sorted(tuple(row) for row in frame.groupBy("partition").agg(*map(expr, facts)).collect())
+    assert [(row[1] == row[2], row[3]) for row in rows] == [(True, 0)] * len(rows)
+    return rows
+
+
+def bytes_read(spark: SparkSession, frame: DataFrame) -> tuple[int, int]:
+    """Bytes of files and of the wire that the tasks of one read have told of."""
+    spark.conf.set(LOGGING, "true")
+    try:
+        before = _told(spark)
+        frame.write.format("noop").mode("overwrite").save()
+        after = _told(spark)
+    finally:
+        spark.conf.unset(LOGGING)
+    return after[0] - before[0], after[1] - before[1]
+
+
+def _told(spark: SparkSession) -> tuple[int, int]:
+    lines = [row["msg"] for row in spark.tvf.python_worker_logs().collect()]
+    found = [re.search(r"file_bytes=(\d+) wire_bytes=(\d+)", line) for line in lines]
+    pairs = [(int(match[1]), int(match[2])) for match in found if match]
+    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+
+
+def test_both_ways_give_the_same_rows(spark: SparkSession, reached: Reached, topic: str) -> None:
+    auto, off = read(spark, reached, topic), read(spark, reached, topic, localSegments="off")
+    rows = digest(auto)
+    assert [row[0] for row in rows] == [0, 1]
+    assert rows == digest(off)
+    assert auto.count() == off.count() == 2 * RECORDS
+    file_bytes, wire_bytes = bytes_read(spark, auto)
+    assert file_bytes > 2 * wire_bytes > 0, "the unsealed end comes over the wire"
+    file_bytes, wire_bytes = bytes_read(spark, off)
+    assert file_bytes == 0 < wire_bytes
+
+
+def test_a_stream_reads_what_was_sealed_and_what_was_not(
+    spark: SparkSession, reached: Reached, topic: str, tmp_path: Path
+) -> None:
+    stream = (
+        spark.readStream.format("polywire")
+        .options(address=reached.address, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="150000")
+        .load()
+    )
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    for _ in range(2):
+        writer.trigger(availableNow=True).start(str(tmp_path / "rows")).awaitTermination()
+        append(reached, topic, RECORDS, 10_000)
+    found = spark.read.parquet(str(tmp_path / "rows"))
+    ends = f'{{"{topic}":{{"0":{RECORDS + 10_000},"1":{RECORDS + 10_000}}}}}'
+    assert digest(found) == digest(read(spark, reached, topic, endingOffsets=ends, localSegments="off"))
+
+
+def test_another_directory_under_the_same_path_is_not_read(
+    spark: SparkSession, broker: BrokerProcess, reached: Reached, topic: str
+) -> None:
+    rows = digest(read(spark, reached, topic, localSegments="off"))
+    (broker.data_dir / MARK_FILE).write_text("1\n00000000000000000000000000000000\n")
+    frame = read(spark, reached, topic)
+    assert bytes_read(spark, frame)[0] == 0
+    assert digest(frame) == rows
+
+
+def test_files_of_an_earlier_start_are_read(
+    spark: SparkSession, broker: BrokerProcess, reached: Reached, topic: str
+) -> None:
+    rows = digest(read(spark, reached, topic))
+    broker.kill()
+    broker.start()
+    bulk.connect(reached.address).ping()
+    frame = read(spark, reached, topic)
+    file_bytes, wire_bytes = bytes_read(spark, frame)
+    assert file_bytes > 2 * wire_bytes
+    assert digest(frame) == rows
