@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from benchmarks import (
     spark_load,
     spark_stream,
 )
-from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, report, resident_bytes
+from benchmarks.measure import ROUNDS, Figure, console, figure, fresh_broker, rates, report, resident_bytes
 from polywire.client import bulk
 
 MEBI = 1024 * 1024
@@ -28,70 +29,56 @@ WARMING_BATCHES = 2_800  # until the usual journal has all its files
 app = App(name="benchmarks", help="Measure Polywire on this machine, over real sockets.")
 
 
+_produce_rate = partial(polywire_load.produce_rate, batch=polywire_load.value_batch(1000, 100), batch_records=1000)
+"""Records per second, 1000 of 100 bytes in a batch."""
+
+
 def produce_figures(rounds: int) -> list[Figure]:
     """Produce over the ``polywire`` wire to one partition and to a thousand, and what the broker's memory was then."""
-    batch = polywire_load.value_batch(1000, 100)
-    found: list[Figure] = []
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
         connection = bulk.connect(f"polywire://{host}:{port}")
-        connection.create_topic("one", 1)
-        connection.create_topic("thousand", 1000)
-        for topic, partitions in (("one", 1), ("thousand", 1000)):
-            found.append(
-                figure(
-                    f"polywire produce, 1000 x 100 B, {partitions} partition{'s' * (partitions > 1)}",
-                    "records/s",
-                    lambda topic=topic, partitions=partitions: polywire_load.produce_rate(  # type: ignore[misc]
-                        host, port, topic, batch=batch, batch_records=1000, batches=20_000, partitions=partitions
-                    ),
-                    aim=8e6 if partitions == 1 else 0.7 * found[0].median,
-                    rounds=rounds,
-                )
-            )
+        name = "polywire produce, 1000 x 100 B,"
+
+        def produce(topic: str, partitions: int) -> Callable[[], float]:
+            connection.create_topic(topic, partitions)
+            return partial(_produce_rate, host, port, topic, batches=20_000, partitions=partitions)
+
+        (one,) = rates(rounds, (f"{name} 1 partition", produce("one", 1), 8e6))
+        (thousand,) = rates(rounds, (f"{name} 1000 partitions", produce("thousand", 1000), 0.7 * one.median))
         memory = resident_bytes(broker.pid)
-        found.append(
-            Figure(
-                "broker memory after that",
-                "MiB",
-                memory["VmHWM"] / MEBI,
-                memory["RssAnon"] / MEBI,
-                memory["VmHWM"] / MEBI,
-                500,
-                False,
-                "median is the peak with mapped files, min is anonymous memory at the end",
-            )
-        )
-    return found
+        peak, anonymous = memory["VmHWM"] / MEBI, memory["RssAnon"] / MEBI
+        remark = "median is the peak with mapped files, min is anonymous memory at the end"
+        return [
+            one,
+            thousand,
+            Figure("broker memory after that", "MiB", peak, anonymous, peak, 500, False, remark),
+        ]
 
 
 def sealing_figures(rounds: int) -> list[Figure]:
     """What sealing costs: the same produce into a journal that is long enough to hold it all, and into the usual one."""
-    batch = polywire_load.value_batch(1000, 100)
 
     def one_round(*options: str) -> float:
         with fresh_broker(*options) as broker:
             host, port = broker.addresses["polywire"]
             bulk.connect(f"polywire://{host}:{port}").create_topic("one", 1)
-            produce = partial(polywire_load.produce_rate, host, port, "one", batch=batch, batch_records=1000)
-            produce(batches=WARMING_BATCHES)
-            return produce(batches=UNSEALED_BATCHES)
+            _produce_rate(host, port, "one", batches=WARMING_BATCHES)
+            return _produce_rate(host, port, "one", batches=UNSEALED_BATCHES)
 
     name = f"polywire produce, {UNSEALED_BATCHES // 1000} M records at once"
-    without = figure(f"{name}, nothing sealed", "records/s", lambda: one_round("--slot-mib", "1024"), rounds=rounds)
-    sealed = figure(f"{name}, sealed", "records/s", one_round, aim=0.8 * without.median, rounds=rounds)
-    return [without, sealed]
+    (without,) = rates(rounds, (f"{name}, nothing sealed", partial(one_round, "--slot-mib", "1024"), None))
+    return [without, *rates(rounds, (f"{name}, sealed", one_round, 0.8 * without.median))]
 
 
 def fetch_figures(rounds: int) -> list[Figure]:
     """Range fetches of one gigabyte into Arrow: history that is in memory, and history that only the disk has."""
-    batch = polywire_load.value_batch(1000, 100)
     with fresh_broker() as broker:
         host, port = broker.addresses["polywire"]
 
         def filled(topic: str) -> str:
             bulk.connect(f"polywire://{host}:{port}").create_topic(topic, 1)
-            polywire_load.produce_rate(host, port, topic, batch=batch, batch_records=1000, batches=10_000)
+            _produce_rate(host, port, topic, batches=10_000)
             return topic
 
         cold = iter([filled(f"cold-{number}") for number in range(min(rounds, 3) + 1)])
@@ -141,160 +128,88 @@ def flux_figures(rounds: int) -> list[Figure]:
                 rounds=rounds,
             )
         )
-        found.append(
-            figure(
-                "FLUX pipelined produce, 100 B",
-                "records/s",
-                lambda: flux_load.pipelined_rate(host, port, "pipelined", requests=1_000_000),
-                aim=500_000,
-                rounds=rounds,
-            )
-        )
-    return found
+        pipelined = partial(flux_load.pipelined_rate, host, port, "pipelined", requests=1_000_000)
+        return found + rates(rounds, ("FLUX pipelined produce, 100 B", pipelined, 5e5))
 
 
 def cursus_figures(rounds: int) -> list[Figure]:
     """Produce, CONSUME and STREAM over the Cursus wire, and how long a pushed record takes."""
     records = 4_000_000
     with fresh_broker() as broker:
-        host, port = broker.addresses["cursus"]
+        address = broker.addresses["cursus"]
         for topic in ("written", "read", "paced"):
-            cursus_load.create(host, port, topic)
-        cursus_load.produce_rate(host, port, "read", batches=records // 1000)
+            cursus_load.create(*address, topic)
+        cursus_load.produce_rate(*address, "read", batches=records // 1000)
         latencies: list[tuple[float, float]] = []
 
         def median_latency() -> float:
-            latencies.append(cursus_load.push_latency_ms(host, port, "paced"))
+            latencies.append(cursus_load.push_latency_ms(*address, "paced"))
             return latencies[-1][0]
 
-        found = [
-            figure(
-                "Cursus produce, 1000 x 100 B, acks=1, one connection",
-                "records/s",
-                lambda: cursus_load.produce_rate(host, port, "written", batches=10_000),
-                aim=5e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Cursus CONSUME, 100 B, one connection",
-                "records/s",
-                lambda: cursus_load.consume_rate(host, port, "read", records=records),
-                aim=8e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Cursus STREAM, 100 B, one connection",
-                "records/s",
-                lambda: cursus_load.stream_rate(host, port, "read", records=records),
-                aim=8e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Cursus push at 10,000 records/s, p50",
-                "ms",
-                median_latency,
-                aim=1,
-                more_is_better=False,
-                rounds=rounds,
-            ),
-        ]
+        produce = partial(cursus_load.produce_rate, *address, "written", batches=10_000)
+        consume = partial(cursus_load.consume_rate, *address, "read", records=records)
+        stream = partial(cursus_load.stream_rate, *address, "read", records=records)
+        found = rates(
+            rounds,
+            ("Cursus produce, 1000 x 100 B, acks=1, one connection", produce, 5e6),
+            ("Cursus CONSUME, 100 B, one connection", consume, 8e6),
+            ("Cursus STREAM, 100 B, one connection", stream, 8e6),
+        )
+        name = "Cursus push at 10,000 records/s,"
+        found.append(figure(f"{name} p50", "ms", median_latency, aim=1, more_is_better=False, rounds=rounds))
         highest = [p99 for _, p99 in latencies[1:]]
         middle = statistics.median(highest)
-        name = "Cursus push at 10,000 records/s, p99"
-        found.append(Figure(name, "ms", middle, min(highest), max(highest), 5, False))
+        found.append(Figure(f"{name} p99", "ms", middle, min(highest), max(highest), 5, False))
     return found
 
 
 def iggy_figures(rounds: int) -> list[Figure]:
     """Sends of 1,000 messages over the documented Iggy dialect, acknowledged, and polls of 1,000."""
     with fresh_broker() as broker:
-        host, port = broker.addresses["iggy"]
+        address = broker.addresses["iggy"]
         for topic in ("written", "read"):
-            iggy_load.create(host, port, topic)
-        iggy_load.send_rate(host, port, "read", requests=1_000)
-        return [
-            figure(
-                "Iggy send, 1000 x 100 B, one connection",
-                "records/s",
-                lambda: iggy_load.send_rate(host, port, "written", requests=10_000),
-                aim=5e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Iggy send with ids, 1000 x 100 B, one connection",
-                "records/s",
-                lambda: iggy_load.send_rate(host, port, "written", requests=10_000, ids=True),
-                rounds=rounds,
-            ),
-            figure(
-                "Iggy poll, 1000 x 100 B, in memory, one connection",
-                "records/s",
-                lambda: iggy_load.poll_rate(host, port, "read", polls=10_000, requests_sent=1_000),
-                aim=8e6,
-                rounds=rounds,
-            ),
-        ]
+            iggy_load.create(*address, topic)
+        iggy_load.send_rate(*address, "read", requests=1_000)
+        send = partial(iggy_load.send_rate, *address, "written", requests=10_000)
+        poll = partial(iggy_load.poll_rate, *address, "read", polls=10_000, requests_sent=1_000)
+        return rates(
+            rounds,
+            ("Iggy send, 1000 x 100 B, one connection", send, 5e6),
+            ("Iggy send with ids, 1000 x 100 B, one connection", partial(send, ids=True), None),
+            ("Iggy poll, 1000 x 100 B, in memory, one connection", poll, 8e6),
+        )
 
 
 def kafka07_figures(rounds: int) -> list[Figure]:
     """Sets of 200 and of single messages over the Kafka 0.7 wire, and fetches of a mebibyte."""
     with fresh_broker() as broker:
-        host, port = broker.addresses["kafka07"]
-        kafka07_load.produce_rate(host, port, "read", requests=20_000)
-        return [
-            figure(
-                "Kafka 0.7 produce, 200 x 200 B, one connection",
-                "records/s",
-                lambda: kafka07_load.produce_rate(host, port, "written", requests=20_000),
-                aim=4e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Kafka 0.7 produce, single messages of 200 B, pipelined",
-                "records/s",
-                lambda: kafka07_load.produce_rate(host, port, "single", requests=500_000, messages=1),
-                aim=400_000,
-                rounds=rounds,
-            ),
-            figure(
-                "Kafka 0.7 fetch of 1 MiB, 200 B, four under way",
-                "records/s",
-                lambda: kafka07_load.fetch_rate(host, port, "read", ahead=4),
-                aim=10e6,
-                rounds=rounds,
-            ),
-            figure(
-                "Kafka 0.7 fetch of 1 MiB, 200 B, one at a time",
-                "records/s",
-                lambda: kafka07_load.fetch_rate(host, port, "read"),
-                aim=10e6,
-                rounds=rounds,
-            ),
-        ]
+        produce = partial(kafka07_load.produce_rate, *broker.addresses["kafka07"])
+        fetch = partial(kafka07_load.fetch_rate, *broker.addresses["kafka07"], "read")
+        produce("read", requests=20_000)
+        single = partial(produce, "single", requests=500_000, messages=1)
+        return rates(
+            rounds,
+            ("Kafka 0.7 produce, 200 x 200 B, one connection", partial(produce, "written", requests=20_000), 4e6),
+            ("Kafka 0.7 produce, single messages of 200 B, pipelined", single, 4e5),
+            ("Kafka 0.7 fetch of 1 MiB, 200 B, four under way", partial(fetch, ahead=4), 10e6),
+            ("Kafka 0.7 fetch of 1 MiB, 200 B, one at a time", fetch, 10e6),
+        )
 
 
 def iggy_today_figures(rounds: int) -> list[Figure]:
     """The same in today's dialect, and what the real SDK for Python reaches, where ``make dev`` has installed it."""
     with fresh_broker() as broker:
-        host, port = broker.addresses["iggy"]
-        iggy_today.create(host, port, "load")
-        found = [
-            figure(
-                "Iggy of today, send, 1000 x 100 B, one connection",
-                "records/s",
-                lambda: iggy_today.send_rate(host, port, "load", requests=10_000),
-                rounds=rounds,
-            ),
-            figure(
-                "Iggy of today, poll, 1000 x 100 B, one connection",
-                "records/s",
-                lambda: iggy_today.poll_rate(host, port, "load", polls=10_000),
-                rounds=rounds,
-            ),
-        ]
-    for name, base in iggy_today.SDKS.items():
-        if (iggy_today.INTEROP / name).is_dir():
-            found += _sdk_figures(name, base)
+        address = broker.addresses["iggy"]
+        iggy_today.create(*address, "load")
+        send = partial(iggy_today.send_rate, *address, "load", requests=10_000)
+        poll = partial(iggy_today.poll_rate, *address, "load", polls=10_000)
+        name = "1000 x 100 B, one connection"
+        found = rates(
+            rounds, (f"Iggy of today, send, {name}", send, None), (f"Iggy of today, poll, {name}", poll, None)
+        )
+    for sdk, base in iggy_today.SDKS.items():
+        if (iggy_today.INTEROP / sdk).is_dir():
+            found += _sdk_figures(sdk, base)
     return found
 
 

@@ -86,6 +86,11 @@ def figure_of(
     return found
 
 
+def rates(rounds: int, *workloads: tuple[str, Callable[[], float], float | None]) -> list[Figure]:
+    """Figures in records per second, of workloads as (name, one round, aim)."""
+    return [figure(name, "records/s", one_round, aim=aim, rounds=rounds) for name, one_round, aim in workloads]
+
+
 @contextmanager
 def fresh_broker(*options: str) -> Iterator[BrokerProcess]:
     """A broker over a new data directory, gone with all its files afterwards."""

@@ -5,14 +5,13 @@ Run as ``python -m tests.fuzz.fuzz_flux``; FUZZ_SECONDS limits it, FUZZ_SEED rep
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from typing import Final
 
 from polywire.client.flux_replies import parse_reply, read_records, split_consumed
 from polywire.errors import PeerError
 from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 
 LINES_MAX: Final = 12
@@ -62,19 +61,8 @@ ODD: Final = [
 
 def mutated(chance: random.Random) -> bytes:
     """A stream of good lines with some damage."""
-    stream = bytearray(b"".join(chance.choices(GOOD, k=chance.randrange(1, LINES_MAX))))
-    for _ in range(chance.randrange(6)):
-        place = chance.randrange(len(stream) + 1)
-        match chance.randrange(4):
-            case 0 if place < len(stream):
-                stream[place] ^= 1 << chance.randrange(8)
-            case 1:
-                stream[place : place + chance.randrange(20)] = b""
-            case 2:
-                stream[place:place] = chance.choice(ODD)
-            case _:
-                stream[place:place] = chance.randbytes(chance.randrange(8))
-    return bytes(stream)
+    lines = b"".join(chance.choices(GOOD, k=chance.randrange(1, LINES_MAX)))
+    return damaged(lines, chance, times_max=5, odd=ODD)
 
 
 def converse(stream: bytes, cuts: list[int]) -> bytes:
@@ -99,7 +87,7 @@ def check(stream: bytes, chance: random.Random) -> None:
     told = answers.split(b"\n")
     assert told.pop() == b"", "an answer without its line ending"
     assert len(told) == len(lines), f"{len(lines)} lines, {len(told)} answers lines={lines} answers={told}"
-    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
+    cuts = cuts_of(stream, chance)
     assert converse(stream, cuts) == answers, f"cut at {cuts} the answers differ"
     for answer in told:
         reply = parse_reply(answer)
@@ -110,31 +98,23 @@ def check(stream: bytes, chance: random.Random) -> None:
 def check_client(chance: random.Random) -> None:
     """The client's parser reads anything or raises PeerError."""
     text = chance.choice([b"messages=0:a,1:b hw=1", b"messages= hw=-1", b"messages=5:x,6:y,5:z,6:w hw=6"])
-    damaged = bytearray(text)
+    spoilt = bytearray(text)
     for _ in range(chance.randrange(5)):
-        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)
     try:
-        read_records(*split_consumed(bytes(damaged), 0))
-        parse_reply(bytes(damaged))
+        read_records(*split_consumed(bytes(spoilt), 0))
+        parse_reply(bytes(spoilt))
     except PeerError:
         return
 
 
-def run(seconds: float, seed: int) -> int:
-    """Fuzz for so long; returns the number of streams."""
-    chance = random.Random(seed)
-    end = time.monotonic() + seconds
-    count = 0
-    while time.monotonic() < end:
-        stream = mutated(chance)
-        if stream:
-            check(stream, chance)
-        check_client(chance)
-        count += 1
-    return count
+def check_all(chance: random.Random) -> None:
+    """One round."""
+    stream = mutated(chance)
+    if stream:
+        check(stream, chance)
+    check_client(chance)
 
 
 if __name__ == "__main__":
-    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
-    print(f"seed={SEED}", flush=True)
-    print(f"streams={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")
+    fuzz(check_all)

@@ -6,10 +6,8 @@ Run as ``python -m tests.fuzz.fuzz_kafka07``; FUZZ_SECONDS limits it, FUZZ_SEED 
 
 from __future__ import annotations
 
-import os
 import random
 import struct
-import time
 from typing import Final
 
 from polywire.errors import PeerError
@@ -28,6 +26,7 @@ from polywire.protocols.kafka07.messages import (
     parse_offsets_answer,
     split_multifetch_answer,
 )
+from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.kafka07.dialogue import World
 
 FRAMES_MAX: Final = 10
@@ -62,19 +61,8 @@ def good(chance: random.Random) -> bytes:
 
 def mutated(chance: random.Random) -> bytes:
     """A stream of good frames with some damage, or none."""
-    stream = bytearray(b"".join(good(chance) for _ in range(chance.randrange(1, FRAMES_MAX))))
-    for _ in range(chance.choice([0, 0, 1, 2, 5])):
-        place = chance.randrange(len(stream) + 1)
-        match chance.randrange(4):
-            case 0 if place < len(stream):
-                stream[place] ^= 1 << chance.randrange(8)
-            case 1:
-                stream[place : place + chance.randrange(20)] = b""
-            case 2:
-                stream[place:place] = chance.choice(ODD)
-            case _:
-                stream[place:place] = chance.randbytes(chance.randrange(8))
-    return bytes(stream)
+    frames = b"".join(good(chance) for _ in range(chance.randrange(1, FRAMES_MAX)))
+    return damaged(frames, chance, times_max=chance.choice((0, 2, 5)), odd=ODD)
 
 
 def converse(stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
@@ -105,44 +93,36 @@ def check(stream: bytes, chance: random.Random) -> None:
         assert size >= 2
         at += 4 + size
     assert at == len(answers), "an answer was cut"
-    cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(5)))
+    cuts = cuts_of(stream, chance)
     if b"\xff\xff\xff\xff" not in stream:  # a partition of -1 is any
         assert converse(stream, cuts) == (answers, stored), f"cut at {cuts} the answers differ stream={stream.hex()}"
 
 
 def check_parsers(chance: random.Random) -> None:
     """The client's parsers read anything or raise PeerError, and expand no more than they may."""
-    damaged = bytearray(
+    spoilt = bytearray(
         chance.choice([*SETS[3:], struct.pack(">hi", 0, 2) + bytes(16), bytes.fromhex("0000000000060000aabbccdd")])
     )
     for _ in range(chance.randrange(5)):
-        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        spoilt[chance.randrange(len(spoilt))] = chance.randrange(256)
     for parse in (parse_offsets_answer, split_multifetch_answer):
         try:
-            parse(bytes(damaged))
+            parse(bytes(spoilt))
         except PeerError:
             continue
     try:
-        Expander(4096).open_set(bytes(damaged), 0, len(damaged))
+        Expander(4096).open_set(bytes(spoilt), 0, len(spoilt))
     except PeerError:
         return
 
 
-def run(seconds: float, seed: int) -> int:
-    """Fuzz for so long; returns the number of streams."""
-    chance = random.Random(seed)
-    end = time.monotonic() + seconds
-    count = 0
-    while time.monotonic() < end:
-        stream = mutated(chance)
-        if stream:
-            check(stream, chance)
-        check_parsers(chance)
-        count += 1
-    return count
+def check_all(chance: random.Random) -> None:
+    """One round."""
+    stream = mutated(chance)
+    if stream:
+        check(stream, chance)
+    check_parsers(chance)
 
 
 if __name__ == "__main__":
-    SEED = int(os.environ.get("FUZZ_SEED", str(random.randrange(2**32))))
-    print(f"seed={SEED}", flush=True)
-    print(f"streams={run(float(os.environ.get('FUZZ_SECONDS', '10')), SEED)}")
+    fuzz(check_all)

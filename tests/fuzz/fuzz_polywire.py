@@ -5,22 +5,22 @@ Run as ``python -m tests.fuzz.fuzz_polywire``; FUZZ_SECONDS limits it, FUZZ_SEED
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from typing import Final
 
 from polywire.errors import PeerError
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.codec import MAGIC, PREFIX_BYTES, decode_prefix, encode_head
+from polywire.protocols.polywire.codec import PREFIX_BYTES, decode_prefix, encode_head
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.types import Assignor
+from tests.fuzz.chance import damaged, fuzz
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
 TOKEN: Final = b"0123456789abcdef"
 FRAMES_MAX: Final = 12
+ODD: Final = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
 
 
 def samples() -> list[bytes]:
@@ -58,33 +58,22 @@ def samples() -> list[bytes]:
     ]
 
 
-def mutated(chance: random.Random, frames: list[bytes]) -> bytearray:
+FRAMES: Final = samples()
+
+
+def mutated(chance: random.Random) -> bytes:
     """A stream of good frames with some damage."""
-    stream = bytearray(b"".join(chance.choices(frames, k=chance.randrange(1, FRAMES_MAX))))
-    for _ in range(chance.randrange(6)):
-        place = chance.randrange(len(stream) + 1)
-        match chance.randrange(4):
-            case 0 if place < len(stream):
-                stream[place] ^= 1 << chance.randrange(8)
-            case 1:
-                stream[place : place + chance.randrange(20)] = b""
-            case 2:
-                stream[place:place] = chance.randbytes(chance.randrange(8))
-            case _:
-                stream[place : place + 4] = chance.choice(
-                    (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x80\x00\x00\x01")
-                )
-    return stream
+    return damaged(b"".join(chance.choices(FRAMES, k=chance.randrange(1, FRAMES_MAX))), chance, times_max=5, odd=ODD)
 
 
-def feed(chance: random.Random, peer: Peer, stream: bytearray) -> None:
+def feed(chance: random.Random, peer: Peer, stream: bytes) -> None:
     """Give a session the stream in pieces, as a connection would."""
     buffer = bytearray()
     while stream or buffer:
         size = chance.randrange(1, 400)
         buffer += stream[:size]
         fed = len(stream[:size])
-        del stream[:size]
+        stream = stream[size:]
         taken = peer.session.receive(memoryview(buffer))
         assert 0 <= taken <= len(buffer), "a session takes what it was given"
         buffer = buffer[taken:]
@@ -102,13 +91,12 @@ def check_answers(written: bytes) -> None:
     assert at == len(written), "half a frame was written"
 
 
-def run_once(seed: int, frames: list[bytes]) -> None:
+def check(chance: random.Random) -> None:
     """One connection's life. Raises whatever is no documented answer."""
-    chance = random.Random(seed)
     peer = Peer()
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3))
     try:
-        feed(chance, peer, mutated(chance, frames))
+        feed(chance, peer, mutated(chance))
     except PeerError as error:
         if not error.fatal:  # only what ends the connection may leave a session
             raise
@@ -120,21 +108,5 @@ def run_once(seed: int, frames: list[bytes]) -> None:
     peer.loop.advance(70.0)
 
 
-def main() -> None:
-    """Fuzz until time is up."""
-    seed = int(os.environ.get("FUZZ_SEED", str(time.time_ns())))
-    deadline = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "30"))
-    frames, runs = samples(), 0
-    print(f"seed {seed}, opening {MAGIC.hex()}", flush=True)
-    while time.monotonic() < deadline:
-        try:
-            run_once(seed + runs, frames)
-        except BaseException:
-            print(f"failed, repeat with FUZZ_SEED={seed + runs}", flush=True)
-            raise
-        runs += 1
-    print(f"{runs} connections, no surprise")
-
-
 if __name__ == "__main__":
-    main()
+    fuzz(check)

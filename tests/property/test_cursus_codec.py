@@ -33,10 +33,10 @@ records = st.builds(
 def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject) -> None:
     peer = World().connect()
     peer.ask("CREATE topic=t partitions=1")
-    assert peer.exchange(encode_batch("t", 0, "1", sent))[0].startswith(b'{"status":"OK"')
+    assert peer.say(encode_batch("t", 0, "1", sent))[0].startswith(b'{"status":"OK"')
     start = data.draw(st.integers(0, len(sent)))
     most = data.draw(st.integers(1, 25))
-    (reply,) = peer.exchange(f"CONSUME topic=t partition=0 offset={start} member=m batch={most}".encode())
+    (reply,) = peer.say(f"CONSUME topic=t partition=0 offset={start} member=m batch={most}".encode())
     found = decode_batch(reply)
     assert [record.offset for record in found] == list(range(start, min(start + most, len(sent))))
     for record in found:

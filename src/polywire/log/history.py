@@ -43,6 +43,8 @@ class History:
         self.partitions: Final[dict[int, FilePartition]] = {}
         self.contents: Final[dict[int, Contents]] = {}
         """By serial of slot."""
+        self.clean: Final[dict[int, int]] = {}
+        """How far partitions were compacted, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
         self._packed: dict[int, bytes] = {}
         self._next_overlay = 0
@@ -67,6 +69,7 @@ class History:
         """A partition ends: nothing of it is needed any more."""
         partition.ended = True
         self.partitions.pop(partition.incarnation, None)
+        self.clean.pop(partition.incarnation, None)
         partition.first_offset = partition.next_offset
         self._forget(partition.drop_tail(partition.next_offset))
         for number in range(len(partition.runs)):
@@ -82,6 +85,10 @@ class History:
         self._forget(overlays)
         for place, size in places:
             self.segments.drop(place, size)
+
+    def cleaned(self, partition: FilePartition, offset: int) -> None:
+        """A pass of compaction has ended here."""
+        partition.clean_offset = self.clean[partition.incarnation] = offset
 
     # Staging
 

@@ -78,7 +78,7 @@ class FilePartition:
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """Below this there is one record of a key, as far as this start knows."""
+        """Up to here the newest record of every key was noted, and what is older was written anew without what that made needless."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")

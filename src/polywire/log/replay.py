@@ -69,6 +69,8 @@ class Player:
         while at < len(snapshot.partitions):
             partition = self._history.make(packed_incarnation(snapshot.partitions, at))
             at = partition.unpack(snapshot.partitions, at)
+        for incarnation, offset in snapshot.clean.items():
+            self._history.cleaned(self._history.partitions[incarnation], offset)
         sealed = []
         new, removed = self._named()
         for number in sorted({*snapshot.segments, *new} - removed):

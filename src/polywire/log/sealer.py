@@ -270,7 +270,7 @@ class Sealer:
             self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
         else:
             if not compaction.noting:
-                partition.clean_offset = compaction.noted
+                self._history.cleaned(partition, compaction.noted)
                 self._compaction = None
             compaction.noting = False
             self._tidy_soon(again)

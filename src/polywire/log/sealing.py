@@ -140,6 +140,7 @@ def snapshot_of(
         segments=[*history.segments.numbers(), *numbers],
         tokens=sorted(tokens),
         broker=broker[0],
+        clean=dict(history.clean),
     )
 
 

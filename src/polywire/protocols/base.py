@@ -6,10 +6,12 @@ Promises: sessions are sans-I/O; bytes in, bytes out, order of answers kept by t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.errors import PeerError
 from polywire.types import Buffer
+
+PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 
 
 class Output(Protocol):

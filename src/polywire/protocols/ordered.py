@@ -1,18 +1,23 @@
 """Sessions whose answers leave in the order of the requests: places for answers, and what follows when one becomes known.
 
-Promises: an answer is filled once; what is known is written as soon as everything before it is, in as few writes as can be; what had to wait
-goes on. No task, no future and no extra call per request. Must not know: any wire's bytes, what is answered.
+Promises: an answer is filled once; what is known is written as soon as everything before it is, in as few writes as can be. No task, no
+future and no extra call per request. Must not know: any wire's bytes, what is answered.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from polywire.protocols.base import Output
+from polywire.protocols.waiting import WaitingSession
 from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
 
 
 class Asker(Protocol):
@@ -51,59 +56,39 @@ class Place(Generic[_Asker]):
 _Place = TypeVar("_Place", bound=Place)  # type: ignore[type-arg]
 
 
-class OrderedSession(ABC, Generic[_Place]):
+class OrderedSession(WaitingSession, Generic[_Place]):
     """One peer whose answers keep the order of its requests.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them. ``_held``: the driver was told to wait for ``_resume``. ``_settle``: the next request waits for all answers.
-    ``_rest``: what the peer left when it finished. ``_yielding``: other connections have their turn.
+    requests behind them. ``_settle``: the next request waits for all answers.
     """
 
-    __slots__ = (
-        "_answers",
-        "_blocking",
-        "_closed",
-        "_ending",
-        "_held",
-        "_receiving",
-        "_rest",
-        "_resume",
-        "_settle",
-        "_yielding",
-        "output",
-    )
+    __slots__ = ("_answers", "_blocking", "_settle")
 
-    def __init__(self, output: Output, resume: Callable[[], None]) -> None:
-        self.output = output
-        self._resume = resume
+    def __init__(self, broker: Broker, output: Output, resume: Callable[[], None]) -> None:
+        super().__init__(broker, output, resume)
         self._answers: deque[_Place] = deque()
         self._blocking = 0
         self._settle = False
-        self._held = False
-        self._receiving = False
-        self._ending = False
-        self._closed = False
-        self._yielding = False
-        self._rest = b""
 
-    @abstractmethod
     def _waits(self) -> bool:
-        """Whether something must come, or go, before the next request is handled."""
+        return bool(self._blocking or self._settle or len(self._answers) >= ANSWERS_MAX) or super()._waits()
 
-    @abstractmethod
-    def _take_rest(self) -> None:
-        """Handle what was left when the peer finished, as far as it goes now."""
-
-    def paused(self) -> bool:
-        """Whether an answer must come, or go, before the next request is handled; whoever was told so is resumed later."""
-        self._held = self._waits()
-        return self._held
+    def _owes(self) -> bool:
+        return bool(self._answers)
 
     def append(self, answer: _Place) -> _Place:
         """Give an answer its place in the order."""
         self._answers.append(answer)
         self._blocking += answer.blocking
         return answer
+
+    def _settled(self) -> bool:
+        """Whether everything asked before is answered; what still is not makes the next request wait."""
+        if self._answers:
+            self.broker.commit()
+        self._settle = bool(self._answers)
+        return not self._settle
 
     def answered(self) -> None:
         """An answer became known: send what is next in order, and go on with what had to wait."""
@@ -121,41 +106,10 @@ class OrderedSession(ABC, Generic[_Place]):
                 parts = []
         if parts:
             self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        if not answers:
+            self._settle = False
         if self._held or self._ending or self._rest:
             self._go_on()
-
-    def _turn_again(self) -> None:
-        """The others had their turn."""
-        self._yielding = False
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Take up what had to wait, unless it still must; never from inside ``receive``."""
-        if self._receiving or self._closed or self._waits():
-            return
-        self._settle = False
-        if self._rest:
-            self._take_rest()
-        if self._held and not self._rest:
-            self._held = False
-            self._resume()
-        self._end_when_answered()
-
-    def _finish(self, rest: bytes) -> None:
-        """The peer is done, this is left of its requests; whole ones that have to wait are still answered."""
-        self._rest = rest
-        if not self._ending and rest:
-            if self._waits():
-                return
-            self._take_rest()
-        else:
-            self._rest = b""
-            self._ending = True
-        self._end_when_answered()
-
-    def _end_when_answered(self) -> None:
-        if self._ending and not self._answers and not self._rest and not self._closed:
-            self.output.close()
 
     def _abandon(self) -> None:
         """The connection is gone: nobody waits for anything."""

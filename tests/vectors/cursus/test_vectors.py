@@ -78,7 +78,7 @@ class Stage:
 
     def listen(self) -> None:
         for name, peer in self.peers.items():
-            self.heard[name] += peer.take()
+            self.heard[name] += peer.take_bodies()
 
     def check(self, name: str, step: Step) -> None:
         self.listen()

@@ -234,7 +234,7 @@ def test_a_topic_with_an_expiry_and_its_partitions() -> None:
 
 def test_groups_and_their_members() -> None:
     peer = prepared()
-    other = peer.world.connect()
+    other = peer.beside()
     for number in (5, 6):
         assert peer.ask(request(Code.CREATE_GROUP, TOPIC + U32.pack(number))) == EMPTY
     for member in (peer, other):
@@ -245,7 +245,7 @@ def test_groups_and_their_members() -> None:
     assert sorted(partition for member in members for partition in member.partitions) == [1, 2, 3]
     example = REPLIES["GET_CONSUMER_GROUP id 5, 3 partitions, two members"]
     assert [len(member.partitions) for member in asking.read_group(example[8:])[2]] == [2, 1]
-    third = peer.world.connect()
+    third = peer.beside()
     assert third.ask(REQUESTS["JOIN_CONSUMER_GROUP 1/2/5"]) == EMPTY
     assert third.ask(request(Code.JOIN_GROUP, TOPIC + U32.pack(6))) == EMPTY
     listed = peer.ask(REQUESTS["GET_CONSUMER_GROUPS 1/2"])[8:]

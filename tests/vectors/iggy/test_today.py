@@ -154,7 +154,7 @@ def test_groups(peer: Dialogue) -> None:
     assert (status, body[8:]) == (0, bytes.fromhex("03000000000000000100000002000000"))
     first = int.from_bytes(body[:8], "little")
     assert peer.headered(161, STORE_GROUP, number=7) == (0, bytes(4))
-    other = peer.world.connect()
+    other = peer.beside()
     other.headered(1, REGISTER)
     assert other.headered(148, SYNC, number=1) == (0, bytes(4))
     shares = [one.headered(2, SYNC, code=606)[1] for one in (peer, other)]
@@ -235,7 +235,7 @@ def test_users_tokens_and_permissions(peer: Dialogue) -> None:
     status, body = peer.headered(141, create, number=3)
     assert (status, body[:4]) == (0, bytes(4))
     assert peer.headered(141, create, number=4) == (0, refusal(46))
-    alice = peer.world.connect()
+    alice = peer.beside()
     words = REGISTER[:20] + b"\x05alice\x06secret" + bytes(4)
     assert alice.headered(1, words)[0] == 0
     assert alice.headered(2, POLL, code=100) == (41, b""), "without permissions nothing is allowed"
@@ -245,7 +245,7 @@ def test_users_tokens_and_permissions(peer: Dialogue) -> None:
     assert alice.headered(2, POLL, code=100)[0] == 0
     status, body = alice.headered(146, b"\x05token" + bytes(8), number=2)
     raw = body[5:].decode()
-    again = peer.world.connect()
+    again = peer.beside()
     assert again.headered(1, REGISTER[:20] + bytes((len(raw),)) + raw.encode() + bytes(4))[0] == 0
     assert again.headered(2, code=41)[1] == b"\x05token" + bytes(8)
     assert again.headered(147, b"\x05token", number=1) == (0, bytes(4))

@@ -15,6 +15,7 @@ from polywire.broker.changes import SnapshotSaved
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, Invalid
 from polywire.log.base import Read
+from polywire.protocols.base import PASS_S
 from polywire.protocols.cursus import codec
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.batches import empty_batch
@@ -29,7 +30,7 @@ from polywire.protocols.cursus.messages import (
     integer,
     quote,
 )
-from polywire.protocols.cursus.session import PASS_S, Command, CursusSession, Reply
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.state import Operation
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records

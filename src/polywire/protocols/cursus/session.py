@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError, PeerError
-from polywire.protocols.base import Output
+from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
@@ -30,13 +30,10 @@ from polywire.protocols.cursus.messages import (
 from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.state import CursusState
 from polywire.protocols.ordered import OrderedSession
+from polywire.protocols.waiting import believed
 from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
-PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
-GROWTH_BYTES_MIN: Final = (
-    1024 * 1024
-)  # a frame's announced length is believed so far, and four times what has come of it
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
 
 Reply = bytes | Sequence[bytes]
@@ -100,7 +97,6 @@ class CursusSession(OrderedSession[Answer]):
         "_take_batch",
         "_timer",
         "_topic_wait",
-        "_wanted",
         "dialect",
         "features",
         "group",
@@ -109,7 +105,7 @@ class CursusSession(OrderedSession[Answer]):
     )
 
     def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
-        super().__init__(output, resume)
+        super().__init__(state.broker, output, resume)
         self.state: Final = state
         self.dialect = state.settings.dialect or Dialect.MODERN
         self.principal: Any = None
@@ -121,7 +117,6 @@ class CursusSession(OrderedSession[Answer]):
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
         self._asleep = False
-        self._wanted = 0
         self._topic_wait = "", 0.0
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
@@ -133,17 +128,13 @@ class CursusSession(OrderedSession[Answer]):
         """Longest frame, with its length."""
         return self.state.settings.frame_bytes_max + PREFIX_BYTES
 
-    def wanted(self) -> int:
-        """Bytes worth making room for: never more than four times what has come, whatever length was announced."""
-        return self._wanted
-
     def _waits(self) -> bool:
         return bool(
             self._yielding
             or self._asleep
             or self._blocking
             or self._long is not None
-            or (self._settle and self._answers)
+            or self._settle
             or len(self._answers) >= ANSWERS_MAX
             or (self.output.backlog > self.output.backlog_max and self._pushing is None)
         )
@@ -151,13 +142,9 @@ class CursusSession(OrderedSession[Answer]):
     def receive(self, data: memoryview) -> int:
         """Handle complete frames."""
         self._heard_at = self.state.broker.clock.monotonic()
-        if self._ending or self._pushing is not None:
+        if self._pushing is not None:
             return len(data)  # what comes behind a STREAM is not read (dossier §5.2)
-        self._receiving = True
-        try:
-            return self._receive(data)
-        finally:
-            self._receiving = False
+        return super().receive(data)
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -170,7 +157,7 @@ class CursusSession(OrderedSession[Answer]):
                 raise PeerError(f"a frame is too long bytes={size}", fatal=True)
             end = at + PREFIX_BYTES + size
             if end > stop:
-                self._wanted = min(end - at, max(GROWTH_BYTES_MIN, 4 * (stop - at)))
+                self._wanted = believed(end - at, stop - at)
                 break
             if not self._take(data[at + PREFIX_BYTES : end]):
                 break
@@ -178,8 +165,7 @@ class CursusSession(OrderedSession[Answer]):
             if self._ending or self._pushing is not None:
                 return stop
             if at < stop and now() >= pass_end:
-                self._yielding = True
-                self.state.broker.loop.call_soon(self._turn_again)
+                self._give_way()
                 break
         return at
 
@@ -194,7 +180,7 @@ class CursusSession(OrderedSession[Answer]):
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
-        self._finish(bytes(data))
+        super().finish(data)
 
     def close(self) -> None:
         """The connection is gone."""
@@ -284,13 +270,6 @@ class CursusSession(OrderedSession[Answer]):
         self._carry(command, read)
         return True
 
-    def _settled(self) -> bool:
-        """Whether everything before is answered; what still is not makes the next request wait."""
-        if self._answers:
-            self.state.broker.commit()
-            self._settle = bool(self._answers)
-        return not self._answers
-
     def _is_batch(self, body: memoryview) -> bool:
         """Whether a topic follows the magic (dossier §1.2 rule 2)."""
         return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
@@ -377,7 +356,7 @@ class CursusSession(OrderedSession[Answer]):
     def end(self) -> None:
         """Take no further request; close once everything owed was sent."""
         self._ending = True
-        self._end_when_answered()
+        self._end_when_done()
 
     def push(self, pushing: Pushing) -> None:
         """Give the connection to a stream: nothing the peer sends is read any more."""
@@ -391,22 +370,8 @@ class CursusSession(OrderedSession[Answer]):
         self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
         self._go_on()
 
-    def _end_when_answered(self) -> None:
-        if self._long is None:
-            super()._end_when_answered()
-
-    def _take_rest(self) -> None:
-        """Handle what was left when the peer finished, as far as it goes now."""
-        rest = self._rest
-        self._rest = b""
-        try:
-            rest = rest[self.receive(memoryview(rest)) :]
-        except PeerError:  # nobody is left to be told; what is owed still goes out
-            rest = b""
-        if rest and self._waits():
-            self._rest = rest
-        else:
-            self._ending = True
+    def _owes(self) -> bool:
+        return self._long is not None or super()._owes()
 
     # Silence
 

@@ -7,17 +7,16 @@ Must not know: sockets, the loop beyond its timers, other wires, what the comman
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from polywire.broker.broker import Broker
-from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
-from polywire.log.base import Done
-from polywire.protocols.base import Output
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.protocols.base import PASS_S, Output
+from polywire.protocols.entrance import Entrance
 from polywire.protocols.flux import codec
 from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
 from polywire.protocols.flux.errors import not_leader, refused
@@ -28,10 +27,7 @@ from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level
 
-ANSWERS_MAX: Final = 64  # answers (a run counts once) a connection may wait for before its next request is handled
-PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
-BUSY_PAUSE_S: Final = 0.005  # between two tries
 
 _IDS_AT: Final = 4 * codec.RUN_RECORDS_MAX
 _TOPICS_AT: Final = 7 * codec.RUN_RECORDS_MAX
@@ -56,11 +52,8 @@ class FluxSession(OrderedSession[Answer]):
     """One peer."""
 
     __slots__ = (
-        "_busy",
-        "_busy_since",
         "_commands",
-        "_timer",
-        "broker",
+        "entrance",
         "scratch",
         "state",
     )
@@ -74,43 +67,19 @@ class FluxSession(OrderedSession[Answer]):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        super().__init__(output, resume)
-        self.broker: Final = broker
+        super().__init__(broker, output, resume)
         self.state: Final = state
         self.scratch: Final = scratch
         self._commands = commands
-        self._busy: deque[tuple[Partition, bytearray, Level, Done]] = deque()
-        self._busy_since = 0.0
-        self._timer: Any = None
+        self.entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on)
 
     @property
     def frame_bytes_max(self) -> int:
         """Longest line."""
         return codec.LINE_BYTES_MAX
 
-    def wanted(self) -> int:
-        """A line does not tell its length."""
-        return 0
-
     def _waits(self) -> bool:
-        return bool(
-            self._yielding
-            or self._blocking
-            or self._busy
-            or (self._settle and self._answers)
-            or len(self._answers) >= ANSWERS_MAX
-            or self.output.backlog > self.output.backlog_max
-        )
-
-    def receive(self, data: memoryview) -> int:
-        """Handle complete lines."""
-        if self._ending:
-            return len(data)
-        self._receiving = True
-        try:
-            return self._receive(data)
-        finally:
-            self._receiving = False
+        return bool(self.entrance.waiting) or super()._waits()
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -128,7 +97,7 @@ class FluxSession(OrderedSession[Answer]):
                 break
             if reason == codec.LONG:
                 self._ending = True
-                self._end_when_answered()
+                self._end_when_done()
                 return stop
             if self._waits():
                 break
@@ -139,8 +108,7 @@ class FluxSession(OrderedSession[Answer]):
                 if self._waits():
                     break
             if at < stop and now() >= pass_end:
-                self._yielding = True
-                self.broker.loop.call_soon(self._turn_again)
+                self._give_way()
                 break
         return at
 
@@ -152,11 +120,8 @@ class FluxSession(OrderedSession[Answer]):
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
-        if command.settled and self._answers:
-            self.broker.commit()
-            if self._answers:
-                self._settle = True
-                return False
+        if command.settled and not self._settled():
+            return False
         try:
             payload = command.carry(self, request)
         except Refused as error:
@@ -172,27 +137,14 @@ class FluxSession(OrderedSession[Answer]):
         """The place of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
-    def _take_rest(self) -> None:
-        """Handle what was left when the peer finished, as far as it goes now."""
-        rest = self._rest
-        self._rest = b""
-        self._rest = rest[self.receive(memoryview(rest)) :]
-        self._ending = self._ending or not self._rest
-
-    def drained(self) -> None:
-        """The peer reads again."""
-        self._go_on()
-
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
         rest = bytes(data)
-        self._finish(rest if rest.endswith(b"\n") or not rest else rest + b"\n")
+        super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
     def close(self) -> None:
         """The connection is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._busy.clear()
+        self.entrance.drop()
         self._abandon()
 
     def ensure_topic(self, name: str) -> Topic:
@@ -204,50 +156,6 @@ class FluxSession(OrderedSession[Answer]):
             topic = self.broker.ensure_topic(name)
             self.state.created(topic, automatic=True)
         return topic
-
-    def produce(self, partition: Partition, batch: bytearray, level: Level, done: Done) -> None:
-        """Hand a batch to the broker. When the log has no room the batch waits here, and so does this connection.
-
-        ``done`` may be called at once with an error.
-        """
-        if self._busy:
-            self._busy.append((partition, batch, level, done))
-            return
-        try:
-            self.broker.produce(partition, batch, level=level, done=done)
-        except BrokerError as error:
-            if not isinstance(error, Busy) or error.code is not ErrorCode.BUSY:
-                done(-1, error)
-                return
-            self._busy.append((partition, batch, level, done))
-            self._busy_since = self.broker.clock.monotonic()
-            self._timer = self.broker.loop.call_later(BUSY_PAUSE_S, self._retry)
-
-    def _retry(self) -> None:
-        """Try the waiting batches again, oldest first; refuse them all when they waited too long."""
-        waiting, self._busy = self._busy, deque()
-        self._timer = None
-        since, now = self._busy_since, self.broker.clock.monotonic()
-        while waiting:
-            partition, batch, level, done = waiting.popleft()
-            self.produce(partition, batch, level, done)
-            if self._busy and now - since < BUSY_WAIT_S:
-                self._busy.extend(waiting)
-                self._busy_since = since
-                return
-            if self._busy:
-                self._refuse_busy()
-        self._go_on()
-
-    def _refuse_busy(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        waited_ms = int(BUSY_WAIT_S * 1000)
-        error = Busy(ErrorCode.BUSY, f"the log has no room, nothing was stored waited_ms={waited_ms}")
-        waiting, self._busy = self._busy, deque()
-        for _, _, _, done in waiting:
-            done(-1, error)
 
     def _produce_one(self, data: memoryview) -> None:
         """The run has one record: no arrays are needed."""
@@ -265,7 +173,7 @@ class FluxSession(OrderedSession[Answer]):
             answer.refuse(not_leader())
             return
         answer.partition = partition
-        self.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
+        self.entrance.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
         """Several records: one batch per topic and partition."""
@@ -310,7 +218,7 @@ class FluxSession(OrderedSession[Answer]):
             number = run.add_group(partition)
             if self.state.is_writable(partition):
                 batch = from_spans(data, spans, rows[start:end] if total > 1 else None)
-                self.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
+                self.entrance.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
             else:
                 run.fail(number, not_leader())
             start = end

@@ -13,11 +13,12 @@ from polywire.broker.groups.coordinator import GroupView
 from polywire.broker.permissions import Permission
 from polywire.broker.topics import Topic
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX
 from polywire.protocols.iggy.messages import U32, U64, Reader, Refused, name_bytes
 from polywire.protocols.iggy.records import topic_of
-from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.protocols.iggy.session import IggySession
 
 _GROUP: Final = Struct("<III")
 _MEMBER: Final = Struct("<II")

@@ -16,11 +16,12 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import errors, intake, outlet
+from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
-from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
-from polywire.types import KeyHash, PositionKind
+from polywire.types import KeyHash, Level, PositionKind
 
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
@@ -80,9 +81,9 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
-        session.produce(partition, batch, partial(_sent, session, answer, topic, partition))
+        session.entrance.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
     else:
-        session.produce(partition, batch, answer.done)
+        session.entrance.produce(partition, batch, Level.WRITTEN, answer.done)
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:

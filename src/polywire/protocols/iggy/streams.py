@@ -15,12 +15,13 @@ from polywire.broker.permissions import Permission
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
 from polywire.protocols.iggy.options import parse_options, topic_options
 from polywire.protocols.iggy.records import bytes_of, messages_of, topic_of, totals, who
-from polywire.protocols.iggy.session import Answer, IggySession
+from polywire.protocols.iggy.session import IggySession
 from polywire.types import Level
 
 NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, where the wire has 64 bits for it

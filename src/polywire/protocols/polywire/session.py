@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
-from polywire.protocols.base import Output
+from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.appending import Appending
 from polywire.protocols.polywire.catalog import Catalog
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
-PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 

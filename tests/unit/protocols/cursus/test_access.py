@@ -41,7 +41,7 @@ def answers(peer: Dialogue, body: bytes) -> list[bytes]:
     deadline = time.monotonic() + WAIT_S_MAX
     while True:
         peer.pass_by()
-        found = peer.take()
+        found = peer.take_bodies()
         if found:
             return found
         assert time.monotonic() < deadline, "nobody answered"
@@ -175,7 +175,7 @@ def test_a_topics_list_counts_on_a_broker_without_users() -> None:
     denied = "ERROR: NOT_AUTHORIZED_FOR_TOPIC operation=write topic=acl"
     assert peer.ask(batch("acl", 0, messages(1))) == denied
     assert peer.ask("PUBLISH topic=acl producerId=p message=x") == denied
-    assert peer.exchange(b"CONSUME topic=acl partition=0 offset=0 member=m")[0][:2] == b"\xba\x7c"
+    assert peer.say(b"CONSUME topic=acl partition=0 offset=0 member=m")[0][:2] == b"\xba\x7c"
     for text in ("AUTH principal=iggy token=iggy", "LIST_OFFSETS topic=acl principal=a auth_token=b"):
         assert peer.ask(text) == "ERROR: authentication_failed mechanism=PLAIN"
 

@@ -54,7 +54,7 @@ def unpacked(body: bytes) -> list[dict[str, Any]]:
 
 
 def stream(peer: Dialogue, rest: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    head, batch = peer.exchange(f"READ_STREAM topic=ev {rest}".encode())
+    head, batch = peer.say(f"READ_STREAM topic=ev {rest}".encode())
     return json.loads(head), unpacked(batch)
 
 
@@ -96,7 +96,7 @@ def test_a_snapshot_stands_for_the_events_before_it(peer: Dialogue) -> None:
     assert peer.ask("SAVE_SNAPSHOT topic=ev key=o1 version=1 message=older").startswith("OK version=1")
     assert [event["version"] for event in stream(peer, "key=o1")[1]] == [2, 3]
     peer.world.restart()
-    peer = peer.world.connect()
+    peer = peer.beside()
     assert peer.ask("READ_SNAPSHOT topic=ev key=o1") == 'OK snapshot={"version":1,"payload":"older"}'
     assert peer.ask("STREAM_VERSION topic=ev key=o1") == "OK version=3"
 
@@ -138,7 +138,7 @@ def test_events_are_consumed_like_any_record_and_plain_records_are_no_events(pee
     peer.ask("APPEND_STREAM topic=ev key=order-1 version=1 message=x")
     peer.ask("PUBLISH topic=ev producerId=p partition=1 key=order-1 message=plain")
     peer.ask("APPEND_STREAM topic=ev key=order-1 version=2 message=y")
-    (batch,) = peer.exchange(b"CONSUME topic=ev partition=1 offset=0 member=m")
+    (batch,) = peer.say(b"CONSUME topic=ev partition=1 offset=0 member=m")
     assert [one["payload"] for one in unpacked(batch)] == [b"x", b"plain", b"y"]
     assert [one["payload"] for one in stream(peer, "key=order-1")[1]] == [b"x", b"y"]
 
@@ -154,7 +154,7 @@ def test_a_stream_that_is_too_large_is_refused_whole(peer: Dialogue) -> None:
     for version in range(1, 11):
         peer.feed(frame(f"APPEND_STREAM topic=ev key=a version={version} message={'x' * 900_000}".encode()))
         peer.pass_by()
-    peer.take()
+    peer.take_bodies()
     assert peer.ask("READ_STREAM topic=ev key=a").startswith('{"error":"read_stream_failed')
     assert len(stream(peer, "key=a from_version=4")[1]) == 7
 
@@ -164,7 +164,7 @@ def test_long_streams_among_many_others(peer: Dialogue) -> None:
         for key in "abc":
             peer.feed(frame(f"APPEND_STREAM topic=ev key={key} version={version} message={key}{version}".encode()))
         peer.pass_by()
-    assert {body.split()[0] for body in peer.take()} == {b"OK"}
+    assert {body.split()[0] for body in peer.take_bodies()} == {b"OK"}
     for key in "abc":
         head, events = stream(peer, f"key={key}")
         assert head["count"] == 300

@@ -274,7 +274,7 @@ def test_groups_outlive_a_restart(peer: Dialogue) -> None:
     peer.ask("REGISTER_GROUP topic=g1 group=RG")
     peer.ask(f"BATCH_COMMIT topic=g1 group=G member={a} generation=1 P0:6,P1:7")
     peer.world.restart()
-    peer = peer.world.connect()
+    peer = peer.beside()
     assert peer.ask(f"HEARTBEAT topic=g1 group=G member={a} generation=1") == f"OK member={a} generation=1"
     assert peer.ask("FETCH_OFFSET topic=g1 partition=1 group=G") == "OK offset=7"
     assert peer.ask("LIST_GROUPS") == "OK count=2 groups=G,RG"

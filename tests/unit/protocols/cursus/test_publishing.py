@@ -105,18 +105,18 @@ def test_batches_are_refused_in_the_reference_order() -> None:
     cut = batch("orders", 0, messages(1, 2))[:-1]
     reason = "failed to read message[1] metadata length: unexpected EOF"
     assert peer.ask(cut) == f'ERROR: batch_decode_failed reason="{reason}"'
-    assert peer.exchange(batch("nope", 0, messages(1))) == []
+    assert peer.say(batch("nope", 0, messages(1))) == []
     world.memory.advance(0.6)
-    assert peer.take() == [b"ERROR: topic_not_found topic=nope"]
+    assert peer.take_bodies() == [b"ERROR: topic_not_found topic=nope"]
 
 
 def test_a_topic_in_the_making_is_waited_for() -> None:
     world, peer = started()
-    assert peer.exchange(batch("soon", 0, messages(1))) == []
+    assert peer.say(batch("soon", 0, messages(1))) == []
     world.memory.advance(0.1)
     assert world.connect().ask("CREATE topic=soon").startswith("OK")
     world.memory.advance(0.1)
-    assert json.loads(peer.take()[0])["status"] == "OK"
+    assert json.loads(peer.take_bodies()[0])["status"] == "OK"
 
 
 def test_idempotent_producers_by_flag_or_by_topic() -> None:
@@ -188,7 +188,7 @@ def test_pipelined_batches_are_answered_in_order() -> None:
     )
     peer.feed(frame(b"LIST_OFFSETS topic=orders"))
     peer.pass_by()
-    *acked, offsets = peer.take()
+    *acked, offsets = peer.take_bodies()
     assert [json.loads(body)["last_offset"] for body in acked] == [0, 1, 2]
     assert offsets == b"OK topic=orders partitions=1 offsets=P0:earliest=0:latest=3:leo=3:hwm=3"
 

@@ -57,17 +57,17 @@ def test_consume_begins_at_the_given_offset_every_time() -> None:
     world, peer = filled()
     world.memory.broker.commit_position("c1", 0, PositionKind.GROUP, "g", 5, level=Level.WRITTEN)
     for _ in range(2):
-        _, _, found = unpack(peer.exchange(b"CONSUME topic=c1 partition=0 offset=4 member=m group=g")[0])
+        _, _, found = unpack(peer.say(b"CONSUME topic=c1 partition=0 offset=4 member=m group=g")[0])
         assert found == [(4, 5, b"v5"), (5, 6, b"v6")]
-    _, _, found = unpack(peer.exchange(b"CONSUME topic=c1 partition=0 member=m group=g")[0])
+    _, _, found = unpack(peer.say(b"CONSUME topic=c1 partition=0 member=m group=g")[0])
     assert [offset for offset, _, _ in found] == [5]
-    _, _, found = unpack(peer.exchange(b"CONSUME topic=c1 partition=0 member=m group=h autoOffsetReset=latest")[0])
+    _, _, found = unpack(peer.say(b"CONSUME topic=c1 partition=0 member=m group=h autoOffsetReset=latest")[0])
     assert found == []
 
 
 def test_nothing_there_is_an_empty_batch() -> None:
     _, peer = filled()
-    (answer,) = peer.exchange(b"CONSUME topic=c1 partition=0 offset=99 member=m")
+    (answer,) = peer.say(b"CONSUME topic=c1 partition=0 offset=99 member=m")
     assert answer == b"\xba\x7c\x00\x02c1\x00\x00\x00\x00\x011\x00" + bytes(20)
 
 
@@ -77,7 +77,7 @@ def test_the_worked_example_byte_for_byte() -> None:
     peer.ask("CREATE topic=c1 partitions=1")
     sent = [{"seq": n, "pid": "p", "payload": b"m%d" % n} for n in range(1, 6)]
     peer.ask(batch("c1", 0, sent))
-    (answer,) = peer.exchange(enveloped("", b"CONSUME topic=c1 partition=0 offset=4 member=m"))
+    (answer,) = peer.say(enveloped("", b"CONSUME topic=c1 partition=0 offset=4 member=m"))
     expected = (
         "ba7c 0002 6331 00000000 01 31 00 0000000000000005 0000000000000005 00000001"
         "0000000000000004 0000000000000005 0001 70 0000 0000000000000000 00000002 6d35 0000 00000000 0000000000000000 0000"
@@ -88,13 +88,13 @@ def test_the_worked_example_byte_for_byte() -> None:
 def test_a_long_poll_ends_with_records_or_with_time() -> None:
     world, peer = filled()
     ask = b"CONSUME topic=c1 partition=1 offset=0 member=m wait_ms=1000"
-    assert peer.exchange(ask) == []
+    assert peer.say(ask) == []
     world.connect().ask(batch("c1", 1, messages(1)))
     peer.pass_by()
-    assert unpack(peer.take()[0])[2] == [(0, 1, b"v1")]
-    assert peer.exchange(ask.replace(b"offset=0", b"offset=1")) == []
+    assert unpack(peer.take_bodies()[0])[2] == [(0, 1, b"v1")]
+    assert peer.say(ask.replace(b"offset=0", b"offset=1")) == []
     world.memory.advance(1.1)
-    assert unpack(peer.take()[0])[2] == []
+    assert unpack(peer.take_bodies()[0])[2] == []
 
 
 def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
@@ -105,7 +105,7 @@ def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
     assert not peer.session.paused(), "a stop of the broker does not wait for a long poll"
     peer.feed(frame(b"LIST"))
     peer.pass_by()
-    read, acknowledged, listed = peer.take()
+    read, acknowledged, listed = peer.take_bodies()
     assert unpack(read)[2] == [(0, 1, b"v1")]
     assert (acknowledged[:14], listed) == (b'{"status":"OK"', b"OK count=1 topics=c1")
 
@@ -114,7 +114,7 @@ def test_a_pattern_reads_all_its_topics() -> None:
     _, peer = filled(1)
     peer.ask("CREATE topic=c2 partitions=1")
     peer.ask(batch("c2", 0, messages(7)))
-    topic, _, found = unpack(peer.exchange(b"CONSUME topic=c? partition=0 offset=0 member=m")[0])
+    topic, _, found = unpack(peer.say(b"CONSUME topic=c? partition=0 offset=0 member=m")[0])
     assert (topic, [value for _, _, value in found]) == ("c?", [b"v1", b"v7"])
     assert peer.ask("CONSUME topic=zz* partition=0 offset=0 member=m") == (
         "ERROR: command_failed reason=\"no topics match pattern 'zz*'\""
@@ -123,16 +123,16 @@ def test_a_pattern_reads_all_its_topics() -> None:
 
 def test_a_batch_has_as_many_records_as_asked_for() -> None:
     _, peer = filled()
-    _, _, found = unpack(peer.exchange(b"CONSUME topic=c1 partition=0 offset=1 member=m batch=2")[0])
+    _, _, found = unpack(peer.say(b"CONSUME topic=c1 partition=0 offset=1 member=m batch=2")[0])
     assert [offset for offset, _, _ in found] == [1, 2]
 
 
 def test_the_legacy_way_is_one_frame_each_and_the_end() -> None:
     _, peer = filled(2)
-    assert peer.exchange(enveloped("admin", b"CONSUME c1 0 1")) == [b"v2"]
+    assert peer.say(enveloped("admin", b"CONSUME c1 0 1")) == [b"v2"]
     assert peer.closed
     _, peer = filled(2)
-    assert peer.exchange(enveloped("admin", b"CONSUME c1 x 0")) == [
+    assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [
         b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
     ]
     assert peer.closed
@@ -145,25 +145,25 @@ def test_reads_below_what_is_kept_tell_the_bounds() -> None:
     peer.ask(batch("c1", 0, messages(9)))
     bounds = "requested=0 earliest=6 latest=7"
     assert peer.ask("CONSUME topic=c1 partition=0 offset=0 member=m") == f"ERROR: OFFSET_OUT_OF_RANGE {bounds}"
-    (control,) = peer.exchange(b"STREAM topic=c1 partition=0 group=g offset=0")
+    (control,) = peer.say(b"STREAM topic=c1 partition=0 group=g offset=0")
     assert control.decode() == f"STREAM_CONTROL type=CLOSE reason=offset_out_of_range offset=0 {bounds}"
-    (again,) = peer.exchange(b"STREAM topic=c1 partition=0 group=g offset=6")
+    (again,) = peer.say(b"STREAM topic=c1 partition=0 group=g offset=6")
     assert [offset for offset, _, _ in unpack(again)[2]] == [6]
 
 
 def test_a_stream_pushes_keeps_alive_and_is_replaced() -> None:
     world, peer = filled(5)
-    (first,) = peer.exchange(b"STREAM topic=c1 partition=0 group=sg member=m generation=1 offset=3")
+    (first,) = peer.say(b"STREAM topic=c1 partition=0 group=sg member=m generation=1 offset=3")
     assert [offset for offset, _, _ in unpack(first)[2]] == [3, 4]
     world.memory.advance(5.1)
-    assert peer.take() == [b""]
+    assert peer.take_bodies() == [b""]
     other = world.connect()
     other.ask(batch("c1", 0, messages(6)))
     peer.pass_by()
-    assert [offset for offset, _, _ in unpack(peer.take()[0])[2]] == [5]
+    assert [offset for offset, _, _ in unpack(peer.take_bodies()[0])[2]] == [5]
     other.feed(frame(b"STREAM topic=c1 partition=0 group=sg offset=6"))
     other.pass_by()
-    assert peer.take() == [b"STREAM_CONTROL type=CLOSE reason=replaced offset=6"]
+    assert peer.take_bodies() == [b"STREAM_CONTROL type=CLOSE reason=replaced offset=6"]
     assert not peer.closed
     world.memory.advance(11)
     assert peer.closed
@@ -172,20 +172,20 @@ def test_a_stream_pushes_keeps_alive_and_is_replaced() -> None:
 
 def test_a_stream_ends_with_its_topic() -> None:
     world, peer = filled(1)
-    peer.exchange(b"STREAM topic=c1 partition=0 group=sg offset=0")
+    peer.say(b"STREAM topic=c1 partition=0 group=sg offset=0")
     world.connect().ask("DELETE topic=c1")
     peer.pass_by()
-    assert peer.take() == [b"STREAM_CONTROL type=CLOSE reason=removed offset=1"]
+    assert peer.take_bodies() == [b"STREAM_CONTROL type=CLOSE reason=removed offset=1"]
 
 
 def test_a_peer_that_does_not_read_is_not_read_for() -> None:
     world, peer = filled(1)
-    peer.exchange(b"STREAM topic=c1 partition=0 group=sg offset=0")
+    peer.say(b"STREAM topic=c1 partition=0 group=sg offset=0")
     peer.backlog = peer.backlog_max + 1
     world.connect().ask(batch("c1", 0, messages(2)))
     world.memory.advance(6.0)
-    assert peer.take() == []
+    assert peer.take_bodies() == []
     peer.backlog = 0
     peer.session.drained()
     peer.pass_by()
-    assert [offset for offset, _, _ in unpack(peer.take()[0])[2]] == [1]
+    assert [offset for offset, _, _ in unpack(peer.take_bodies()[0])[2]] == [1]

@@ -36,10 +36,10 @@ def test_frames_may_arrive_in_pieces_and_together() -> None:
     for byte in stream:
         peer.feed(bytes([byte]))
         peer.pass_by()
-    assert [body.split()[0] for body in peer.take()] == [b"OK", b"OK", b"ERROR:"]
+    assert [body.split()[0] for body in peer.take_bodies()] == [b"OK", b"OK", b"ERROR:"]
     peer.feed(stream)
     peer.pass_by()
-    assert len(peer.take()) == 3
+    assert len(peer.take_bodies()) == 3
 
 
 def test_errors_carry_their_class_once_that_was_agreed() -> None:

@@ -38,7 +38,7 @@ def publish(peer: Dialogue, sequence: int, message: str, *, partition: int = 0, 
 
 
 def stored(peer: Dialogue, partition: int = 0) -> list[bytes]:
-    (body,) = peer.exchange(f"CONSUME topic=tx partition={partition} offset=0 member=m".encode())
+    (body,) = peer.say(f"CONSUME topic=tx partition={partition} offset=0 member=m".encode())
     return [message["payload"] for message in unpacked(body)]
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after_it(peer: Dialogu
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=committed messages=3 offsets=0"
     assert (stored(peer), stored(peer, 1)) == ([b"one", b"three"], [b"two"])
     assert peer.ask(f"END_TXN {who()} result=abort") == f"ERROR: transaction_already_committed {T1}"
-    (body,) = peer.exchange(b"CONSUME topic=tx partition=0 offset=1 member=m isolation_level=read_uncommitted")
+    (body,) = peer.say(b"CONSUME topic=tx partition=0 offset=1 member=m isolation_level=read_uncommitted")
     (last,) = unpacked(body)
     assert (last["offset"], last["producer"], last["payload"]) == (1, PRODUCER.encode(), b"three")
 
@@ -203,16 +203,15 @@ def test_an_open_transaction_outlives_a_restart(peer: Dialogue) -> None:
     publish(peer, 1, "one")
     scope = f"topic=tx group=G member={a} generation={generation}"
     peer.ask(f"SEND_OFFSETS_TO_TXN {who()} {scope} P0:5")
-    world = peer.world
     for _ in range(2):
-        world.restart()
-    peer = world.connect()
+        peer.world.restart()
+    peer = peer.beside()
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=open messages=1 offsets=1"
     assert publish(peer, 1, "one").startswith("OK")  # the answer was lost, perhaps
     assert publish(peer, 2, "two").startswith("OK")
     assert peer.ask(f"END_TXN {who()}") == f"OK {T1} state=committed messages=2 offsets=1"
-    world.restart()
-    peer = world.connect()
+    peer.world.restart()
+    peer = peer.beside()
     assert stored(peer) == [b"one", b"two"]
     assert peer.ask("FETCH_OFFSET topic=tx partition=0 group=G") == "OK offset=5"
     assert peer.ask(f"END_TXN {who()}") == f"OK {T1} state=committed messages=2 offsets=1"
@@ -225,7 +224,7 @@ def test_what_waits_for_too_long_has_aborted(peer: Dialogue) -> None:
     begin(peer)
     publish(peer, 1, "one")
     peer.world.memory.advance(3700.0)
-    peer = peer.world.connect()
+    peer = peer.beside()
     assert peer.ask(f"TXN_STATUS {T1}") == f"OK {T1} state=aborted messages=0 offsets=0"
     assert peer.ask(f"END_TXN {who()}") == f"ERROR: transaction_aborted {T1}"
 
@@ -251,5 +250,5 @@ def test_limits() -> None:
     assert publish(peer, 1, "one").startswith("OK")
     assert publish(peer, 2, "two").startswith("ERROR: transaction_publish_failed")
     peer.world.memory.advance(8 * 24 * 3600.0)
-    peer = peer.world.connect()
+    peer = peer.beside()
     assert peer.ask("INIT_PRODUCER_ID transactional_id=T2").startswith("OK")

@@ -251,7 +251,7 @@ def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> 
     assert [stream.name for stream in streams] == ["s", "shop", "default"]
     assert streams[-1].id > 4_000_000_000, "the default stream is out of the way"
     peer.world.restart()
-    again = peer.world.connect()
+    again = peer.beside()
     assert [(stream.id, stream.name) for stream in asking.read_streams(again.classic(Code.GET_STREAMS)[1])] == [
         (stream.id, stream.name) for stream in streams
     ]
@@ -493,7 +493,7 @@ def own_id(peer: Dialogue) -> int:
 
 def test_members_share_partitions_until_they_go(peer: Dialogue) -> None:
     five = TOPIC + U32.pack(5)
-    peers = [peer, *(peer.world.connect() for _ in range(3))]
+    peers = [peer, *(peer.beside() for _ in range(3))]
     assert peer.classic(Code.CREATE_GROUP, five)[0] == 0
     for member in peers:
         assert member.classic(Code.JOIN_GROUP, five)[0] == 0
@@ -531,7 +531,7 @@ def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> N
     current = peer.classic(Code.GET_OFFSET, place(GROUP, TOPIC, 0))[1]
     assert asking.read_offset(current) == (last, 1, 1), "the partition of the last poll"
     peer.session.close()
-    other = peer.world.connect()
+    other = peer.beside()
     assert other.classic(Code.JOIN_GROUP, five)[0] == 0
     assert other.classic(Code.POLL, poll(place(GROUP, TOPIC, 0), 5, 0, 9))[1][12:] == bytes(4), "nothing is left"
     assert other.classic(Code.DELETE_GROUP, five)[0] == 0
@@ -544,7 +544,7 @@ def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> N
 def test_a_group_without_members_outlives_a_restart(peer: Dialogue) -> None:
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     peer.world.restart()
-    again = peer.world.connect()
+    again = peer.beside()
     assert again.classic(Code.GET_GROUPS, TOPIC) == (0, U32.pack(5) + U32.pack(3) + bytes(4))
 
 
@@ -587,7 +587,7 @@ def test_group_errors_moved_after_the_documented_dialect() -> None:
 
 def test_noise_is_answered_or_ends(peer: Dialogue) -> None:
     for size in (1, 5, 40, 400):
-        other = peer.world.connect()
+        other = peer.beside()
         other.feed(U32.pack(size + 4) + os.urandom(4 + size))
         other.pass_by()
     assert peer.classic(Code.PING) == (0, b"")

@@ -443,14 +443,13 @@ def test_a_large_request_holds_up_its_own_connection_only(world: World, codec_us
     peer, other = world.connect(), world.connect()
     message_set = encode_set([b"%03d" % (number % 100) * 20 for number in range(70_000)])
     part = wrap(message_set, codec_used)
-    settle, peer._settle = peer._settle, lambda: None  # type: ignore[method-assign]
+    peer.patient = False
     peer.feed(encode_produce(b"t", 0, part) + encode_produce(b"t", 0, A) + encode_offsets(b"t", 0, -1, 1))
     other.feed(encode_produce(b"u", 0, A) + encode_fetch(b"u", 0, 0, 100))
     assert other.take()[6:] == A, "nobody else waits"
     assert peer.take() == b""
     assert world.memory.broker.find_topic("t") is None
-    settle()
-    world.memory.run()
+    peer.settle()
     assert parse_offsets_answer(peer.take()[4:]) == [len(message_set) + len(A)]
     found = b""
     while len(found) < len(message_set) + len(A):
@@ -471,7 +470,7 @@ def test_a_large_request_is_stored_up_to_the_set_that_fails(world: World, peer: 
 
 
 def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dialogue) -> None:
-    peer._settle = lambda: None  # type: ignore[method-assign]
+    peer.patient = False
     request = encode_produce(b"t", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP))
     peer.feed(request)
     world.memory.run()

@@ -1,0 +1,100 @@
+"""Places in the order of answers of one Iggy connection, and what is written in front of what fills them (dossier §2, §8).
+
+Promises: an answer is filled once, at once or by a callback of the broker; an error has no payload. Must not know: how requests are read,
+sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from polywire.errors import BrokerError
+from polywire.protocols.iggy import errors, vsr
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.messages import HEAD, Refused
+from polywire.protocols.ordered import Place
+from polywire.types import Buffer
+
+REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
+
+
+class Asker(Protocol):
+    """What an answer needs of its session."""
+
+    def answered(self) -> None:
+        """An answer became known."""
+
+    def end(self) -> None:
+        """The answer in hand is the last."""
+
+    def keep(self, head: vsr.Head, reply: bytes) -> None:
+        """Answer a repeat of this request with the same bytes."""
+
+
+class Answer(Place[Asker]):
+    """A place in the order of answers; ``payload`` is what ``done`` tells.
+
+    head: of the request, None in the classic framing. number: of the answer, rising by connection.
+    """
+
+    __slots__ = ("dialect", "head", "number", "payload")
+
+    def __init__(
+        self, session: Asker, dialect: Dialect, head: vsr.Head | None = None, *, number: int = 0, blocking: bool = True
+    ) -> None:
+        self.session = session
+        self.dialect = dialect
+        self.head = head
+        self.number = number
+        self.blocking = blocking
+        self.payload = b""
+        self.parts = None
+        self.released = None
+        self.cancel = None
+
+    def ok(self, payload: bytes = b"") -> None:
+        """Success."""
+        self.fill([payload] if payload else [])
+
+    def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        """Success, in parts that may be reused once ``released`` was called."""
+        super().fill(self._framed(0, parts), released)
+
+    def refuse(self, error: BrokerError | Refused) -> None:
+        """Failure."""
+        super().fill(self._framed(errors.number_of(error, self.dialect), ()))
+
+    def evict(self, reason: int) -> None:
+        """The end of the login, and of the connection."""
+        assert self.head is not None, "only the headered framing knows evictions"
+        self.session.end()
+        super().fill([vsr.eviction(self.head.client, reason)])
+
+    def done(self, offset: int, error: BrokerError | None) -> None:
+        """A callback of the broker: answers with ``payload``, or with the error."""
+        del offset
+        if error is None:
+            self.ok(self.payload)
+        else:
+            self.refuse(error)
+
+    def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """The parts behind the head of the answer; ``status`` is 0 or an error number."""
+        head = self.head
+        if head is None:
+            return [HEAD.pack(status, sum(map(len, parts))), *parts]
+        if head.has_result:
+            parts = [_RESULT_REFUSED + status.to_bytes(4, "little")] if status else [_RESULT_OK, *parts]
+            status = 0
+        elif head.operation == vsr.REGISTER:
+            parts = [_RESULT_OK, *parts]
+        size = sum(map(len, parts))
+        framed = [vsr.reply_head(head, self.number, size, status), *parts]
+        if head.has_result and head.operation < vsr.SEND and size <= REPLAY_BYTES_MAX:
+            self.session.keep(head, b"".join(framed))
+        return framed
+
+
+_RESULT_OK: Final = bytes(4)
+_RESULT_REFUSED: Final = b"\x01\0\0\0\0\0\0\0"

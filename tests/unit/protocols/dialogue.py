@@ -1,0 +1,154 @@
+"""A connection without a socket: bytes in, bytes out, over a broker in memory and a clock that stands still.
+
+Promises: behaves towards the session as ``server.connection`` does: leftovers are offered again, a paused session is resumed, the turn is
+committed before bytes are overwritten, unless they are pinned, a PeerError ends the connection. Must not know: any wire; each has a
+``dialogue`` of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Self, TypeVar
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import PeerError
+from polywire.protocols.base import SessionFactory
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import ManualLoop
+from polywire.types import Buffer
+
+_Factory = TypeVar("_Factory", bound=SessionFactory, covariant=True)
+
+
+class World(Generic[_Factory]):
+    """A broker in memory that can be restarted, and one wire over it."""
+
+    def __init__(
+        self, make: Callable[[Broker], _Factory], broker: BrokerSettings | None = None, *, now_us: int | None = None
+    ) -> None:
+        clock = SimulatedClock() if now_us is None else SimulatedClock(now_us)
+        self.memory = MemoryBroker(broker, loop=ManualLoop(clock), clock=clock)
+        self.connected = 0
+        self._make = make
+        self._open()
+
+    def _open(self) -> None:
+        self.factory = self._make(self.memory.broker)
+        self.memory.run()
+
+    def restart(self) -> None:
+        """Kill and start the broker; connections are gone."""
+        self.memory.restart()
+        self._open()
+
+
+class Dialogue:
+    """One connection; implements ``protocols.base.Output``. ``gave_up``: the PeerError that ended it."""
+
+    backlog = 0
+    backlog_max = 1 << 20
+    on_loopback = True
+    local = ("127.0.0.1", 1)
+
+    def __init__(self, world: World[SessionFactory]) -> None:
+        self.world = world
+        world.connected += 1
+        self.peer = f"127.0.0.1:{world.connected}"
+        self.sent = bytearray()
+        self.closed = False
+        self.gave_up: PeerError | None = None
+        self.pins = 0
+        self._pending = b""
+        self._offering = False
+        self.session = world.factory.open(self, self._resumed)
+
+    def beside(self) -> Self:
+        """Another connection to the same broker."""
+        return type(self)(self.world)
+
+    # What the session asks for
+
+    def write(self, data: Buffer) -> None:
+        assert self.gave_up or not self.closed, "a session writes nothing behind its end"
+        self.sent += data
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        for part in parts:
+            self.write(part)
+        if released is not None:
+            released()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def fail(self, error: PeerError) -> None:
+        assert error.fatal
+        self.gave_up = error
+        self.closed = True
+
+    def pin(self) -> Callable[[], None]:
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self.pins -= 1
+
+    def _resumed(self) -> None:
+        if not self._offering and not self.closed:
+            self._offer()
+
+    def _offer(self) -> None:
+        buffer = bytearray(self._pending)
+        self._offering = True
+        try:
+            self._pending = bytes(buffer[self.session.receive(memoryview(buffer)) :])
+        except PeerError as error:
+            self._pending = b""
+            self.fail(error)
+        self._offering = False
+        self.session.paused()
+        self.world.memory.broker.commit()
+        if not self.pins:
+            buffer[:] = b"\xee" * len(buffer)
+
+    # What the peer does
+
+    def feed(self, data: bytes) -> None:
+        """Bytes arrive in one pass of the loop."""
+        self._pending += data
+        if not self.closed and not self.session.paused():
+            self._offer()
+
+    def pass_by(self) -> None:
+        """Everything that is due happens, beside the loop too."""
+        busy = True
+        while busy:
+            busy = _is_at_work()
+            self.world.memory.run()
+            busy = busy or _is_at_work()
+
+    def finish(self) -> None:
+        """The peer closes its side."""
+        if not self.closed:
+            rest, self._pending = self._pending, b""
+            self.session.finish(memoryview(rest))
+            self.pass_by()
+
+    def take(self) -> bytes:
+        """What was sent since the last call."""
+        sent = bytes(self.sent)
+        self.sent.clear()
+        return sent
+
+    def exchange(self, data: bytes) -> bytes:
+        """Bytes and what is answered at once."""
+        self.feed(data)
+        self.pass_by()
+        return self.take()
+
+
+def _is_at_work() -> bool:
+    return any(thread.name == "polywire-workbench" for thread in threading.enumerate())

@@ -1,0 +1,127 @@
+"""Batches on their way into a log that has no room for a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
+from polywire.log.base import Done, PartitionLog
+from polywire.protocols.entrance import BUSY_PAUSE_S, Entrance
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Buffer, Level
+
+WAIT_S = 1.0
+TOO_LARGE = b"x" * 100
+
+
+class Door:
+    """A log that lets in as many batches as it is told to, and never the one of ``TOO_LARGE``."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryBroker()
+        self.broker = self.memory.broker
+        self.partition = self.broker.ensure_topic("t").partitions[0]
+        self.room = 0
+        self.told: list[tuple[str, int | ErrorCode]] = []
+        self._append = self.broker._append
+        self.broker._append = self._let_in
+        self.entrance = Entrance(self.broker, WAIT_S, self._gone_on)
+
+    def _let_in(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+        if TOO_LARGE in bytes(batch):
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, "too large")
+        if not self.room:
+            raise Busy(ErrorCode.BUSY, "no room", retry_after_ms=5)
+        self.room -= 1
+        self._append(partition, batch, level=level, done=done)
+
+    def _gone_on(self) -> None:
+        self.told.append(("gone on", 0))
+
+    def send(self, value: bytes) -> None:
+        def done(offset: int, error: BrokerError | None) -> None:
+            self.told.append((value[:1].decode(), offset if error is None else error.code))
+
+        self.entrance.produce(self.partition, from_records([Record(value)]), Level.WRITTEN, done)
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+def test_what_finds_room_does_not_wait(door: Door) -> None:
+    door.room = 2
+    door.send(b"a")
+    door.send(b"b")
+    assert not door.entrance.waiting
+    door.memory.run()
+    assert door.told == [("a", 0), ("b", 1)]
+
+
+def test_what_waits_keeps_its_order(door: Door) -> None:
+    door.send(b"a")
+    door.room = 1
+    door.send(b"b")
+    assert len(door.entrance.waiting) == 2, "b has room and waits behind a"
+    door.memory.advance(2 * BUSY_PAUSE_S)
+    assert door.told == [("a", 0)]
+    door.room = 9
+    door.memory.advance(2 * BUSY_PAUSE_S)
+    assert sorted(door.told[1:]) == [("b", 1), ("gone on", 0)]
+    door.memory.advance(WAIT_S)
+    assert len(door.told) == 3
+
+
+def test_what_finds_no_room_in_time_is_refused_and_the_next_one_waits_anew(door: Door) -> None:
+    door.send(b"a")
+    door.memory.advance(WAIT_S / 2)
+    door.send(b"b")
+    door.memory.advance(WAIT_S / 2 - BUSY_PAUSE_S)
+    assert door.told == []
+    door.memory.advance(3 * BUSY_PAUSE_S)
+    assert door.told == [("a", ErrorCode.BUSY), ("b", ErrorCode.BUSY), ("gone on", 0)]
+    door.send(b"c")
+    door.memory.advance(WAIT_S / 2)
+    assert len(door.told) == 3
+
+
+def test_what_the_log_never_takes_is_refused_at_once_or_in_its_turn(door: Door) -> None:
+    door.send(TOO_LARGE)
+    assert door.told == [("x", ErrorCode.RECORD_TOO_LARGE)]
+    door.send(b"a")
+    door.send(TOO_LARGE)
+    door.send(b"b")
+    door.room = 2
+    door.memory.advance(2 * BUSY_PAUSE_S)
+    assert door.told[1] == ("x", ErrorCode.RECORD_TOO_LARGE)
+    assert sorted(door.told[2:]) == [("a", 0), ("b", 1), ("gone on", 0)]
+
+
+def test_a_refusal_may_drop_the_rest(door: Door) -> None:
+    """As a wire does that has no word for a refusal: it closes, and nothing behind it is stored."""
+    refused: list[BrokerError] = []
+
+    def end(done: Done | None, error: BrokerError) -> None:
+        refused.append(error)
+        entrance.drop()
+
+    entrance = Entrance(door.broker, WAIT_S, door._gone_on, end)
+    for value in (b"a", TOO_LARGE, b"b"):
+        entrance.produce(door.partition, from_records([Record(value)]), Level.WRITTEN, None)
+    door.room = 9
+    door.memory.advance(WAIT_S)
+    assert [error.code for error in refused] == [ErrorCode.RECORD_TOO_LARGE]
+    assert not entrance.waiting
+    assert door.partition.log.next_offset == 1, "what was before it is stored"
+
+
+def test_what_is_dropped_is_not_tried_again(door: Door) -> None:
+    door.send(b"a")
+    door.entrance.drop()
+    door.room = 9
+    door.memory.advance(WAIT_S)
+    assert door.told == []
+    assert door.room == 9
