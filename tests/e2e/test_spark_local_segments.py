@@ -53,7 +53,7 @@ def append(reached: Reached, topic: str, first: int, count: int) -> None:
     for partition in range(2):
         for start in range(first, first + count, 10_000):
             numbers = range(start, start + 10_000)
-            values = pa.array([b"%d-%0190d" % (partition, number) for number in numbers], pa.binary())
+            values = pa.array([b"%d-%0120d" % (partition, number) for number in numbers], pa.binary())
             keys = pa.array([b"k%d" % (number % 7) for number in numbers], pa.binary())
             batch = pa.record_batch({"key": keys, "value": values})
             reached.connection.produce(topic, partition, arrow_to_batches(batch))
@@ -70,7 +70,7 @@ def read(spark: SparkSession, reached: Reached, topic: str, **options: str) -> D
 
 def digest(frame: DataFrame) -> list[tuple[object, ...]]:
     """Everything that tells whether two reads gave the same rows, each once."""
-    wrong = "value != encode(format_string('%d-%0190d', partition, offset), 'utf-8')"
+    wrong = "value != encode(format_string('%d-%0120d', partition, offset), 'utf-8')"
     hashed = "bit_xor(xxhash64(key, value, topic, partition, offset, timestamp))"
     facts = ["count(*)", "count(distinct offset)", f"count_if({wrong})", hashed]
     rows = sorted(tuple(row) for row in frame.groupBy("partition").agg(*map(expr, facts)).collect())
