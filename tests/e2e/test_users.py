@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from polywire.client import bulk, sync
+from polywire.errors import Denied, ErrorCode
+from polywire.records.columns import Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess, child_environment
 from tests.unit.protocols.iggy.dialogue import classic
@@ -85,3 +90,53 @@ def test_only_users_get_in(tmp_path: Path) -> None:
             assert bob.log_in("bob", "builder") == 0
             assert bob.ask(STREAMS)[0] == 41
         assert "wonderland" not in broker.log_text()
+
+
+def polywire(place: str, *words: str, password: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A command against the broker at this place."""
+    known = {} if password is None else {"POLYWIRE_PASSWORD": password}
+    environment = child_environment() | {"POLYWIRE_ADDRESS": f"polywire://{place}", "COLUMNS": "200"} | known
+    return subprocess.run(
+        [sys.executable, "-m", "polywire", *words], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_our_own_wire_and_its_clients_log_in(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonder/land", "")
+    add_user(users, "reader", "looking-glass", "consume@default/orders")
+    with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:
+        host, port = broker.addresses["polywire"]
+        place = f"{host}:{port}"
+        refused = polywire(place, "topic", "list")
+        assert refused.returncode == 1
+        assert "log in first" in refused.stderr
+        assert "polywire://name:password@host:port" in refused.stderr
+        made = polywire(f"alice@{place}", "topic", "create", "orders", "--partitions", "1", password="wonder/land")
+        assert made.returncode == 0, made.stderr
+        assert polywire(f"alice:wonder%2Fland@{place}", "topic", "create", "other").returncode == 0
+        wrong = polywire(f"alice@{place}", "topic", "list", password="wonderland")
+        assert "wrong user or password" in wrong.stderr
+        assert "wonderland" not in wrong.stderr
+        alone = polywire(f"alice@{place}", "topic", "list")
+        assert "put it into the variable POLYWIRE_PASSWORD" in alone.stderr
+        with sync.connect(f"polywire://alice:wonder%2Fland@{place}") as alice:
+            alice.produce("orders", [Record(b"v")])
+        with sync.connect(f"polywire://reader:looking-glass@{place}") as reader:
+            assert [topic.name for topic in reader.topics()] == ["orders"]
+            assert [record.value for record in reader.fetch("orders", 0, 0)] == [b"v"]
+            with pytest.raises(Denied, match="ask for the permission produce") as denied:
+                reader.produce("orders", [Record(b"v")])
+            assert denied.value.code is ErrorCode.DENIED
+        connection = bulk.connect(f"reader:looking-glass@{place}")
+        assert connection is bulk.connect(f"reader:looking-glass@{place}")
+        assert connection is not bulk.connect(f"alice:wonder%2Fland@{place}")
+        assert [bounds.next_offset for bounds in connection.bounds(["orders"])] == [1]
+        with pytest.raises(Denied):
+            connection.bounds(["other"])
+        with pytest.raises(Denied, match="wrong user or password"):
+            bulk.connect(f"reader:glass@{place}").topics()
+        broker.kill()
+        broker.start()
+        assert [bounds.next_offset for bounds in connection.bounds(["orders"])] == [1], "it logs in again by itself"
+        assert not [word for word in ("wonder", "looking-glass") if word in broker.log_text()]

@@ -26,7 +26,8 @@ Address = Annotated[
     Parameter(
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
-        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux, cursus, iggy, kafka07).",
+        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux, cursus, iggy, kafka07)."
+        " polywire://name@host:port logs in with the password in POLYWIRE_PASSWORD.",
     ),
 ]
 

@@ -13,8 +13,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+from polywire.client.login import Login
 from polywire.client.tls import TlsSocket
-from polywire.errors import ErrorCode, PeerError, Unavailable
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
     MAGIC,
@@ -26,7 +27,7 @@ from polywire.protocols.polywire.codec import (
     encode_head,
 )
 from polywire.protocols.polywire.errors import error_of
-from polywire.protocols.polywire.messages import Failure, Head, Limits, Verb
+from polywire.protocols.polywire.messages import Failure, Head, Limits, LogIn, Verb
 from polywire.records.arena import Arena
 from polywire.types import Buffer
 
@@ -39,8 +40,10 @@ class FramedSocket:
 
     __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
 
-    def __init__(self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """Connect and exchange the opening. Raises Unavailable."""
+    def __init__(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None, login: Login | None = None
+    ) -> None:
+        """Connect, exchange the opening, and log in. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login."""
         self.address: Final = f"{host}:{port}"
         self.open = True
         self.owed = 0
@@ -58,6 +61,16 @@ class FramedSocket:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
         self.limits: Final = self._greet()
+        if login is not None:
+            self._log_in(login)
+
+    def _log_in(self, login: Login) -> None:
+        try:
+            prefix, _ = self.receive(self.send(Verb.LOGIN, LogIn(login.name, login.password)))
+            self.receive_payload(prefix)
+        except BrokerError:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.open = False

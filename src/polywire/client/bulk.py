@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from polywire.client.base import TopicInfo
 from polywire.client.blocking import FramedSocket, more_follows
+from polywire.client.login import Login, split_login
 from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Invalid, Missing, PeerError, Unavailable
@@ -168,7 +169,18 @@ class _Progress:
 class BulkConnection:
     """Sockets to one broker, one per call under way. Guards: a socket whose answer was not read to its end is never used again."""
 
-    __slots__ = ("_arena", "_clock", "_host", "_lock", "_port", "_spares", "_timeout_s", "_tls", "reconnect_s")
+    __slots__ = (
+        "_arena",
+        "_clock",
+        "_host",
+        "_lock",
+        "_login",
+        "_port",
+        "_spares",
+        "_timeout_s",
+        "_tls",
+        "reconnect_s",
+    )
 
     def __init__(
         self,
@@ -179,9 +191,10 @@ class BulkConnection:
         reconnect_s: float = RECONNECT_S,
         clock: Clock | None = None,
         tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
     ) -> None:
-        """Nothing is sent before the first call. ``timeout_s`` limits each wait for the peer, ``reconnect_s`` how long reading calls
-        go on trying to reach a broker that is gone."""
+        """Nothing is sent before the first call; with ``login`` each connection logs in first. ``timeout_s`` limits each wait for the peer,
+        ``reconnect_s`` how long reading calls go on trying to reach a broker that is gone."""
         self._host: Final = host
         self._port: Final = port
         self._timeout_s: Final = timeout_s
@@ -190,6 +203,7 @@ class BulkConnection:
         self._lock: Final = threading.Lock()
         self._spares: list[FramedSocket] = []
         self._tls: Final = tls
+        self._login: Final = login
         self.reconnect_s = reconnect_s
 
     def close(self) -> None:
@@ -421,7 +435,7 @@ class BulkConnection:
             with self._lock:
                 wire = self._spares.pop() if self._spares else None
             if wire is None:
-                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s, tls=self._tls)
+                return FramedSocket(self._host, self._port, timeout_s=self._timeout_s, tls=self._tls, login=self._login)
             if wire.usable():
                 return wire
 
@@ -435,21 +449,25 @@ class BulkConnection:
 
 
 TLS_SCHEME: Final = f"polywire{SCHEME_SUFFIX}://"
-_connections: dict[tuple[int, str, float, float], BulkConnection] = {}
+_connections: dict[tuple[int, str, float, float, Login | None], BulkConnection] = {}
 _connections_lock = threading.Lock()
 
 
-def connect(address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S) -> BulkConnection:
+def connect(
+    address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S, login: Login | None = None
+) -> BulkConnection:
     """The process's connection to ``host:port``, made once; a forked child makes its own. ``polywire://`` in front is allowed,
-    ``polywire+tls://`` asks for TLS."""
+    ``polywire+tls://`` asks for TLS; a name and a password may stand before the host (``client.login``), or are given as ``login``."""
+    found, address = split_login(address)
+    login = login or found
     bare = address.removeprefix(TLS_SCHEME)
     host, port = split_address(bare)
-    key = (os.getpid(), f"{host}:{port}" if bare == address else address, timeout_s, reconnect_s)
+    key = (os.getpid(), f"{host}:{port}" if bare == address else address, timeout_s, reconnect_s, login)
     with _connections_lock:
         connection = _connections.get(key)
         if connection is None:
             tls = None if bare == address else client_context()
-            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s, tls=tls)
+            connection = BulkConnection(host, port, timeout_s=timeout_s, reconnect_s=reconnect_s, tls=tls, login=login)
             _connections[key] = connection
         return connection
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from polywire.client.base import Client
 from polywire.client.bulk import split_address
+from polywire.client.login import split_login
 from polywire.client.polywire import PolywireClient
 from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
@@ -19,18 +20,21 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
 
 async def connect(url: str) -> Client:
     """A connected client for ``polywire://host:port``, the same with another wire's name, or plain ``host:port``; with ``+tls`` behind
-    the scheme under TLS (``client.tls``).
+    the scheme under TLS (``client.tls``). ``polywire://name:password@host:port`` logs in (``client.login``).
 
-    Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers.
+    Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers, Denied(LOGIN_FAILED).
     """
     scheme, separator, address = url.partition("://")
     if not separator:
         scheme, address = DEFAULT_SCHEME, url
+    login, address = split_login(address)
     host, port = split_address(address)
+    if login is not None and scheme.removesuffix(SCHEME_SUFFIX) != DEFAULT_SCHEME:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"only polywire:// takes a name and a password scheme={scheme}")
     tls = client_context() if scheme.endswith(SCHEME_SUFFIX) else None
     match scheme.removesuffix(SCHEME_SUFFIX):
         case "polywire":
-            return await PolywireClient.open(host, port, tls=tls)
+            return await PolywireClient.open(host, port, tls=tls, login=login)
         case "cursus":
             from polywire.client.cursus import CursusClient
 

@@ -16,6 +16,7 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.group_info import GroupInfo, MemberInfo
+from polywire.client.login import Login
 from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
@@ -165,19 +166,30 @@ class PolywireClient(Scope):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+        cls,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
     ) -> PolywireClient:
-        """Connect and exchange the opening. Raises Unavailable."""
+        """Connect, exchange the opening, and log in. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login."""
         loop = asyncio.get_running_loop()
         connection = _Connection(loop)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(lambda: connection, host, port, **secured(tls, host))
                 limits = decode_answer(await connection.greeted, messages.Limits)
+                if login is not None:
+                    await connection.ask(Verb.LOGIN, messages.LogIn(login.name, login.password))
         except (OSError, TimeoutError, PeerError) as error:
             failure = Unavailable(ErrorCode.STOPPING, f"cannot connect reason={error} address={host}:{port}")
             connection.fail(failure)
             raise failure from None
+        except BrokerError:
+            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was refused"))
+            raise
         return cls(connection, limits)
 
     @property

@@ -29,7 +29,7 @@ RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
-LOGIN_WIRES: Final = frozenset({"cursus", "iggy"})  # those with words for a login
+LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "polywire"})  # those with words for a login
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,

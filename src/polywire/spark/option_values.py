@@ -9,10 +9,12 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
+from polywire.client.login import PASSWORD_VARIABLE, Login, login_of
 from polywire.errors import ErrorCode, Invalid
 
 ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # where `polywire serve` listens for the polywire wire unless told otherwise
 ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
+LOGIN: Final = ("user", "password")
 
 # What Spark's Kafka source and sink refuse, too, with what to do instead.
 _CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
@@ -70,7 +72,7 @@ def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
         return (ADDRESS_DEFAULT,)
     if len(given) > 1:
         refuse("address", f"is given more than once, under the names {', '.join(given)}")
-    found = tuple(part.strip() for part in options[given[0]].split(",") if part.strip())
+    found = tuple(_without_name(given[0], part.strip()) for part in options[given[0]].split(",") if part.strip())
     for address in found:
         host, colon, port = address.removeprefix("polywire+tls://").removeprefix("polywire://").rpartition(":")
         if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
@@ -78,6 +80,28 @@ def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
     if not found:
         refuse(given[0], "is empty")
     return found
+
+
+def _without_name(option: str, address: str) -> str:
+    scheme, separator, rest = address.rpartition("://")
+    name, _, place = rest.rpartition("@")
+    if ":" in name:
+        refuse(option, "must not hold a password, because Spark shows it: set the options user and password")
+    return f"{scheme}{separator}{place}"
+
+
+def login(options: Mapping[str, str]) -> Login | None:
+    """Who logs in: the options user and password, or the name in front of an address; without a password the environment's."""
+    named = [options[name].rpartition("://")[2].rpartition("@")[0] for name in ADDRESSES if name in options]
+    user, password = options.get("user", "").strip() or next(iter(named), ""), options.get("password")
+    if not user:
+        if password is not None:
+            refuse("password", "needs the option user")
+        return None
+    try:
+        return login_of(user, password)
+    except Invalid:
+        refuse("user", f"needs the option password, or the variable {PASSWORD_VARIABLE} where the query is started")
 
 
 def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -14,9 +14,10 @@ from enum import Enum
 from typing import Any, Final
 
 from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
+from polywire.client.login import Login
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.option_values import ADDRESSES, addresses, choice, count, known, refuse, switch
+from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, count, known, login, refuse, switch
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
@@ -25,7 +26,7 @@ GROUP_BYTES_MAX: Final = 255  # docs/protocols/polywire.md §3
 OPTION_BYTES_MAX: Final = 1 << 20  # of one JSON option: some 20,000 partitions
 
 OPTIONS: Final = (
-    *ADDRESSES,
+    *ADDRESSES, *LOGIN,
     "subscribe", "subscribePattern", "assign",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
@@ -109,6 +110,7 @@ class SourceOptions:
     """
 
     addresses: tuple[str, ...]
+    login: Login | None
     subscription: Subscription
     starting: Place
     ending: Place
@@ -137,6 +139,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
                 refuse(name, "has no meaning in a streaming query: a stream has no end")
     return SourceOptions(
         addresses=addresses(options),
+        login=login(options),
         subscription=_subscription(options),
         starting=_starting(options, streaming=streaming),
         ending=_ending(options),

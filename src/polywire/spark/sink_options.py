@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Final
 
 from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
-from polywire.spark.option_values import ADDRESSES, addresses, choice, count, known, refuse, switch
+from polywire.client.login import Login
+from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, count, known, login, refuse, switch
 from polywire.types import Level
 
 # What configures Kafka's producer and needs no counterpart here: accepted, so that code moves over, and without effect.
@@ -25,7 +26,7 @@ WITHOUT_EFFECT: Final = (
 # Spark hands its own options of a query on to the sink.
 OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
 OPTIONS: Final = (
-    *ADDRESSES,
+    *ADDRESSES, *LOGIN,
     "topic", "createTopics", "exactlyOnce", "sinkId", "txnAppId", "txnId", "txnVersion", "acks", "kafka.acks",
     "kafka.delivery.timeout.ms", "kafka.request.timeout.ms",
     *WITHOUT_EFFECT, *OF_SPARK,
@@ -60,6 +61,7 @@ class SinkOptions:
     """
 
     addresses: tuple[str, ...]
+    login: Login | None
     topic: str | None
     create_topics: bool
     guarantee: Guarantee
@@ -85,6 +87,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         refuse("exactlyOnce", "can be sequence in a batch write only with the options txnAppId and txnId")
     return SinkOptions(
         addresses=addresses(options),
+        login=login(options),
         topic=_name(options, "topic"),
         create_topics=switch(options, "createTopics", default=True),
         guarantee=guarantee,

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
+from polywire.client.login import Login
 from polywire.errors import ErrorCode, Missing, Unavailable
 from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
@@ -26,6 +27,9 @@ class Addressed(Protocol):
     def addresses(self) -> tuple[str, ...]: ...
 
     @property
+    def login(self) -> Login | None: ...
+
+    @property
     def timeout_s(self) -> float: ...
 
     @property
@@ -36,7 +40,9 @@ def connect(options: Addressed) -> BulkConnection:
     """This process's connection to the first address that answers. Raises Unavailable when none does."""
     reasons = []
     for address in options.addresses:
-        connection = bulk.connect(address, timeout_s=options.timeout_s, reconnect_s=options.reconnect_s)
+        connection = bulk.connect(
+            address, timeout_s=options.timeout_s, reconnect_s=options.reconnect_s, login=options.login
+        )
         if len(options.addresses) == 1:
             return connection
         try:

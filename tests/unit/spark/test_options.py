@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from polywire.client.login import PASSWORD_VARIABLE, Login
 from polywire.errors import Invalid
 from polywire.spark.offsets import PartitionKey
 from polywire.spark.options import ByOffset, ByTime, Edge, Headers, MissingTime, SourceOptions, read_options
+from polywire.spark.pipelines import project
+from polywire.spark.sink_options import write_options
 
 BASE = {"address": "localhost:7660", "subscribe": "orders"}
 
@@ -144,3 +149,61 @@ def test_an_assignment_needs_partitions() -> None:
 def test_a_stream_has_no_end(name: str) -> None:
     with pytest.raises(Invalid, match="a stream has no end"):
         read(streaming=True, **{name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("given", "env", "name", "password"),
+    [
+        ({"user": "u", "password": "quite-secret"}, None, "u", "quite-secret"),
+        ({"USER": "u", "Password": "quite-secret"}, "other", "u", "quite-secret"),
+        ({"user": "u"}, "from outside", "u", "from outside"),
+        ({"address": "u@h:1"}, "quite-secret", "u", "quite-secret"),
+        (
+            {"address": "polywire+tls://u@h:1,polywire+tls://u@h:2", "password": "quite-secret"},
+            None,
+            "u",
+            "quite-secret",
+        ),
+    ],
+)
+def test_who_logs_in(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], env: str | None, name: str, password: str
+) -> None:
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    if env is not None:
+        monkeypatch.setenv(PASSWORD_VARIABLE, env)
+    for options in (
+        read_options({"subscribe": "t", **given}, streaming=True),
+        write_options({"topic": "t", **given}, streaming=True),
+    ):
+        assert options.login == Login(name, password)
+        assert "@" not in "".join(options.addresses)
+        assert password not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"password": "secret"}, "the option password needs the option user"),
+        ({"user": "u"}, "needs the option password, or the variable POLYWIRE_PASSWORD"),
+        ({"address": "u:secret@h:1"}, "must not hold a password, because Spark shows it"),
+        ({"address": "u:secret@h"}, "must not hold a password, because Spark shows it"),
+        ({"passwrod": "secret"}, "did you mean 'password'"),
+        ({"user": "u", "password": "secret", "address": "h"}, "must be host:port"),
+    ],
+)
+def test_what_is_wrong_with_a_login_is_told_without_it(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
+) -> None:
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    with pytest.raises(Invalid) as caught:
+        read_options({"subscribe": "t", **given}, streaming=True)
+    assert message in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_a_password_is_not_written_into_a_project(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="does not belong into a file") as caught:
+        project.make(tmp_path / "made", topic="t", address="a:secret@h:1")
+    assert "secret" not in caught.value.message
+    assert not (tmp_path / "made").exists()

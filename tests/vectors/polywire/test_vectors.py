@@ -20,6 +20,12 @@ from polywire.protocols.polywire.messages import Head, Verb
 REQUESTS = {
     "ping": ("01000000 02 00 0000 01000000 01000000 90", Verb.PING, 1, Head()),
     "cancel 300": ("04000000 03 00 0000 02000000 04000000 91 cd012c", Verb.CANCEL, 2, messages.Cancel(300)),
+    "log in": (
+        "07000000 04 00 0000 03000000 07000000 92 a3626f62 a17a",
+        Verb.LOGIN,
+        3,
+        messages.LogIn("bob", "z"),
+    ),
     "topics": ("02000000 10 00 0000 03000000 02000000 91 c2", Verb.TOPICS, 3, messages.ListTopics()),
     "create t with 3 partitions": (
         "0e000000 11 00 0000 04000000 0e000000 95 a174 03 a764656661756c74 02 80",

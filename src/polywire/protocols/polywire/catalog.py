@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.fetch import Bounds
     from polywire.broker.topics import Partition, Topic
+    from polywire.protocols.polywire.admission import Admission
 
 TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
 TIMES_MAX: Final = 16
@@ -42,9 +43,10 @@ _SETTINGS: Final = {
 class Catalog:
     """Requests about topics."""
 
-    __slots__ = ("_broker", "_session")
+    __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering) -> None:
+    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
+        self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
 
@@ -77,7 +79,12 @@ class Catalog:
 
     def _list(self, correlation: int, request: messages.ListTopics) -> None:
         topics = self._broker.topics(internal=request.internal)
-        entries = [messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) for topic in topics]
+        sees = self._admission.sees
+        entries = [
+            messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions))
+            for topic in topics
+            if sees(topic.name.full)
+        ]
         self._session.answer(Verb.TOPICS, correlation, messages.TopicList(entries))
 
     def _create(self, correlation: int, request: messages.CreateTopic) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
+from polywire.broker.permissions import Permission
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
@@ -20,6 +21,7 @@ from polywire.types import Assignor, Level, PositionKind
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.groups.coordinator import GroupView
+    from polywire.protocols.polywire.admission import Admission
 
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
@@ -32,9 +34,10 @@ GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless
 class Grouping:
     """Requests about positions and groups."""
 
-    __slots__ = ("_broker", "_session")
+    __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering) -> None:
+    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
+        self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
 
@@ -128,7 +131,11 @@ class Grouping:
         after = tuple(request.after)
         views = {(view.topic, view.name): view for view in self._broker.groups.views()}
         positions = self._broker.position_owners(PositionKind.GROUP)
-        wanted = [key for key in views.keys() | positions.keys() if request.group in (None, key[1]) and key > after]
+        wanted = [
+            key
+            for key in views.keys() | positions.keys()
+            if request.group in (None, key[1]) and key > after and self._admission.sees(key[0], Permission.GROUP)
+        ]
         chosen = nsmallest(GROUPS_MAX, wanted)
         entries: list[messages.GroupEntry] = []
         room = GROUP_ENTRIES_MAX

@@ -27,6 +27,7 @@ class Verb(IntEnum):
     HELLO = 1
     PING = 2
     CANCEL = 3
+    LOGIN = 4
     TOPICS = 16
     CREATE_TOPIC = 17
     DESCRIBE = 18
@@ -67,6 +68,11 @@ class Limits(Head, frozen=True):
 
 class Cancel(Head, frozen=True):
     correlation: Int
+
+
+class LogIn(Head, frozen=True):
+    name: str
+    password: str
 
 
 class ListTopics(Head, frozen=True):
@@ -328,6 +334,7 @@ class Failure(Head, frozen=True):
 REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.PING: Head,
     Verb.CANCEL: Cancel,
+    Verb.LOGIN: LogIn,
     Verb.TOPICS: ListTopics,
     Verb.CREATE_TOPIC: CreateTopic,
     Verb.DESCRIBE: Describe,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
 from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.admission import Admission
 from polywire.protocols.polywire.appending import Appending
 from polywire.protocols.polywire.catalog import Catalog
 from polywire.protocols.polywire.codec import (
@@ -49,6 +50,7 @@ class PolywireSession:
     """
 
     __slots__ = (
+        "_admission",
         "_answers",
         "_appending",
         "_broker",
@@ -59,10 +61,12 @@ class PolywireSession:
         "_finished",
         "_greeted",
         "_grouping",
+        "_logging_in",
         "_output",
         "_owed",
         "_pumping",
         "_ready",
+        "_rest",
         "_resume",
         "_wanted",
         "_yielding",
@@ -72,9 +76,12 @@ class PolywireSession:
         self._broker: Final = broker
         self._output: Final = output
         self._resume: Final = resume
+        self._admission: Final = Admission(broker)
         self._appending: Final = Appending(broker, self, turns)
-        self._catalog: Final = Catalog(broker, self)
-        self._grouping: Final = Grouping(broker, self)
+        self._catalog: Final = Catalog(broker, self, self._admission)
+        self._grouping: Final = Grouping(broker, self, self._admission)
+        self._logging_in = False
+        self._rest = b""
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
@@ -108,7 +115,7 @@ class PolywireSession:
         self._wanted = 0
         now = self._broker.clock.monotonic
         pass_end = now() + PASS_S
-        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX:
+        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._logging_in:
             try:
                 prefix = decode_prefix(data, at)
             except PeerError as error:
@@ -142,7 +149,7 @@ class PolywireSession:
         return self._wanted
 
     def paused(self) -> bool:
-        return self._yielding or self._owed >= REQUESTS_MAX
+        return self._yielding or self._logging_in or self._owed >= REQUESTS_MAX
 
     def drained(self) -> None:
         self._pump()
@@ -150,6 +157,7 @@ class PolywireSession:
     def finish(self, data: memoryview) -> None:
         """Half of a frame is dropped; answers owed, open fetches included, still go out before the connection is closed."""
         self._finished = True
+        self._rest = bytes(data) if self._logging_in else b""
         if not self._owed:
             self._output.close()
 
@@ -162,6 +170,18 @@ class PolywireSession:
         self._answers.clear()
 
     # What the parts of a session ask for.
+
+    def logging_in(self) -> None:
+        """Requests from here on wait until it is known who asks."""
+        self._logging_in = True
+
+    def logged_in(self) -> None:
+        """It is known."""
+        self._logging_in = False
+        rest, self._rest = self._rest, b""
+        if rest and not self._closed:
+            self.receive(memoryview(rest))
+        self._go_on()
 
     def owe(self) -> None:
         """One more answer will come later."""
@@ -231,6 +251,10 @@ class PolywireSession:
     def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
         try:
             request = decode_request(verb, head)
+            if isinstance(request, messages.LogIn):
+                self._admission.log_in(self, correlation, request)
+                return
+            self._admission.check(verb, request)
             if isinstance(request, messages.Produce):
                 self._appending.produce(correlation, request, payload)
             elif isinstance(request, messages.Fetch):

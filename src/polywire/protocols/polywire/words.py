@@ -31,6 +31,10 @@ class Answering(Protocol):
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
 
+    def logging_in(self) -> None: ...
+
+    def logged_in(self) -> None: ...
+
 
 def level_of(number: int) -> Level:
     """The level of this number. Raises Invalid(INVALID_REQUEST)."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from polywire.spark.pipelines.queries import SOURCE, Address, Ran, Topic, sendable, topic_rows
+from polywire.spark.pipelines.queries import SOURCE, Address, Ran, Topic, located, sendable, topic_rows
 
 
 def compact(
@@ -30,9 +30,7 @@ def compact(
     records = sendable(kept.select("key", "value", "headers")).persist()
     try:
         count = records.count()
-        writer = (
-            records.write.format(SOURCE).mode("append").option("address", target or address).option("topic", output)
-        )
+        writer = located(records.write.format(SOURCE), target or address).mode("append").option("topic", output)
         if name is not None:
             writer = writer.option("txnAppId", f"compact-{name}").option("txnId", 0)
         writer.save()

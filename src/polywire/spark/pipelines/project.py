@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from polywire.client.login import PASSWORD_VARIABLE
 from polywire.errors import ErrorCode, Invalid
 
 _SPEC: Final = """# Run with: SPARK_CONF_DIR=conf spark-pipelines run
@@ -95,6 +96,11 @@ def make(directory: Path, *, topic: str, address: str) -> list[str]:
 
     Raises Invalid(INVALID_REQUEST) for a folder that has something in it, or a name the spec cannot hold.
     """
+    if ":" in address.rpartition("://")[2].rpartition("@")[0]:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a password does not belong into a file: say name@host:port, and put it into the variable {PASSWORD_VARIABLE}",
+        )
     folder = directory.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"is there already, and not empty path={directory}")

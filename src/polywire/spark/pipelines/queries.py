@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
+from polywire.client.login import split_login
 from polywire.spark.functions import CORRUPT, Parse, parser
 from polywire.spark.progress import BatchProgress, Told, follow, observed
 
@@ -32,7 +33,9 @@ STATE_SETTINGS: Final = {
 }
 
 # Settings that several pipelines share, with what they mean; ``registry`` shows these words.
-Address = Annotated[str, "host:port of the broker's polywire wire"]
+Address = Annotated[
+    str, "host:port of the broker's polywire wire, name@host:port to log in with the password in POLYWIRE_PASSWORD"
+]
 Topic = Annotated[str, "topic to read"]
 Checkpoint = Annotated[str | Path, "folder that remembers how far the job is; one for each job"]
 BatchRecordsMax = Annotated[int | None, "most records of one micro-batch"]
@@ -59,12 +62,22 @@ class Ran:
         return (f"{self.left_out:,} rows were left out",) if self.left_out else ()
 
 
+_Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter, DataStreamWriter)
+
+
+def located(placed: _Placed, address: str) -> _Placed:
+    """A reader or writer of the broker at an address; who logs in there goes into options of its own, which Spark does not show."""
+    login, bare = split_login(address)
+    placed = placed.option("address", bare)
+    return placed if login is None else placed.option("user", login.name).option("password", login.password)
+
+
 def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
     """A topic as a stream from its beginning, or from where the query's checkpoint says."""
     _activate(spark)
-    reader = spark.readStream.format(SOURCE).option("address", address)
+    reader = located(spark.readStream.format(SOURCE), address)
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
     if batch_records_max is not None:
@@ -75,13 +88,13 @@ def topic_stream(
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
     """Everything a topic holds now."""
     _activate(spark)
-    reader = spark.read.format(SOURCE).option("address", address).option("subscribe", topic)
+    reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
 
 
 def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> DataStreamWriter:
     """A stream of records (columns key, value, headers, topic, partition) written exactly once; ``topic`` None: the column says."""
-    writer = sendable(frame).writeStream.format(SOURCE).option("address", address)
+    writer = located(sendable(frame).writeStream.format(SOURCE), address)
     return writer if topic is None else writer.option("topic", topic)
 
 
@@ -99,7 +112,7 @@ def changes_into_topic(frame: DataFrame, address: str, topic: str) -> DataStream
     """A stream of records that replace earlier ones (output mode update, which Spark's own sinks in Python lack), exactly once."""
 
     def write(batch: DataFrame, number: int) -> None:
-        writer = batch.write.format(SOURCE).mode("append").option("address", address).option("topic", topic)
+        writer = located(batch.write.format(SOURCE), address).mode("append").option("topic", topic)
         writer.option("txnAppId", query_id(batch.sparkSession)).option("txnId", number).save()
 
     return frame.writeStream.outputMode("update").foreachBatch(write)

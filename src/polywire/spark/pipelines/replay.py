@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Invalid
-from polywire.spark.pipelines.queries import SOURCE, Checkpoint, Ran
+from polywire.spark.pipelines.queries import SOURCE, Checkpoint, Ran, located
 from polywire.spark.progress import BatchProgress, Told
 
 SLICES_MAX: Final = 1_000_000
@@ -111,7 +111,7 @@ def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output
     try:
         count = records.count()
         if count:
-            writer = records.write.format(SOURCE).mode("append").option("address", address).option("topic", output)
+            writer = located(records.write.format(SOURCE), address).mode("append").option("topic", output)
             writer.option("txnAppId", name).option("txnId", number).save()
         return count
     finally:
