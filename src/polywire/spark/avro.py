@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.spark.schema import value_columns
 
 SINGLE_OBJECT: Final = b"\xc3\x01"  # Avro's specification, "single-object encoding": then 8 bytes of fingerprint
 REGISTRY_HEAD_BYTES: Final = 5  # a zero byte and the number of a schema in a registry
@@ -59,13 +60,7 @@ def spark_schema(schema: str) -> StructType:
         document = json.loads(schema)
     except ValueError as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"not an Avro schema reason={error}") from error
-    kind = _kind(document, {}, "", 0)
-    if not isinstance(kind, StructType):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"an Avro schema of columns is a record type={kind.simpleString()}")
-    reserved = [name for name in kind.fieldNames() if name.startswith("_")]
-    if reserved:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"names that begin with _ are taken names={','.join(reserved)}")
-    return kind
+    return value_columns(_kind(document, {}, "", 0))
 
 
 def datum_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:

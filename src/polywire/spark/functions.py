@@ -25,6 +25,7 @@ from pyspark.sql.types import DoubleType, LongType, StructType
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark import avro
+from polywire.spark.schema import value_columns
 
 Parse = Callable[[DataFrame], DataFrame]
 
@@ -200,12 +201,7 @@ def read_schema(text: str) -> StructType:
         kind = StructType.fromDDL(text)
     except PySparkException as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"not a schema reason={error} schema={text!r}") from error
-    if not isinstance(kind, StructType):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a schema of columns is a struct schema={text!r}")
-    reserved = [name for name in kind.fieldNames() if name.startswith("_")]
-    if reserved:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"names that begin with _ are taken names={','.join(reserved)}")
-    return kind
+    return value_columns(kind)
 
 
 def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:

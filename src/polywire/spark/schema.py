@@ -1,4 +1,4 @@
-"""The columns of the source: exactly those of Spark's Kafka source.
+"""The columns of the source: exactly those of Spark's Kafka source; and which columns a value may have.
 
 Promises: a schema the user gives is a choice of these columns, in any order; anything else is an error that names the column meant.
 Must not know: the broker.
@@ -84,3 +84,15 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 def _type_name(data_type: DataType) -> str:
     return data_type.simpleString()
+
+
+def value_columns(kind: DataType) -> StructType:
+    """The columns a value may have. Raises Invalid for another type, and for names that begin with ``_``: those are the record's place."""
+    if not isinstance(kind, StructType):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"a schema of columns is a struct or record type={kind.simpleString()}"
+        )
+    reserved = [name for name in kind.fieldNames() if name.startswith("_")]
+    if reserved:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"names that begin with _ are taken names={','.join(reserved)}")
+    return kind
