@@ -476,8 +476,8 @@ def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dial
     world.memory.run()
     peer.session.close()
     next_one = world.connect()
-    next_one.feed(request)
-    assert world.memory.broker.topic("t").partitions[0].log.next_offset == 30_000, "the bench is free"
+    next_one.feed(encode_produce(b"u", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP)))
+    assert world.memory.broker.topic("u").partitions[0].log.next_offset == 30_000, "the bench is free"
 
 
 def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:
