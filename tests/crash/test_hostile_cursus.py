@@ -25,8 +25,21 @@ def connect(broker: BrokerProcess) -> socket.socket:
 def ask(broker: BrokerProcess, request: bytes) -> bytes:
     """One request on a connection of its own."""
     with connect(broker) as peer:
-        peer.sendall(request)
-        return peer.recv(65_536)[4:]
+        try:
+            peer.sendall(request)
+            return peer.recv(65_536)[4:]
+        except ConnectionError as error:
+            raise AssertionError(f"{error!r}\n{broker.log_text()}") from error
+
+
+def is_turned_away(broker: BrokerProcess, request: bytes) -> bool:
+    """Whether a request ends its connection; the system may tell that as a reset."""
+    with connect(broker) as peer:
+        try:
+            peer.sendall(request)
+            return peer.recv(65_536) == b""
+        except ConnectionError:
+            return True
 
 
 def test_hostile_peers_cost_the_others_nothing(tmp_path: Path) -> None:
@@ -48,7 +61,7 @@ def test_hostile_peers_cost_the_others_nothing(tmp_path: Path) -> None:
             liar.sendall((64 << 20).to_bytes(4, "big") + b"\xba\x7c\x00\x04good")
         for name in ("gzip", "lz4", "xerial"):  # bombs: below the limit an error, above it the end
             assert ask(broker, frame(algorithm(name).compress(bytes(32 << 20)))).startswith(b"ERROR: ")
-            assert ask(broker, frame(algorithm(name).compress(bytes(100 << 20)))) == b""
+            assert is_turned_away(broker, frame(algorithm(name).compress(bytes(100 << 20))))
         assert b'"status":"OK"' in ask(broker, GOOD)
         for liar in liars:
             liar.close()

@@ -209,7 +209,7 @@ def test_a_large_frame_that_expands_too_far_ends_the_connection() -> None:
 def test_many_tiny_parts_are_refused_soon(name: str) -> None:
     part = algorithm(name).compress(b"")
     bomb = part * 1_000_000 if name == "gzip" else part[:16] + part[16:] * 2_000_000
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(PeerError):
         algorithm(name).expand(memoryview(bomb), 64 << 20)
-    assert time.monotonic() - begun < 5.0
+    assert time.process_time() - begun < 5.0

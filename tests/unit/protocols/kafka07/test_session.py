@@ -481,10 +481,10 @@ def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dial
 
 
 def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
     assert peer.closed
-    assert time.monotonic() - begun < 5.0
+    assert time.process_time() - begun < 5.0
 
 
 def test_produce_without_automatic_topics_closes(world: World) -> None:
