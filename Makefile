@@ -20,6 +20,8 @@ CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard requirements/interop/*.lock))
 FUZZ_SECONDS ?= 30
 WORKERS ?= 2
+# Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
+SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 
 .PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
@@ -51,13 +53,13 @@ contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo
 
 test: lint type contract ## Check everything and run all tests, compiled
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadscope $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 
 test-pure: dev ## Run all tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadscope $(PYTEST_ARGS)
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 
 test-pure-quick: dev ## Run the quick tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) --dist loadscope -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
 
 test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
 
