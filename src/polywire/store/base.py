@@ -81,7 +81,7 @@ class Store(Protocol):
         """Bytes of a blob. Raises BlobMissing."""
 
 
-def aligned_buffer(size: int = CHUNK_BYTES) -> memoryview:
+def aligned_buffer(size: int) -> memoryview:
     """Writable memory that begins on a page, as direct reads need it; make it once and use it again."""
     return memoryview(mmap.mmap(-1, size))
 

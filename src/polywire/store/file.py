@@ -279,13 +279,7 @@ def _write_parts(descriptor: int, parts: Iterable[Buffer]) -> None:
     """Write the parts back to back. The disk begins with each stretch as soon as it is written, and is nearly done when the last one is."""
     size = begun = 0
     for part in parts:
-        if isinstance(part, list):
-            want = sum(map(len, part))
-            got = os.writev(descriptor, part)
-            assert got == want
-            size += got
-        else:
-            size += _write_all(descriptor, memoryview(part).cast("B"))
+        size += _write_all(descriptor, memoryview(part).cast("B"))
         if size - begun >= WRITE_OUT_BYTES and _sync_file_range is not None:
             _sync_file_range(descriptor, begun, size - begun, _SYNC_FILE_RANGE_WRITE)  # what fails here fails the sync
             begun = size

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
@@ -27,6 +27,8 @@ from polywire.records.columns import BatchHeader, Record
 from polywire.records.compression import expand_body
 from polywire.records.rows import from_records, to_records
 from polywire.types import Level
+
+_T = TypeVar("_T")
 
 SMALL = LogSettings(
     slot_bytes=64 * 1024,
@@ -162,8 +164,12 @@ class Rig:
 
     def look_up(self, question: Callable[[int, Callable[[int | BrokerError], None]], int | None], argument: int) -> int:
         """The answer of a look-up, at once or later."""
-        answers: list[int | BrokerError] = []
-        found = question(argument, answers.append)
+        return self.answered(lambda then: question(argument, then))
+
+    def answered(self, ask: Callable[[Callable[[_T | BrokerError], None]], _T | None]) -> _T:
+        """What a question is answered with, at once or later."""
+        answers: list[_T | BrokerError] = []
+        found = ask(answers.append)
         if found is not None:
             assert not answers, "an answer comes once"
             return found
@@ -177,15 +183,7 @@ class Rig:
         self, partition: FilePartition, offset: int, bytes_max: int = 1 << 20, offset_end: int | None = None
     ) -> Read:
         """One read, cold or warm."""
-        answers: list[Read | BrokerError] = []
-        found = partition.read(offset, bytes_max=bytes_max, then=answers.append, offset_end=offset_end)
-        if found is not None:
-            return found
-        self.loop.run_until(lambda: answers)
-        answer = answers[0]
-        if isinstance(answer, BrokerError):
-            raise answer
-        return answer
+        return self.answered(lambda then: partition.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end))
 
 
 def abandon(log: FileLog) -> None:

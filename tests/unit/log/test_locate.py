@@ -18,15 +18,7 @@ from tests.unit.log.test_lookup import delete_blobs, fill_slot
 
 
 def locate(rig: Rig, partition: FilePartition, offset: int, offset_end: int | None = None) -> Located:
-    answers: list[Located | BrokerError] = []
-    found = partition.locate(offset, answers.append, offset_end=offset_end)
-    if found is not None:
-        return found
-    rig.loop.run_until(lambda: answers)
-    (answer,) = answers
-    if isinstance(answer, BrokerError):
-        raise answer
-    return answer
+    return rig.answered(lambda then: partition.locate(offset, then, offset_end=offset_end))
 
 
 def check_spans(rig: Rig, located: Located, offset: int, offset_end: int) -> None:
