@@ -23,8 +23,9 @@ WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
+AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs demo lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs audit sbom demo lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +76,12 @@ bench: dev ## Measure this machine and print the table
 docs: dev ## Write docs/reference anew and check every link of the documentation
 	$(PYTHON) -m tools.reference
 	$(PYTHON) -m pytest tests/test_docs.py tests/test_reference.py
+
+audit: $(VENV)/audit $(VENV)/.installed ## Ask whether what the locks pin is known to be vulnerable (needs the network)
+	PYTHONPATH=$(VENV)/audit $(PYTHON) -m tools.audit $(AUDIT_ARGS)
+
+sbom: $(VENV)/.installed ## Write dist/polywire.cdx.json: what an installed Polywire is made of (CycloneDX)
+	$(PYTHON) -m tools.bill_of_materials
 
 demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
 	@$(PYTHON) examples/flights.py
@@ -130,6 +137,12 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 	@echo "installing Spark and the tools of the checks (some 500 MB, once)"
 	@$(INSTALL) -r requirements/dev.lock
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/audit: requirements/audit.lock $(VENV)/.base
+	@echo "installing pip-audit"
+	@rm -rf $@.new && mkdir -p $@.new
+	@$(INSTALL) --only-binary :all: --target $@.new -r $< || { echo "NOT AUDITED: pip-audit cannot be installed here" >&2; rm -rf $@.new; exit 1; }
+	@rm -rf $@ && mv $@.new $@ && touch $@
 
 # A real client that has no wheel for this machine leaves an empty folder; its tests then say that it was not tried.
 $(VENV)/interop/%: requirements/interop/%.lock $(VENV)/.base

@@ -1,25 +1,37 @@
-"""How long one peer's largest requests keep another peer's lone request waiting.
+"""How long the broker's loop is held by the worst legal request of every verb, and others kept waiting by the largest requests.
 
-Run: ``python -m benchmarks.stalls [--rounds N] [--only SUBSTRING]``
+Run: ``python -m benchmarks.stalls [--rounds N] [--only SUBSTRING] [--verbs | --large]``
 
-Requests are made before the clock starts and are as long, once expanded, as their wire allows; one follows the other, each is answered before
+Every verb: on one connection, then on ten at once, over one broker whose state is at its limits (``benchmarks.verbs``). A hold is the
+processor time of one pass of the broker's own loop (``benchmarks.watched``), so that other work of the machine does not count.
+Large requests: made before the clock starts and as long, once expanded, as their wire allows; one follows the other, each is answered before
 the next. The other peer is a process of its own that sends one small request after another.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import os
+import selectors
 import socket
 import statistics
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 from benchmarks.cursus_load import command, encoded_batch
 from benchmarks.measure import fresh_broker, resident_bytes
+from benchmarks.verbs import Asked, all_verbs, filling, filling_cursus
+from benchmarks.watched import WATCH
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import asking
@@ -47,6 +59,10 @@ LONE = b"V1|1|CONSUME|lone 0 0\n"  # reads: what is produced waits for the disk 
 CURSUS_BYTES = 63 << 20
 CURSUS_RECORDS = 100_000
 KAFKA_BYTES = EXPANDED_BYTES_MAX - (64 << 10)
+HELD_MS_MAX = 20.0  # what one pass of the loop may take
+TOGETHER = 10  # connections that ask the same at once
+QUIET_S = 0.05  # no answer and no hold for so long: it is over
+VERB_S_MAX = 30.0
 
 
 def large_requests() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
@@ -139,11 +155,159 @@ def stalls_ms(broker: BrokerProcess, wire: str, data: bytes, rounds: int) -> lis
     ]
 
 
+# Every verb
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The longest holds: in processor time, by the clock, by a collection of garbage; and where most of the time went."""
+
+    processor_s: float
+    clock_s: float
+    collecting_s: float
+    place: str
+
+
+class Watcher:
+    """The other end of a watched broker's watch."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._file = self._socket.makefile("rb")
+
+    def told(self) -> dict[str, Any]:
+        """The longest holds since the last call."""
+        self._socket.sendall(b"?")
+        seen: dict[str, Any] = json.loads(self._file.readline())
+        return seen
+
+
+@contextmanager
+def watched_broker() -> Iterator[tuple[BrokerProcess, Watcher]]:
+    """A broker whose state is at its limits, and its watch."""
+    with tempfile.TemporaryDirectory(prefix="polywire-stalls-", dir=os.environ.get("POLYWIRE_BENCH_DIR")) as place:
+        os.environ[WATCH] = f"{place}/watch"
+        with BrokerProcess(Path(place) / "data", module="benchmarks.watched") as broker:
+            watcher = Watcher(os.environ[WATCH])
+            _fill(broker)
+            yield broker, watcher
+
+
+def _fill(broker: BrokerProcess) -> None:
+    with socket.create_connection(broker.addresses["polywire"], timeout=120) as peer:
+        peer.sendall(MAGIC)
+        for frames in filling():
+            peer.sendall(b"".join(frames))
+            _drain([peer], 0.02)
+    with socket.create_connection(broker.addresses["cursus"], timeout=120) as peer:
+        waiting = 0
+        for data in filling_cursus():
+            peer.sendall(data)
+            waiting += 1
+            if waiting == 200:
+                _drain([peer], 0.02)
+                waiting = 0
+        _drain([peer], 0.5)
+
+
+def _drain(peers: list[socket.socket], quiet_s: float, watcher: Watcher | None = None) -> tuple[int, Held]:
+    """Read until nothing has come for a while, and the loop was held by nothing; returns the bytes and the longest holds."""
+    got, most = 0, {"processor_s": 0.0, "clock_s": 0.0, "collecting_s": 0.0}
+    places: Counter[str] = Counter()
+    end = time.monotonic() + VERB_S_MAX
+    with selectors.DefaultSelector() as selector:
+        for peer in peers:
+            selector.register(peer, selectors.EVENT_READ)
+        while time.monotonic() < end:
+            ready = selector.select(quiet_s)
+            for key, _ in ready:
+                got += _read(selector, key.fileobj)
+            seen: dict[str, Any] = watcher.told() if watcher is not None else {"quiet_s": quiet_s}
+            most = {name: max(value, seen.get(name, 0.0)) for name, value in most.items()}
+            places.update(dict(seen.get("places", [])))
+            if not ready and seen["quiet_s"] >= quiet_s and (got or not selector.get_map()):
+                break
+            if not selector.get_map() and seen["quiet_s"] >= quiet_s:
+                break
+    return got, Held(**most, place=next((place for place, _ in places.most_common(1)), ""))
+
+
+def _read(selector: selectors.BaseSelector, peer: object) -> int:
+    assert isinstance(peer, socket.socket)
+    try:
+        data = peer.recv(1 << 20)
+    except OSError:
+        data = b""
+    if not data:
+        selector.unregister(peer)
+    return len(data)
+
+
+def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int) -> tuple[int, Held]:
+    """Bytes answered, and the longest holds while so many connections ask this at once."""
+    peers = [socket.create_connection(broker.addresses[asked.wire], timeout=VERB_S_MAX) for _ in range(connections)]
+    try:
+        for peer in peers:
+            if asked.opening:
+                peer.sendall(asked.opening)
+        if asked.opening:
+            _drain(peers, QUIET_S)
+        data = asked.make()
+        watcher.told()
+        for peer in peers:
+            with suppress(OSError):
+                peer.sendall(data + (ALSO if asked.wire == "kafka07" else b""))
+        return _drain(peers, QUIET_S, watcher)
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+ALSO = encode_offsets(b"full", 0, -1, 1)  # what is produced on this wire has no answer
+
+
+def verbs(only: str) -> None:
+    """Print the table of every verb."""
+    over = 0
+    with watched_broker() as (broker, watcher):
+        print("verb, bytes sent and answered; ms held: alone, by ten; by the clock; by collecting garbage; where")
+        for asked in all_verbs():
+            name = f"{asked.wire} {asked.verb}"
+            if only not in name:
+                continue
+            sent = len(asked.make())
+            got, alone = held(broker, watcher, asked, 1)
+            ten = alone if asked.once else held(broker, watcher, asked, TOGETHER)[1]
+            over += max(alone.processor_s, ten.processor_s) * 1000 > HELD_MS_MAX
+            print(_row(name, sent, got, alone, ten), flush=True)
+    print(f"verbs that hold the loop for more than {HELD_MS_MAX:.0f} ms: {over}")
+
+
+def _row(name: str, sent: int, got: int, alone: Held, ten: Held) -> str:
+    figures = [alone.processor_s, ten.processor_s, max(alone.clock_s, ten.clock_s)]
+    collecting = max(alone.collecting_s, ten.collecting_s)
+    shown = " ".join(f"{1000 * value:8.1f}" for value in (*figures, collecting))
+    place = (alone if alone.processor_s * 1000 > HELD_MS_MAX else ten).place
+    return f"{name:36} {sent:9} {got:10} {shown}  {place}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--verbs", action="store_true", help="every verb only")
+    kind.add_argument("--large", action="store_true", help="large requests only")
     options = parser.parse_args()
+    if not options.large:
+        verbs(options.only)
+    if not options.verbs:
+        large(options)
+
+
+def large(options: argparse.Namespace) -> None:
+    """Print how long others waited for each of the largest requests."""
     for name, wire, make in large_requests():
         if options.only not in name:
             continue

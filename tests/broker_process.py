@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-READY_SECONDS_MAX: Final = 30.0
+READY_SECONDS_MAX: Final = 90.0  # a start takes one; a machine that does much else, many
 STOP_SECONDS_MAX: Final = 20.0
 WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
+LOGIN_WIRES: Final = ("cursus", "iggy", "polywire")
 PORTS: Final = range(15_000, 32_000)
 SOURCE: Final = Path(__file__).resolve().parents[1] / "src"
 
@@ -61,9 +62,20 @@ _PORT: Final = _lasting_ports()
 class BrokerProcess:
     """One broker over one data directory; it can be stopped, killed and started again."""
 
-    def __init__(self, data_dir: Path, *options: str, wires: Sequence[str] = WIRES) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        wires: Sequence[str] | None = None,
+        descriptors: int | None = None,
+        module: str = "polywire",
+    ) -> None:
+        """wires: all without it, with users those that have a login. descriptors: how many the process may have; all it is given without.
+        module: run as ``python -m``, it takes the command line of ``polywire``."""
         self.data_dir = data_dir
-        self._wires = wires
+        self._module = module
+        self._wires = wires or (LOGIN_WIRES if "--users" in options else WIRES)
+        self._descriptors = descriptors
         self.addresses: dict[str, tuple[str, int]] = {}
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,12 +91,14 @@ class BrokerProcess:
         """Start and wait until every listener accepts."""
         ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", self._module, "serve", "--data-dir", str(self.data_dir)]
         command += silenced(*self._wires)
         for wire in self._wires:
             host, port = self.addresses.get(wire) or ("127.0.0.1", next(_PORT))
             command += [f"--{wire}", f"{host}:{port}"]
         command += ["--ready-file", str(ready_file), *self._options]
+        if self._descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "sh", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=child_environment()

@@ -11,7 +11,7 @@ from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.log.settings import LogSettings
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.server.config import ServeConfig
-from polywire.server.connection import ConnectionLimits
+from polywire.server.hub import ConnectionLimits
 from tools import reference
 
 

@@ -17,8 +17,9 @@ from typing import Any, Final
 from cyclopts import App
 from cyclopts.argument import Argument
 
+from polywire.broker.actions import ANYBODY, Action
 from polywire.broker.settings import DAY_US, HOUR_US, SECOND_US, BrokerSettings, TopicSettings
-from polywire.cli import main
+from polywire.cli import doctor, main
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.settings import LogSettings
@@ -28,9 +29,10 @@ from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig
-from polywire.server.connection import ConnectionLimits
+from polywire.server.hub import ConnectionLimits
 from tests.behaviour.compatibility import planned_table
 from tests.behaviour.wires import WIRES
+from tests.permissions.cases import Player, cases, commands, expected
 from tests.test_house import kinds_raised
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
@@ -47,6 +49,7 @@ def pages() -> dict[str, str]:
         "compatibility.md": compatibility_page,
         "errors.md": errors_page,
         "limits.md": limits_page,
+        "permissions.md": permissions_page,
     }
     return {name: "\n".join(write()) + "\n" for name, write in writers.items()}
 
@@ -73,6 +76,8 @@ def cli_page() -> Iterator[str]:
         (main.EXIT_DONE, "done"),
         (main.EXIT_FAILED, "refused or failed; one line on standard error says why"),
         (main.EXIT_USAGE, "wrong usage"),
+        (doctor.EXIT_DAMAGED, "`doctor`: something is damaged, a broker starts"),
+        (doctor.EXIT_BROKEN, "`doctor`: no broker would start"),
         (lifecycle.EXIT_STORAGE, "`serve`: storage failed, nothing further was acknowledged"),
         (main.EXIT_INTERRUPTED, "interrupted; `serve`: ended at once by a second signal"),
     ]
@@ -247,6 +252,44 @@ def compatibility_page() -> Iterator[str]:
     yield "– means that the wire has no words for it."
     yield ""
     yield from planned_table().lines()
+
+
+# Who may do what.
+
+
+def permissions_page() -> Iterator[str]:
+    """The table of permissions, and what the suite plays against it."""
+    yield from ["# Permissions", "", MADE, ""]
+    yield "Whatever is asked of a broker that has users is one of these actions, on every wire. An action takes one permission (where several"
+    yield "stand here, one of them) for one thing: everywhere, for the stream, or for the topic. *Any* means that it takes the permission for"
+    yield "something, and does and tells only what belongs to that. A topic's access list takes away what the permission gives."
+    yield "[How users get permissions](../operate/serve.md)."
+    yield ""
+    rows = [
+        (
+            f"`{action.word}`",
+            "everybody" if action in ANYBODY else "log in" if action.is_everybodys else f"`{action.permission_words}`",
+            "–" if action.is_everybodys else action.resource.value,
+            action.listed.value if action.listed is not None else "–",
+        )
+        for action in Action
+    ]
+    yield from table(("action", "permission", "for", "access list"), rows)
+    yield from ["", "## Every command of every wire", ""]
+    yield "Made by the suite: each line is a request for what belongs to the tenant of a stream, played as everybody against real sessions."
+    yield "*own*: carried out for what is one's own, and nothing is told of others'. On FLUX and Kafka 0.7, which have no login, the first"
+    yield "column is the user `anonymous` without permissions, the others are known by their certificates."
+    known = list(cases())
+    for wire in commands():
+        yield from ["", f"### {wire}", ""]
+        yield from table(
+            ("command", "action", *(player.value for player in Player)),
+            [
+                (f"`{case.command}`", f"`{case.action.word}`", *(expected(case, player).value for player in Player))
+                for case in known
+                if case.wire == wire
+            ],
+        )
 
 
 def write() -> None:

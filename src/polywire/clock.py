@@ -6,7 +6,7 @@ Promises: nothing in the package reads the time but through a ``Clock``. Must no
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -29,3 +29,21 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+class ElapsedClock:
+    """Time that only ever passes, and only while somebody is there: for what expires and must not expire early, whatever the wall clock does.
+
+    It goes on from the latest time that was kept of it, so time between a stop and a start does not count.
+    """
+
+    __slots__ = ("_clock", "_origin_us")
+
+    def __init__(self, clock: Clock, latest_us: int) -> None:
+        """latest_us: where it stood when it was last read, as far as that is known; 0 when it never was."""
+        self._clock: Final = clock
+        self._origin_us: Final = latest_us - int(clock.monotonic() * 1e6)
+
+    def now_us(self) -> int:
+        """Microseconds; comparable with what any start of the same broker has kept."""
+        return self._origin_us + int(self._clock.monotonic() * 1e6)

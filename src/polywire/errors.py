@@ -37,6 +37,8 @@ class ErrorCode(Enum):
     GROUP_MISSING = "group_missing"
     MEMBER_MISSING = "member_missing"
     STAGE_MISSING = "stage_missing"
+    TRANSACTION_MISSING = "transaction_missing"
+    WRITER_MISSING = "writer_missing"
     USER_MISSING = "user_missing"
     TOKEN_MISSING = "token_missing"
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"

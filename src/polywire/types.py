@@ -5,13 +5,13 @@ Promises: plain values without behaviour beyond checking themselves. Must not kn
 
 from __future__ import annotations
 
-import re
 from array import array
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.matching import WORD, consists_of
 
 if TYPE_CHECKING:
     Buffer: TypeAlias = bytes | bytearray | memoryview | array[int]
@@ -23,7 +23,7 @@ DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
 PARTITION_COUNT_MAX: Final = 10_000  # FLUX dossier Q15
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._=-]{1,249}")
+_NAME: Final = WORD + "._=-"
 
 
 class Level(IntEnum):
@@ -59,14 +59,35 @@ class Assignor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A topic's stream and name; ``full`` is ``stream.topic``, or just ``topic`` in the stream ``default``."""
+    """A topic's stream and name; ``full`` is ``stream.topic``, or just ``topic`` in the stream ``default``.
+
+    One meaning of a dotted name (decision 0027): in a full name the first dot ends the stream.
+    """
 
     stream: str
     topic: str
 
+    @classmethod
+    def parse(cls, full: str) -> TopicName:
+        """What a full name means. Without a stream or a topic beside its first dot, and behind ``default.``, it lies in ``default`` whole."""
+        stream, _, topic = full.partition(".")
+        if not stream or topic in ("", ".", "..") or stream == DEFAULT_STREAM:
+            return cls(DEFAULT_STREAM, full)
+        return cls(stream, topic)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the full name means this stream and topic, so that everybody who spells it means the same."""
+        return TopicName.parse(self.full) == self
+
     @property
     def full(self) -> str:
         return self.topic if self.stream == DEFAULT_STREAM else f"{self.stream}.{self.topic}"
+
+
+def is_name(text: str) -> bool:
+    """Whether a stream, a topic, or both in full may be called so (design §2)."""
+    return 0 < len(text) <= NAME_BYTES_MAX and consists_of(text, _NAME) and text not in (".", "..")
 
 
 def check_topic_name(name: TopicName) -> None:
@@ -75,5 +96,5 @@ def check_topic_name(name: TopicName) -> None:
     Raises Invalid(INVALID_TOPIC).
     """
     for part in (name.stream, name.topic, name.full):
-        if _NAME.fullmatch(part) is None or part in (".", ".."):
+        if not is_name(part):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full!r}")

@@ -14,10 +14,12 @@ from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Read
+from polywire.log.log import FileLog
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.log.rig import SMALL, RigLoop, batch_of
 
 FULL_AFTER_BYTES = 1 << 20
+LEVEL = Level.WRITTEN
 SETTINGS = replace(SMALL, disk_reserve_bytes=FULL_AFTER_BYTES // 4)
 
 
@@ -79,3 +81,40 @@ def _has_room(broker: Broker) -> bool:
     except Busy:
         return False
     return True
+
+
+def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) -> None:
+    loop = RigLoop()
+    broker = Broker.open(tmp_path / "data", BrokerSettings(), loop, SystemClock(), log_settings=SETTINGS)
+    for name in ("deleted", "purged", "trimmed"):
+        broker.produce(
+            broker.create_topic(TopicName("default", name), 1).partitions[0], batch_of([b"x"]), level=LEVEL, done=None
+        )
+    broker.commit()
+    log = broker._log
+    assert isinstance(log, FileLog)
+    log._sealer._stopped = True  # as when no segment finds space on the disk
+    _commit_until_refused(broker)
+    told: list[BrokerError | None] = []
+    broker.delete_topic(broker.topic("deleted"), done=lambda _, error: told.append(error))
+    broker.purge_topic(broker.topic("purged"), done=lambda _, error: told.append(error))
+    partition = broker.topic("trimmed").partitions[0]
+    log.trim(partition.incarnation, 1)
+    broker.commit()
+    assert partition.log.first_offset == 1
+    with pytest.raises(Busy):
+        broker.commit_position("purged", 0, PositionKind.GROUP, "g", 1)
+    loop.run_until(lambda: told)
+    assert told == [None, None]
+    assert log.seal_room(1), "and the sealer has its own"
+    broker.close()
+
+
+def _commit_until_refused(broker: Broker) -> None:
+    for number in range(1_000_000):
+        try:
+            broker.commit_position("purged", 0, PositionKind.GROUP, "g", number)
+        except Busy:
+            return
+        broker.commit()
+    raise AssertionError("there is always room")

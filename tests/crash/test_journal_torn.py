@@ -10,8 +10,9 @@ import pytest
 
 from polywire.errors import Corrupt
 from polywire.log.group import EntryKind, GroupHead
-from polywire.log.journal_file import SEED_NAME, Slot, read_seed
+from polywire.log.journal_file import Slot
 from polywire.log.recovery import Chain, Place, find_chain, read_start
+from polywire.log.seed import SEED_NAMES, keep_seed, read_seed
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig
 
@@ -203,6 +204,96 @@ def test_a_record_that_imitates_a_later_group_is_none(tmp_path: Path) -> None:
 
 def test_without_its_seed_a_journal_is_corrupt(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=3, unsynced=0)
-    (tmp_path / "journal" / SEED_NAME).unlink()
+    for name in SEED_NAMES:
+        (tmp_path / "journal" / name).unlink()
     with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)
+
+
+@pytest.mark.parametrize("name", SEED_NAMES)
+def test_a_damaged_copy_of_the_seed_is_made_anew(tmp_path: Path, name: str) -> None:
+    write_groups(tmp_path, synced=3, unsynced=0)
+    path = tmp_path / "journal" / name
+    sound = path.read_bytes()
+    for damaged in (flipped(sound, 9), flipped(sound, 20), b"", sound[:8]):
+        path.write_bytes(damaged)
+        rig = Rig(tmp_path, QUIET)
+        assert rig.read(rig.log.partition(PARTITION)) == [b"value-%d" % number for number in range(3)]
+        rig.kill()
+        assert path.read_bytes() == sound
+
+
+def test_a_plain_seed_of_earlier_versions_is_read_and_replaced(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=3, unsynced=0)
+    first, second = (tmp_path / "journal" / name for name in SEED_NAMES)
+    sound = first.read_bytes()
+    second.unlink()
+    first.write_bytes(flipped(sound[8:16], 3))
+    with pytest.raises(Corrupt, match="slots are not empty"):
+        Rig(tmp_path, QUIET)
+    first.write_bytes(sound[8:16])
+    rig = Rig(tmp_path, QUIET)
+    assert rig.read(rig.log.partition(PARTITION)) == [b"value-%d" % number for number in range(3)]
+    rig.log.close()
+    assert first.read_bytes() == second.read_bytes() == sound
+
+
+def test_a_journal_is_never_begun_anew_over_slots_that_are_not_empty(tmp_path: Path) -> None:
+    write_groups(tmp_path, synced=3, unsynced=0)
+    directory = tmp_path / "journal"
+    before = {path: path.read_bytes() for path in directory.glob("slot-*")}
+    for name in SEED_NAMES:
+        (directory / name).unlink()
+    keep_seed(directory, 12345)
+    with pytest.raises(Corrupt, match="slots are not empty"):
+        Rig(tmp_path, QUIET)
+    assert {path: path.read_bytes() for path in directory.glob("slot-*")} == before
+
+
+def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(PARTITION)
+    for number in range(3):
+        rig.append(partition, [b"value-%d" % number], Level.SYNCED)
+        rig.settle()
+    rig.log.close()
+    closing, last = chain_of(tmp_path).groups[-1], chain_of(tmp_path).groups[-2]
+    content = last.slot.path.read_bytes()
+    for at in range(last.position, last.position + last.length):
+        last.slot.path.write_bytes(flipped(content, at))
+        told = refusal(tmp_path)
+        if told:
+            assert f"sequence={last.sequence} " in told
+            assert "slot-0000.pwj" in told
+        else:
+            assert content[at] == 0, "only what fills a batch up is not covered"
+            assert chain_of(tmp_path).sequence == closing.sequence, "it is cut"
+    for at in range(closing.position, closing.position + closing.length, 3):
+        last.slot.path.write_bytes(flipped(content, at))
+        assert chain_of(tmp_path).sequence == last.sequence, "the closing group holds nothing"
+
+
+def refusal(directory: Path) -> str:
+    """What a start would say that finds damage, nothing when it finds none."""
+    try:
+        chain_of(directory)
+    except Corrupt as error:
+        return error.message
+    return ""
+
+
+def test_damage_of_what_was_synced_long_ago_is_corrupt_after_a_kill(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(PARTITION)
+    rig.append(partition, [b"value"], Level.SYNCED)
+    rig.settle()
+    last = chain_of(tmp_path).groups[-1]
+    for _ in range(3):
+        rig.log._expire()  # what the log's timer does when nothing else comes
+        rig.settle()
+    rig.kill()
+    assert chain_of(tmp_path).sequence == last.sequence + 1, "one group tells it, once"
+    path = last.slot.path
+    path.write_bytes(flipped(path.read_bytes(), last.position + 70))
+    with pytest.raises(Corrupt, match=f"sequence={last.sequence} "):
         Rig(tmp_path, QUIET)

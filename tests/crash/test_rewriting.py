@@ -213,7 +213,8 @@ def test_damaged_blob_is_kept(tmp_path: Path, how: str, monkeypatch: pytest.Monk
             file.write(b"\xff")
     else:
         failed = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed: Input/output error")
-        monkeypatch.setattr(FileBlob, "read_direct", Mock(side_effect=failed))
+        for verb in ("read_direct", "pread_into"):
+            monkeypatch.setattr(FileBlob, verb, Mock(side_effect=failed))
     rig.log.drop_partition(DROPPED)
     rig.settle()
     tidy(rig)

@@ -168,6 +168,23 @@ def test_refused_at_the_start(tmp_path: Path, options: tuple[str, ...], reason: 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file"), ("", "holds no user"), ("# name:hash:permissions\n\n", "holds no user")],
+)
+def test_a_users_file_without_users_opens_nothing(tmp_path: Path, content: str | None, reason: str) -> None:
+    users = tmp_path / "users"
+    if content is not None:
+        users.write_text(content)
+        users.chmod(0o600)
+    place = ("--polywire", "127.0.0.1:0", *silenced("polywire"))
+    result = serve(tmp_path / "data", "--users", str(users), *place)
+    assert result.returncode == EXIT_START
+    assert reason in result.stderr
+    assert str(users) in result.stderr
+    assert not (tmp_path / "data").exists(), "it is found out before anything is made"
+
+
 def test_a_port_in_use_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
     host, port = broker.addresses["flux"]
     result = serve(tmp_path / "other", "--flux", f"{host}:{port}", *silenced("flux"))

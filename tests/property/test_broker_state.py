@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Callable
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import given, settings
 
+from polywire.broker import changes
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.transactors import Scope
@@ -119,6 +121,19 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 )
 
 
+def timeless(state: bytes) -> changes.Snapshot:
+    """A state without when its producers were seen, and its positions, groups and names used: what comes back in recovery without a time
+    counts from the start."""
+    was, replace = changes.decode_snapshot(state), msgspec.structs.replace
+    return replace(
+        was,
+        producers=tuple(replace(producer, seen_at_us=0) for producer in was.producers),
+        positions=tuple(replace(position, at_us=0) for position in was.positions),
+        groups=tuple(replace(group, at_us=0) for group in was.groups),
+        bindings=tuple(replace(binding, at_us=0) for binding in was.bindings),
+    )
+
+
 @settings(max_examples=200)
 @given(steps=st.lists(st.tuples(STEPS, st.booleans(), st.floats(0, 2)), max_size=40), snapshot_at=st.integers(0, 60))
 def test_a_restart_finds_the_same_state(steps: list[tuple[Step, bool, float]], snapshot_at: int) -> None:
@@ -133,10 +148,11 @@ def test_a_restart_finds_the_same_state(steps: list[tuple[Step, bool, float]], s
             memory.log.take_snapshot()
     memory.run()
     topics = [(t.name, t.id, [p.log.next_offset for p in t.partitions]) for t in memory.broker.topics()]
-    state = memory.log.state()
+    state = timeless(memory.log.state())
     memory.restart(synced_only=False)
-    assert memory.log.state() == state
+    assert timeless(memory.log.state()) == state
     assert [(t.name, t.id, [p.log.next_offset for p in t.partitions]) for t in memory.broker.topics()] == topics
+    exact = memory.log.state()
     memory.log.take_snapshot()
     memory.restart()
-    assert memory.log.state() == state
+    assert memory.log.state() == exact

@@ -1,88 +1,84 @@
 """Who may do what: users, their tokens and permissions, for every wire that has words for a login.
 
 Promises: users are changed by journalled changes and outlive restarts and snapshots; passwords are kept as Argon2id hashes, tokens as
-digests; a change counts from the next request on, for whoever is logged in already. A broker without configured users is open:
-nobody has to log in, and the reference systems' default user is accepted. Must not know: wires, sockets, files.
+digests; the id of a user is never another's; a change counts from the next request on, for whoever is logged in already, and one that ends
+logins is told to who keeps the connections; nobody gives away, or takes from others, what it may not do itself. A broker without configured
+users is open: nobody has to log in, and the reference systems' default user is accepted. Must not know: wires, sockets, files.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from polywire.broker.passwords import PASSWORD_BYTES_MAX, Passwords
-from polywire.broker.permissions import EVERYTHING, Grants, Permission
+from polywire.broker.actions import ADMINISTRATION, Action
+from polywire.broker.audit import AuditEvent, AuditSink, Outcome, unheard
+from polywire.broker.authorization import Authorization, Where, told_place
+from polywire.broker.login_queue import Origin, origin_of
+from polywire.broker.owners import ANONYMOUS
+from polywire.broker.passwords import Passwords
+from polywire.broker.permissions import EVERYTHING, Grants
 from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.users import (
+    DEFAULT_NAME,
+    DEFAULT_PASSWORD,
+    ROOT,
+    ROOT_ID,
+    ConfiguredUser,
+    Principal,
+    Token,
+    User,
+    check_changeable,
+    check_password_given,
+    decode_user,
+    digest_of,
+    encode_user,
+    is_password,
+)
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, Conflict, Corrupt, Denied, ErrorCode, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.log.base import Loop
-from polywire.types import Level, TopicName
+from polywire.types import Level
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
 
+__all__ = [
+    "DEFAULT_NAME",
+    "DEFAULT_PASSWORD",
+    "ROOT",
+    "ROOT_ID",
+    "Access",
+    "ConfiguredUser",
+    "Principal",
+    "User",
+    "Where",
+]
+
 KEPT_AS: Final = "access"  # users lie beside the wires' own state, one value each
-DEFAULT_NAME: Final = "iggy"
-DEFAULT_PASSWORD: Final = "iggy"  # what Iggy's clients send when nobody told them anything
-ROOT_ID: Final = 0
+ANONYMOUS_NAME: Final = (
+    ANONYMOUS  # whom peers of wires without a login are taken for, where the operator has configured it
+)
+NEXT_ID_KEY: Final = "next_id"  # beside them, so that an id is not given twice
 TOKEN_BYTES: Final = 32
+NAME_TOLD_MAX: Final = 255  # of a name that somebody made up, in the audit log
 # Verified when there is no such user, so that the time an answer takes does not tell: a hash of random bytes nobody kept.
 _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 
-
-class Token(msgspec.Struct, frozen=True, array_like=True):
-    """A personal access token: what stands in for a name and a password."""
-
-    name: str
-    digest: bytes
-    expires_at_us: int | None = None
-
-
-class User(msgspec.Struct, frozen=True, array_like=True):
-    """A user as kept; ``configured`` ones come from the operator's file and cannot be changed over a wire."""
-
-    id: int
-    name: str
-    password_hash: str
-    created_at_us: int
-    grants: Grants | None = None
-    active: bool = True
-    configured: bool = False
-    tokens: tuple[Token, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who a connection is, once it is somebody."""
-
-    user_id: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredUser:
-    """A user of the operator's file."""
-
-    name: str
-    password_hash: str
-    grants: Grants
-
-
-ROOT: Final = Principal(ROOT_ID, DEFAULT_NAME)
 
 LoggedIn = Callable[[Principal | BrokerError], None]
 UserMade = Callable[[User | None, BrokerError | None], None]
 
 
-class Access:
+class Access(Authorization):
     """All users of this broker.
 
-    Invariant: ``_users`` is what the kept state holds; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its opened grants.
+    Invariant: ``_users`` is what the kept state holds; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its opened grants;
+    ``_next_id`` is above every id there ever was; ``_logins`` counts how often the logins of a user were ended.
     """
 
     __slots__ = (
@@ -90,10 +86,15 @@ class Access:
         "_by_digest",
         "_by_name",
         "_clock",
+        "_logins",
+        "_loop",
+        "_next_id",
+        "_on_end",
         "_passwords",
         "_rights",
         "_settings",
         "_users",
+        "audit",
         "is_open",
     )
 
@@ -101,16 +102,27 @@ class Access:
         self._broker = broker
         self._settings = settings
         self._clock = clock
+        self._loop = loop
+        self._on_end: Callable[[int], None] | None = None
+        self._logins: dict[int, int] = {}
         self._passwords = Passwords(
-            loop, waiting_max=settings.logins_waiting_max, cached_max=settings.logins_cached_max
+            loop, clock, waiting_max=settings.logins_waiting_max, cached_max=settings.logins_cached_max
         )
         self._users: dict[int, User] = {}
         self._by_name: dict[str, User] = {}
         self._by_digest: dict[bytes, tuple[int, Token]] = {}
         self._rights: dict[int, Grants] = {}
+        self.audit: AuditSink = unheard
         self.is_open = True
-        for value in broker.wire_state(KEPT_AS).values():
-            self._put(_decode(value))
+        self._next_id = ROOT_ID + 1
+        for key, value in broker.wire_state(KEPT_AS).items():
+            if key == NEXT_ID_KEY:
+                self._next_id = int.from_bytes(value, "big")
+            else:
+                self._put(decode_user(value))
+        self._next_id = max(
+            self._next_id, max(self._users, default=ROOT_ID) + 1
+        )  # directories from before ids were counted
 
     def close(self) -> None:
         """Verify nothing more."""
@@ -124,8 +136,34 @@ class Access:
             raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
         return ROOT
 
-    def log_in(self, name: str, password: str, done: LoggedIn) -> None:
-        """Tell ``done``, later on the loop, who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong.
+    def certified(self, name: str) -> Principal | None:
+        """Which configured user a peer is whose TLS certificate was issued to this name. On an open broker a certificate is nobody."""
+        user = None if self.is_open else self._by_name.get(name)
+        return None if user is None or not user.configured else self._principal(user)
+
+    def nameless(self, certified: Principal | None) -> Principal:
+        """Who a peer of a wire without a login is: by its TLS certificate, without one the configured user ``anonymous``.
+
+        Raises Denied(LOGIN_REQUIRED) when there is none.
+        """
+        if self.is_open:
+            return ROOT
+        if certified is not None:
+            return certified
+        user = self._by_name.get(ANONYMOUS_NAME)
+        if user is None or not user.configured:
+            raise Denied(ErrorCode.LOGIN_REQUIRED, "this broker has users, and this wire has no login")
+        return self._principal(user)
+
+    @property
+    def has_anonymous(self) -> bool:
+        """Whether peers of wires without a login are somebody."""
+        user = self._by_name.get(ANONYMOUS_NAME)
+        return self.is_open or (user is not None and user.configured)
+
+    def log_in(self, name: str, password: str, done: LoggedIn, *, peer: str = "") -> None:
+        """Tell ``done``, later on the loop, who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
+        when others had to go first. ``peer``: address of the connection, by which logins take turns.
 
         Raises Busy(BUSY) when too many logins wait to be verified.
         """
@@ -134,65 +172,144 @@ class Access:
             self._passwords.soon(done, ROOT)
             return
         kept = _NOBODY if user is None else user.password_hash
-        if not _is_password(password):
+        if not is_password(password):
             kept, password = _NOBODY, "-"
         if self._passwords.known(kept, password):
-            self._passwords.soon(lambda right: done(self._let_in(name, kept, right)), True)
+            self._passwords.soon(lambda right: done(self._let_in(name, kept, right, peer)), True)
             return
-        self._passwords.verify(kept, password, lambda right: done(self._let_in(name, kept, right)))
+        self._passwords.verify(
+            kept, password, lambda right: done(self._let_in(name, kept, right, peer)), origin=origin_of(peer, name)
+        )
 
-    def recall(self, name: str, password: str) -> Principal | None:
+    def recall(self, name: str, password: str, *, peer: str = "") -> Principal | None:
         """Who this is when the same words were verified a short time ago; None proves nothing, ``log_in`` does."""
         user = self._by_name.get(name)
-        if user is None or not user.active or not _is_password(password):
+        if user is None or not user.active or not is_password(password):
             return None
-        return Principal(user.id, name) if self._passwords.known(user.password_hash, password) else None
+        return self._principal(user, peer) if self._passwords.known(user.password_hash, password) else None
 
-    def log_in_with_token(self, token: str) -> Principal:
-        """Who holds this token. Raises Denied(LOGIN_FAILED), also when it has expired."""
-        held = self._by_digest.get(_digest(token))
+    def log_in_with_token(self, token: str, *, peer: str = "", name: str | None = None) -> Principal:
+        """Who holds this token, of this name if one is given. Raises Denied(LOGIN_FAILED), also when it has expired."""
+        held = self._by_digest.get(digest_of(token))
         if held is not None:
             user_id, kept = held
-            alive = kept.expires_at_us is None or kept.expires_at_us > self._clock.now_us()
             user = self._users[user_id]
-            if alive and user.active:
-                return Principal(user.id, user.name)
+            if self._is_alive(kept.expires_at_us) and user.active and name in (None, user.name):
+                return replace(self._principal(user, peer), token=kept.digest, expires_at_us=kept.expires_at_us)
+        if name is None:  # with a name it may be a password
+            self._record("login", Outcome.REFUSED, peer=peer, reason="no such token, or it has expired")
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
-    def _let_in(self, name: str, verified: str, right: bool) -> Principal | BrokerError:
+    def _let_in(self, name: str, verified: str, right: bool | Busy, peer: str) -> Principal | BrokerError:
+        if isinstance(right, Busy):
+            self._record("login", Outcome.REFUSED, user=name, peer=peer, reason=right.message)
+            return right
         user = self._by_name.get(name)  # once more: it may have changed while the hash was made
         if right and user is not None and user.active and user.password_hash == verified:
-            return Principal(user.id, user.name)
+            return self._principal(user, peer)
+        self._record("login", Outcome.REFUSED, user=name, peer=peer, reason="wrong user or password")
         return Denied(ErrorCode.LOGIN_FAILED, "wrong user or password")
+
+    def _principal(self, user: User, peer: str = "") -> Principal:
+        return Principal(user.id, user.name, self._logins.get(user.id, 0), peer=peer)
+
+    # What an auditor is told
+
+    def _record(
+        self, action: str, outcome: Outcome, *, user: str = "", peer: str = "", resource: str = "", reason: str = ""
+    ) -> None:
+        self.audit(AuditEvent(action, outcome, user[:NAME_TOLD_MAX], peer, resource, reason))
+
+    def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
+        """Somebody changed who may do what; without ``by`` it was the operator."""
+        user, peer = ("", "") if by is None else (by.name, by.peer)
+        self._record(action, Outcome.ALLOWED, user=user, peer=peer, resource=resource, reason=reason)
+
+    def _refused(self, action: str, by: Principal, where: str, message: str) -> Denied:
+        """Kept, and to be raised."""
+        self._record(action, Outcome.REFUSED, user=by.name, peer=by.peer, resource=where, reason=message)
+        return Denied(ErrorCode.DENIED, message)
+
+    def _is_alive(self, expires_at_us: int | None) -> bool:
+        return expires_at_us is None or expires_at_us > self._clock.now_us()
+
+    # Logins that end
+
+    def on_end(self, callback: Callable[[int], None]) -> None:
+        """Call back, on the loop, with the id of a user of whom some logins do not count any more: look with ``is_current``."""
+        self._on_end = callback
+
+    def is_current(self, principal: Principal) -> bool:
+        """Whether a login still counts: its user is there and active, its password was not replaced since, its token not ended."""
+        if principal is ROOT:
+            return self.is_open
+        user = self._users.get(principal.user_id)
+        if user is None or not user.active or principal.login != self._logins.get(user.id, 0):
+            return False
+        return principal.token is None or (
+            principal.token in self._by_digest and self._is_alive(principal.expires_at_us)
+        )
+
+    def is_administrator(self, principal: Principal) -> bool:
+        """Whether somebody may manage the server: places are kept for such."""
+        return self.permits(principal, Action.CLUSTER_ALTER)
+
+    def renewed(self, principal: Principal) -> Principal:
+        """Who this is after it has itself replaced its password or name, which ends all its other logins."""
+        user = self._users.get(principal.user_id)
+        return principal if user is None else self._principal(user, principal.peer)
+
+    def _end_logins(self, user_id: int) -> None:
+        self._logins[user_id] = self._logins.get(user_id, 0) + 1
+
+    def _tell_end(self, user_id: int) -> None:
+        """As late as that what was answered has been written: the connection that asked for it may be one of them."""
+        if self._on_end is not None:
+            self._loop.call_soon(self._on_end, user_id)
 
     # What is allowed
 
-    def check(
-        self, principal: Principal, permission: Permission, name: TopicName | None = None, *, stream: str | None = None
-    ) -> None:
-        """Refuse what a user may not do, with a topic, in a stream or (with neither) everywhere. Raises Denied(DENIED)."""
-        if not self.allows(principal, permission, name, stream=stream):
-            where = name.full if name is not None else stream
-            raise Denied(
-                ErrorCode.DENIED,
-                f"not allowed user={principal.name!r} permission={permission.name} where={where!r}",
+    def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
+        """As ``Authorization`` says; administration is kept in the audit."""
+        super().authorize(principal, action, where)
+        if action in ADMINISTRATION:
+            self.administers(principal, action, where)
+
+    def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
+        """Keep in the audit what somebody was allowed; on an open broker nobody is anybody."""
+        if principal is not None and not self.is_open:
+            self._administered(action.word, principal, told_place(where))
+
+    def refusal(self, principal: Principal | None, action: Action, where: Where = None) -> Denied:
+        """The error for what was not permitted; it is kept in the audit."""
+        denied = super().refusal(principal, action, where)
+        if principal is not None:
+            self._record(
+                action.word,
+                Outcome.REFUSED,
+                user=principal.name,
+                peer=principal.peer,
+                resource=told_place(where),
+                reason=denied.message,
             )
+        return denied
 
-    def allows(
-        self, principal: Principal, permission: Permission, name: TopicName | None = None, *, stream: str | None = None
-    ) -> bool:
-        """Whether a user may do it; nothing any more once it was deleted or made inactive."""
-        if principal is ROOT:
-            return self.is_open
-        rights = self._rights.get(principal.user_id)
-        return rights is not None and rights.allow(permission, name, stream)
+    def _rights_of(self, principal: Principal) -> Grants | None:
+        return self._rights.get(principal.user_id) if self.is_current(principal) else None
 
-    def allows_somewhere(self, principal: Principal, permission: Permission) -> bool:
-        """Whether a user may do it everywhere, in some stream or with some topic."""
-        if principal is ROOT:
-            return self.is_open
-        rights = self._rights.get(principal.user_id)
-        return rights is not None and rights.allow_somewhere(permission)
+    def _check_covers(self, by: Principal | None, grants: Grants | None) -> None:
+        """Nobody gives what it does not have, nor acts upon who has more. Raises Denied(DENIED)."""
+        if by is None or grants is None or (by is ROOT and self.is_open):
+            return
+        rights = self._rights_of(by)
+        if rights is None or not rights.cover(grants.opened()):
+            message = f"not allowed, a user may do more than who asks for it user={by.name!r}"
+            raise self._refused("manage_users", by, "", message)
+
+    def _check_over(self, by: Principal | None, user: User) -> None:
+        check_changeable(user)
+        if by is None or by.user_id != user.id:
+            self._check_covers(by, user.grants)
 
     # Users
 
@@ -207,6 +324,13 @@ class Access:
             return self._default()
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
+    def name_of(self, owner: int) -> str:
+        """The name of the user that owns something, for lists; empty when no user does."""
+        if owner <= 0:
+            return ""
+        user = self._users.get(owner)
+        return f"#{owner}" if user is None else user.name
+
     def user(self, who: int | str) -> User:
         """A user by id or name. Raises Missing(USER_MISSING)."""
         user = self.find_user(who)
@@ -215,81 +339,125 @@ class Access:
         return user
 
     def create_user(
-        self, name: str, password: str, grants: Grants | None, *, active: bool = True, done: UserMade
+        self,
+        name: str,
+        password: str,
+        grants: Grants | None,
+        *,
+        active: bool = True,
+        by: Principal | None = None,
+        done: UserMade,
     ) -> None:
-        """Make a user; ``done`` gets it once that is synced.
+        """Make a user; ``done`` gets it once that is synced. ``by`` is who asks for it, here and below.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY).
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), Denied(DENIED) for grants beyond those of ``by``.
         """
+        self._check_covers(by, grants)
         self._check_new(name)
-        _check_password(password)
+        check_password_given(password)
 
-        def hashed(password_hash: str) -> None:
+        def hashed(password_hash: str | Busy) -> None:
+            if isinstance(password_hash, Busy):
+                done(None, password_hash)
+                return
             try:
+                self._check_covers(by, grants)  # once more: it may have changed while the hash was made
                 self._check_new(name)
+                self._keep(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
+                self._administered("user.create", by, name)
             except BrokerError as error:
                 done(None, error)
-                return
-            user = User(self._next_id(), name, password_hash, self._clock.now_us(), grants, active)
-            self._keep(user, done)
 
         self._passwords.hash(password, hashed)
 
     def update_user(
-        self, user: User, *, name: str | None = None, active: bool | None = None, done: UserMade | None = None
+        self,
+        user: User,
+        *,
+        name: str | None = None,
+        active: bool | None = None,
+        by: Principal | None = None,
+        done: UserMade | None = None,
     ) -> None:
-        """Give a user another name or state. Raises as ``create_user``, and Denied(DENIED) for a configured one."""
-        _check_changeable(user)
+        """Give a user another name or state, which ends its logins. Raises as ``create_user``, and Denied(DENIED) for a configured one."""
+        self._check_over(by, user)
         if name is not None and name != user.name:
             self._check_new(name)
         changed = msgspec.structs.replace(
             user, name=user.name if name is None else name, active=user.active if active is None else active
         )
-        self._keep(changed, done)
+        self._keep(changed, done, ends=changed.name != user.name or not changed.active)
+        facts = f"name={changed.name!r} active={changed.active}"
+        self._administered("user.alter", by, user.name, facts)
 
-    def grant(self, user: User, grants: Grants | None, *, done: UserMade | None = None) -> None:
-        """Replace what a user may do. Raises Denied(DENIED) for a configured one."""
-        _check_changeable(user)
+    def grant(
+        self, user: User, grants: Grants | None, *, by: Principal | None = None, done: UserMade | None = None
+    ) -> None:
+        """Replace what a user may do. Raises Denied(DENIED) for a configured one, and where ``by`` may not do all of the old or the new."""
+        self._check_over(by, user)
+        self._check_covers(by, grants)
         self._keep(msgspec.structs.replace(user, grants=grants), done)
+        self._administered("user.grant", by, user.name)
 
-    def change_password(self, user: User, old: str, new: str, *, done: UserMade) -> None:
-        """Replace a password; ``done`` gets Denied(LOGIN_FAILED) when the old one is wrong.
+    def change_password(self, user: User, old: str, new: str, *, by: Principal | None = None, done: UserMade) -> None:
+        """Replace a password, which ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) when the old one is wrong.
 
         Raises Denied(DENIED) for a configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
         """
-        _check_changeable(user)
-        _check_password(new)
+        self._check_over(by, user)
+        check_password_given(new)
+        peer = "" if by is None else by.peer
 
-        def verified(right: bool) -> None:
-            if not right:
-                done(None, Denied(ErrorCode.LOGIN_FAILED, "the old password is wrong"))
+        def verified(right: bool | Busy) -> None:
+            if right is not True:
+                wrong = Denied(ErrorCode.LOGIN_FAILED, "the old password is wrong")
+                self._record("user.password", Outcome.REFUSED, user=user.name, peer=peer, reason=wrong.message)
+                done(None, right if isinstance(right, Busy) else wrong)
                 return
             try:
                 self._passwords.hash(new, hashed)
             except BrokerError as error:
                 done(None, error)
 
-        def hashed(password_hash: str) -> None:
+        def hashed(password_hash: str | Busy) -> None:
+            if isinstance(password_hash, Busy):
+                done(None, password_hash)
+                return
             now = self._users.get(user.id)
-            if now is None:
-                done(None, Missing(ErrorCode.USER_MISSING, f"no such user user={user.name!r}"))
-            else:
-                self._keep(msgspec.structs.replace(now, password_hash=password_hash), done)
+            if now is None or now.password_hash != user.password_hash:
+                done(None, Denied(ErrorCode.LOGIN_FAILED, "the user was changed meanwhile"))
+                return
+            try:
+                self._check_over(by, now)
+                self._keep(msgspec.structs.replace(now, password_hash=password_hash, tokens=()), done, ends=True)
+                self._administered("user.password", by, now.name)
+            except BrokerError as error:
+                done(None, error)
 
-        self._passwords.verify(user.password_hash, old if _is_password(old) else "-", verified)
+        origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
+        self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
-    def delete_user(self, user: User, *, done: UserMade | None = None) -> None:
-        """End a user and its tokens. Raises Denied(DENIED) for a configured one."""
-        _check_changeable(user)
+    def delete_user(self, user: User, *, by: Principal | None = None, done: UserMade | None = None) -> None:
+        """End a user, its logins and its tokens. Raises Denied(DENIED) for a configured one."""
+        self._check_over(by, user)
         self._forget(user, done)
+        self._administered("user.delete", by, user.name)
 
     # Tokens
 
-    def create_token(self, user: User, name: str, expires_at_us: int | None, *, done: UserMade | None = None) -> str:
+    def create_token(
+        self,
+        user: User,
+        name: str,
+        expires_at_us: int | None,
+        *,
+        by: Principal | None = None,
+        done: UserMade | None = None,
+    ) -> str:
         """A new token, told this once. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED)."""
         check_name(name, self._settings.name_bytes_max)
-        if user.id not in self._users:
-            raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
+        if user.id not in self._users or (by is not None and not self.is_current(by)):
+            raise Denied(ErrorCode.DENIED, "who is not logged in, or only to an open broker, can have no tokens")
         now_us = self._clock.now_us()
         tokens = tuple(token for token in user.tokens if token.expires_at_us is None or token.expires_at_us > now_us)
         if any(token.name == name for token in tokens):
@@ -297,35 +465,49 @@ class Access:
         if len(tokens) >= self._settings.tokens_max:
             raise Busy(ErrorCode.BUSY, f"too many tokens limit={self._settings.tokens_max}")
         raw = secrets.token_hex(TOKEN_BYTES)
-        kept = Token(name, _digest(raw), expires_at_us)
+        kept = Token(name, digest_of(raw), expires_at_us)
         self._keep(msgspec.structs.replace(user, tokens=(*tokens, kept)), done)
+        self._administered("token.create", by, f"{user.name}/{name}")
         return raw
 
-    def delete_token(self, user: User, name: str, *, done: UserMade | None = None) -> None:
-        """End a token. Raises Missing(TOKEN_MISSING)."""
+    def delete_token(self, user: User, name: str, *, by: Principal | None = None, done: UserMade | None = None) -> None:
+        """End a token and the logins that came with it. Raises Missing(TOKEN_MISSING)."""
         rest = tuple(token for token in user.tokens if token.name != name)
         if len(rest) == len(user.tokens):
             raise Missing(ErrorCode.TOKEN_MISSING, f"no such token name={name!r}")
-        self._keep(msgspec.structs.replace(user, tokens=rest), done)
+        self._keep(msgspec.structs.replace(user, tokens=rest), self._telling(user.id, done))
+        self._administered("token.delete", by, f"{user.name}/{name}")
 
     # The operator's users
 
     def configure(self, users: Sequence[ConfiguredUser]) -> None:
         """Make these the configured users: new ones are added, others updated, those no longer named are deleted.
 
-        Called once, before anybody is served. A user made over a wire gives way to a configured one of its name, and keeps its id.
+        A user made over a wire gives way to a configured one of its name, and keeps its id. Whose password is another, or who is no longer
+        named, is logged in no more.
+        Raises Invalid(INVALID_REQUEST) without any: a broker that has users is never opened to everybody by a list that is empty.
         """
+        if not users:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "no user is configured")
         named: Mapping[str, ConfiguredUser] = {user.name: user for user in users}
         for user in list(self._users.values()):
             if user.configured and user.name not in named:
                 self._forget(user, None)
+                self._administered("user.delete", None, user.name, "no longer in the users file")
         for name, given in named.items():
-            was = self._by_name.get(name) or User(self._next_id(), name, "", self._clock.now_us())
+            was = self._by_name.get(name) or User(self._new_id(), name, "", self._clock.now_us())
+            is_same = was.configured and was.password_hash == given.password_hash
             now = msgspec.structs.replace(
-                was, password_hash=given.password_hash, grants=given.grants, active=True, configured=True
+                was,
+                password_hash=given.password_hash,
+                grants=given.grants,
+                active=True,
+                configured=True,
+                tokens=was.tokens if is_same else (),
             )
             if now != was:
-                self._keep(now, None)
+                self._keep(now, None, ends=was.id in self._users and not is_same)
+                self._administered("user.configure", None, name)
 
     # Keeping
 
@@ -336,22 +518,41 @@ class Access:
         if len(self._users) >= self._settings.users_max:
             raise Busy(ErrorCode.BUSY, f"too many users limit={self._settings.users_max}")
 
-    def _next_id(self) -> int:
-        return max(self._users, default=ROOT_ID) + 1
+    def _new_id(self) -> int:
+        """An id that nobody ever had. Raises Busy(DISK_FULL)."""
+        found = self._next_id
+        kept = (found + 1).to_bytes(8, "big")
+        self._broker.set_wire_state(KEPT_AS, NEXT_ID_KEY, kept, level=Level.SYNCED)
+        self._next_id = found + 1
+        return found
 
     def _default(self) -> User:
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
-    def _keep(self, user: User, done: UserMade | None) -> None:
-        """Journal a user as it is now and make it true. Raises Busy(DISK_FULL)."""
-        value = _ENCODER.encode(user)
-        self._broker.set_wire_state(KEPT_AS, str(user.id), value, level=Level.SYNCED, done=_told(user, done))
+    def _keep(self, user: User, done: UserMade | None, *, ends: bool = False) -> None:
+        """Journal a user as it is now and make it true; ``ends``: no login of before counts any more. Raises Busy(DISK_FULL)."""
+        told = _told(user, self._telling(user.id, done) if ends else done)
+        self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=told)
         self._drop(user.id)
         self._put(user)
+        if ends:
+            self._end_logins(user.id)
 
     def _forget(self, user: User, done: UserMade | None) -> None:
-        self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=_told(user, done))
+        told = _told(user, self._telling(user.id, done))
+        self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=told)
         self._drop(user.id)
+        self._logins.pop(user.id, None)
+
+    def _telling(self, user_id: int, done: UserMade | None) -> UserMade:
+        """``done``, and then whoever keeps connections."""
+
+        def told(user: User | None, error: BrokerError | None) -> None:
+            if done is not None:
+                done(user, error)
+            self._tell_end(user_id)
+
+        return told
 
     def _put(self, user: User) -> None:
         self._users[user.id] = user
@@ -373,39 +574,7 @@ class Access:
         self.is_open = not any(other.configured for other in self._users.values())
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_USERS: Final = msgspec.msgpack.Decoder(User)
-
-
-def _decode(value: bytes) -> User:
-    try:
-        return _USERS.decode(value)
-    except msgspec.DecodeError as error:
-        raise Corrupt(ErrorCode.CORRUPT, f"stored user does not decode reason={error}") from error
-
-
 def _told(user: User, done: UserMade | None) -> Callable[[int, BrokerError | None], None] | None:
     if done is None:
         return None
     return lambda _, error: done(None if error else user, error)
-
-
-def _check_changeable(user: User) -> None:
-    if user.configured:
-        raise Denied(ErrorCode.DENIED, f"a configured user is changed where it was configured name={user.name!r}")
-
-
-def _is_password(password: str) -> bool:
-    try:
-        return 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX
-    except UnicodeEncodeError:
-        return False
-
-
-def _check_password(password: str) -> None:
-    if not _is_password(password):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"a password has 1 to {PASSWORD_BYTES_MAX} bytes")
-
-
-def _digest(token: str) -> bytes:
-    return blake2b(token.encode("utf-8", "replace"), digest_size=32).digest()

@@ -18,31 +18,36 @@ from polywire.broker import changes
 from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
 from polywire.broker.events import Events
-from polywire.broker.fetch import BoundsThen, ask_bounds, check_alive
+from polywire.broker.expiry import Expiry
+from polywire.broker.fetch import BoundsThen, ManyBounds, ManyBoundsThen, ask_bounds, check_alive
+from polywire.broker.groups.commits import Commits
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.owners import ITSELF, NOBODY, Caller, Owners
 from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
+from polywire.broker.quotas import Kind
 from polywire.broker.retention import Retention
-from polywire.broker.settings import BrokerSettings, TopicSettings, check_name
+from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transacting import Transacting
-from polywire.broker.transactions import PublishDone, Transactions
+from polywire.broker.transactions import NO_WRITE, PublishDone, Transactions
+from polywire.broker.wire_state import wire_change
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Located, Log, Loop, Read, Replay
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Done, Located, Log, Loop, Need, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
-from polywire.types import DEFAULT_STREAM, Buffer, KeyHash, Level, PositionKind, TopicName
+from polywire.types import Buffer, KeyHash, Level, TopicName
 
 if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
 
 _ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
-_OFFSET_MIN: Final = -(2**63)
-_OFFSET_MAX: Final = 2**63 - 1
 
 
-class Broker:
+class Broker(PositionVerbs):
     """One broker over one log.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this turn make it.
@@ -52,18 +57,24 @@ class Broker:
         "_admission",
         "_append",
         "_catalog",
+        "_commits",
+        "_expiry",
         "_log",
         "_plain_bytes_max",
         "_retention",
         "_state",
-        "_transactions",
         "access",
         "appended",
         "clock",
+        "elapsed",
         "events",
         "groups",
         "loop",
+        "owners",
         "settings",
+        "sliced",
+        "staging",
+        "streams",
         "transacting",
     )
 
@@ -72,25 +83,39 @@ class Broker:
         self.settings: Final = settings
         self.loop: Final = loop
         self.clock: Final = clock
+        self.sliced: Final = SlicedWork(loop, clock)
         self._log = log
         self._append = log.append
         self._state = state
         self._catalog: Catalog = state.catalog
-        self._admission = Admission(log, state, settings, clock)
+        self.streams: Final = state.catalog.streams
+        elapsed = state.begin(clock)
+        self.elapsed: Final = elapsed
+        self.access: Final = Access(self, settings, loop, clock)
+        self.owners = Owners(self.access)
+        self._admission = Admission(log, state, settings, elapsed, self.owners)
         self.appended = 0
         """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
-        self._transactions = Transactions(log, state, settings, clock)
+        self.staging: Final = Transactions(log, state, settings, clock, elapsed=elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
         self.transacting: Final = Transacting(
-            log, state, admission=self._admission, staging=self._transactions, settings=settings, clock=clock
+            log,
+            state,
+            admission=self._admission,
+            staging=self.staging,
+            settings=settings,
+            clock=elapsed,
+            owners=self.owners,
         )
-        self.groups: Final = Coordinator(self, state, settings, clock)
-        self.access: Final = Access(self, settings, loop, clock)
+        self._commits = Commits(state, settings, elapsed, self.owners)
+        self.groups: Final = Coordinator(self, state, settings, clock, elapsed)
+        self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.attach(log.partition(partition.incarnation))
         self._retention.start()
+        self._expiry.start()
 
     @classmethod
     def open(
@@ -135,6 +160,7 @@ class Broker:
     def close(self) -> None:
         """Commit, sync and stop; every pending callback is called first."""
         self._retention.stop()
+        self._expiry.stop()
         self.access.close()
         self._log.close()
 
@@ -150,6 +176,10 @@ class Broker:
         if topic is None:
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
         return topic
+
+    def resource(self, full_name: str) -> Topic | TopicName:
+        """What a full name names, for whoever asks whether somebody may: the topic, or where it would be."""
+        return self._catalog.find(full_name) or TopicName.parse(full_name)
 
     @property
     def topics_version(self) -> int:
@@ -168,6 +198,7 @@ class Broker:
         *,
         internal: bool = False,
         partition_count_min: int = 1,
+        by: Caller = NOBODY,
         level: Level = Level.SYNCED,
         done: Done | None = None,
     ) -> Topic:
@@ -179,6 +210,8 @@ class Broker:
         given = settings or TopicSettings()
         given.check()
         self._catalog.check_new(name, count, internal=internal, count_min=partition_count_min)
+        self._state.quotas.admit(Kind.TOPICS, by, given.size)
+        self._state.quotas.admit(Kind.PARTITIONS, by, 0, count=count)
         change = changes.TopicCreated(
             id=secrets.token_bytes(16),
             stream=name.stream,
@@ -187,21 +220,19 @@ class Broker:
             first_incarnation=self._catalog.next_incarnation,
             partition_count=count,
             settings=given,
+            owner=by.owner,
         )
         self._open_partitions(change, change.first_incarnation, count, level, done)
         return self.topic(name.full)
 
-    def ensure_topic(self, full_name: str) -> Topic:
+    def ensure_topic(self, full_name: str, *, by: Caller = NOBODY) -> Topic:
         """The topic of this name, made in this turn with the default settings when it is missing.
 
         Raises Missing(TOPIC_MISSING) when topics are not made automatically, else as ``create_topic``.
         """
-        topic = self._catalog.find(full_name)
-        if topic is not None:
-            return topic
-        if not self.settings.auto_create:
-            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
-        return self.create_topic(TopicName(DEFAULT_STREAM, full_name), level=Level.WRITTEN)
+        if not self.settings.auto_create or self._catalog.find(full_name) is not None:
+            return self.topic(full_name)
+        return self.create_topic(TopicName.parse(full_name), by=by, level=Level.WRITTEN)
 
     def grow_topic(
         self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
@@ -211,6 +242,7 @@ class Broker:
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL).
         """
         added = self._catalog.check_growth(topic, partition_count)
+        self._state.quotas.admit(Kind.PARTITIONS, NOBODY, 0, count=added, owner=topic.owner)
         if added == 0:
             self.change_all((), level=level, done=done)
             return
@@ -225,7 +257,7 @@ class Broker:
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
         """
         ended = self._catalog.check_shrinking(topic, partition_count)
-        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), data=False)
+        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), need=Need.REMOVAL)
         for partition in ended:
             self._log.drop_partition(partition.incarnation)
         made = [changes.PartitionsRemoved(topic.id, partition_count)] if ended else []
@@ -245,7 +277,7 @@ class Broker:
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), data=False)
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
         for partition in topic.partitions:
             self._log.drop_partition(partition.incarnation)
         self.change_all([changes.TopicDeleted(topic.id)], level=level, done=done)
@@ -253,7 +285,7 @@ class Broker:
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
         """Remove all records written before this turn; offsets go on. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), data=False)
+        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
         for partition in topic.partitions:
             self._log.trim(partition.incarnation, partition.log.next_offset)
         self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
@@ -261,9 +293,11 @@ class Broker:
     def configure_topic(
         self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Done | None = None
     ) -> None:
-        """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST)."""
+        """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
         settings.check()
         self._catalog.check_alive(topic)
+        more = settings.size - topic.settings.size
+        self._state.quotas.admit(Kind.TOPICS, NOBODY, more, count=0, owner=topic.owner)
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()
@@ -284,24 +318,26 @@ class Broker:
 
     # Records
 
-    def produce(self, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller = NOBODY, level: Level, done: Done | None
+    ) -> None:
         """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
 
         A batch that names a producer with an epoch and consecutive sequences is appended once only; a repeat is answered with the
         original's offset (-1 when that is no longer remembered) at its level. A writable batch is numbered in place.
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
-        Busy(BUSY, DISK_FULL).
+        Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
         length, _, columns, body_bytes = ADMISSION.unpack_from(batch)
         if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
-            self._admission.produce(partition, batch, level=level, done=done)
+            self._admission.produce(partition, batch, by=by, level=level, done=done)
         else:
             self._append(partition.log, batch, level=level, done=done)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
         """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
-        return self._state.producers.last(partition.incarnation, producer, now_us=self.clock.now_us())
+        return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
     def settle(self, level: Level, done: Done) -> None:
         """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
@@ -347,11 +383,12 @@ class Broker:
         check_alive(partition)
         return self._log.wait(partition.log, offset, wake)
 
-    def bounds(self, partition: Partition, *, then: BoundsThen) -> None:
-        """Tell first offset, next offset, epoch and next address as of this call, once they are synced.
+    def many_bounds(self, partitions: Sequence[Partition], *, then: ManyBoundsThen) -> None:
+        """As ``bounds``, of many partitions at once, in their order; Missing(PARTITION_MISSING) when one of them has ended."""
+        ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
-        Raises Missing(PARTITION_MISSING).
-        """
+    def bounds(self, partition: Partition, *, then: BoundsThen) -> None:
+        """Tell first and next offset, epoch and next address as of this call, once synced. Raises Missing(PARTITION_MISSING)."""
         ask_bounds(self._log, partition, then)
 
     # Staged batches
@@ -362,7 +399,8 @@ class Broker:
         partition: Partition,
         batch: Buffer,
         *,
-        write: tuple[str, int] | None = None,
+        write: tuple[str, int] = NO_WRITE,
+        by: Caller = NOBODY,
         level: Level,
         done: Done | None,
     ) -> None:
@@ -371,11 +409,12 @@ class Broker:
         write: the writer and number it is meant for. When that or a later number is published, tokens meant for it that were not among
         those published are dropped.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Busy(STAGE_FULL, DISK_FULL).
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for another user's token
+        or writer, Busy(STAGE_FULL, DISK_FULL).
         """
         self.appended += 1
         self._admission.check(partition, batch)
-        self._transactions.stage(token, partition, batch, write=write, level=level, done=done)
+        self.staging.stage(token, partition, batch, write=write, by=by, level=level, done=done)
 
     def publish(
         self,
@@ -384,6 +423,7 @@ class Broker:
         tokens: Sequence[bytes],
         *,
         positions: Sequence[changes.PositionStored] = (),
+        by: Caller = NOBODY,
         done: PublishDone | None,
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
@@ -391,107 +431,14 @@ class Broker:
 
         positions: stored with it, all or nothing; made by ``positions_stored``.
         Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) when a partition was deleted since,
-        Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY, DISK_FULL); then nothing is published.
+        Invalid(INVALID_NAME, INVALID_REQUEST), Invalid(SEQUENCE_GAP) for a number too far ahead, Denied(DENIED) for another user's writer or
+        token, Busy(BUSY, DISK_FULL); then nothing is published.
         """
-        self._transactions.publish(writer, number, tokens, positions=positions, done=done)
+        self.staging.publish(writer, number, tokens, positions=positions, by=by, done=done)
 
-    def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST)."""
-        self._transactions.abandon(tokens)
-
-    # Positions
-
-    def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
-        """The next offset a consumer or group will read, None when it never committed."""
-        found = self._state.positions.find(self._state.topic_key(full_name), partition_number, kind, name)
-        return None if found is None else found.offset
-
-    def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
-        """All positions of one consumer or group, by (topic's full name, partition number)."""
-        found: dict[tuple[str, int], int] = {}
-        for key, partition, position in self._state.positions.of(kind, name):
-            found[self._topic_name(key), partition] = position.offset
-        return found
-
-    def position_owners(self, kind: PositionKind) -> Mapping[tuple[str, str], Mapping[int, int]]:
-        """Positions by partition number of all consumers or groups, by (topic's full name, consumer or group)."""
-        return {
-            (self._topic_name(key), name): {partition: position.offset for partition, position in positions.items()}
-            for key, name, positions in self._state.positions.owners(kind)
-        }
-
-    def _topic_name(self, key: changes.TopicKey) -> str:
-        return key if isinstance(key, str) else _full_name(self._catalog.find_id(key))
-
-    def commit_position(
-        self,
-        full_name: str,
-        partition_number: int,
-        kind: PositionKind,
-        name: str,
-        offset: int,
-        *,
-        generation: int = -1,
-        level: Level = Level.WRITTEN,
-        done: Done | None = None,
-    ) -> None:
-        """Store a next offset as given; for a topic that does not exist yet it waits under its name.
-
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Busy(BUSY) when there are too many positions.
-        """
-        self.commit_positions(
-            full_name, {partition_number: offset}, kind, name, generation=generation, level=level, done=done
-        )
-
-    def commit_positions(
-        self,
-        full_name: str,
-        offsets: Mapping[int, int],
-        kind: PositionKind,
-        name: str,
-        *,
-        generation: int = -1,
-        level: Level = Level.WRITTEN,
-        done: Done | None = None,
-    ) -> None:
-        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
-        made = self.positions_stored(full_name, offsets, kind, name, generation=generation)
-        self.change_all(made, level=level, done=done)
-
-    def positions_stored(
-        self, full_name: str, offsets: Mapping[int, int], kind: PositionKind, name: str, *, generation: int = -1
-    ) -> list[changes.PositionStored]:
-        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
-        check_name(name, self.settings.name_bytes_max)
-        for number, offset in offsets.items():
-            if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < self.settings.partition_count_max:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
-        key = self._state.topic_key(full_name)
-        positions = self._state.positions
-        added = sum(positions.find(key, number, kind, name) is None for number in offsets)
-        if added and positions.count + added > self.settings.positions_max:
-            raise Busy(ErrorCode.BUSY, f"too many positions limit={self.settings.positions_max}")
-        if positions.owner_count >= self.settings.position_owners_max and not positions.has_owner(key, kind, name):
-            raise Busy(ErrorCode.BUSY, f"too many owners of positions limit={self.settings.position_owners_max}")
-        identity = changes.split_key(key)
-        return [
-            changes.PositionStored(*identity, number, kind, name, offset, generation)
-            for number, offset in offsets.items()
-        ]
-
-    def delete_positions(
-        self,
-        kind: PositionKind,
-        name: str,
-        *,
-        full_name: str | None = None,
-        partition_number: int | None = None,
-        level: Level = Level.WRITTEN,
-        done: Done | None = None,
-    ) -> None:
-        """Forget positions of a consumer or group: in one topic or all, in one partition or all."""
-        key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
-        self.change_all([changes.PositionsDeleted(kind, name, *key, partition_number)], level=level, done=done)
+    def abandon(self, tokens: Sequence[bytes], *, by: Caller = NOBODY) -> None:
+        """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST), Denied(DENIED) for another user's."""
+        self.staging.abandon(tokens, by=by)
 
     # What belongs to one wire
 
@@ -500,18 +447,25 @@ class Broker:
         return self._state.wire_state(wire)
 
     def set_wire_state(
-        self, wire: str, key: str, value: bytes | None, *, level: Level = Level.WRITTEN, done: Done | None = None
+        self,
+        wire: str,
+        key: str,
+        value: bytes | None,
+        *,
+        by: Caller = ITSELF,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
     ) -> None:
-        """Keep a value for a wire, None removes it. Raises Invalid(INVALID_REQUEST), Busy(BUSY) when there are too many keys."""
-        kept = self._state.wire_state(wire)
-        if value is not None and len(value) > self.settings.wire_state_bytes_max:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"value is too large bytes={len(value)} limit={self.settings.wire_state_bytes_max}",
-            )
-        if value is not None and key not in kept and len(kept) >= self.settings.wire_state_keys_max:
-            raise Busy(ErrorCode.BUSY, f"too many keys wire={wire} limit={self.settings.wire_state_keys_max}")
-        self.change_all([changes.WireStateSet(wire, key, value)], level=level, done=done)
+        """Keep a value for a wire, None removes it. ``by``: for whom, where that is not the wire itself.
+
+        Raises Invalid(INVALID_REQUEST), Busy(BUSY) when there are too many keys, or too many bytes of one owner.
+        """
+        change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
+        self.change_all([change], level=level, done=done)
+
+    def wire_owner(self, wire: str, key: str) -> int:
+        """Whose value it is."""
+        return self._state.wire_owner(wire, key)
 
     # The turn
 
@@ -523,6 +477,11 @@ class Broker:
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when the log is not congested (any more)."""
         self._log.on_relief(callback)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was asked for that is not written yet, and may still view what was handed over."""
+        return self._log.uncommitted
 
     def commit(self) -> None:
         """Write this turn now; what asked for ``written`` or less is answered before this returns."""
@@ -539,13 +498,8 @@ class Broker:
             return
         encoded = [changes.encode(change) for change in made]
         if len(encoded) > 1:
-            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded), data=False)
+            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded), need=Need.CHANGE)
         for index, change in enumerate(made):
             last = index == len(made) - 1
             self._log.change(encoded[index], level=level, done=done if last else None)
             self._state.apply_change(change)
-
-
-def _full_name(topic: Topic | None) -> str:
-    assert topic is not None, "a position belongs to a living topic"
-    return topic.name.full

@@ -1,14 +1,16 @@
 """The catalogue: which topics and partitions exist.
 
-Promises: full names are unique over all streams; incarnations count up and are never used again, also after a
-restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``).
+Promises: full names are unique over all streams, and mean one stream and topic (decision 0027); incarnations count up and are never used
+again, also after a restart. Changes are checked before they are made (``check_*``) and applied without failing (``apply_*``).
 Must not know: the journal, positions, groups, wires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from polywire.broker.access_lists import upgraded
 from polywire.broker.changes import (
     PartitionsAdded,
     PartitionsRemoved,
@@ -17,10 +19,11 @@ from polywire.broker.changes import (
     TopicDeleted,
     TopicState,
 )
+from polywire.broker.quotas import Kind, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
-from polywire.types import TopicName, check_topic_name
+from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
 INTERNAL_PREFIX = "__"  # names that begin so are the broker's own and not listed (design §2)
 
@@ -30,25 +33,75 @@ def is_internal(name: TopicName) -> bool:
     return name.stream.startswith(INTERNAL_PREFIX) or name.topic.startswith(INTERNAL_PREFIX)
 
 
+class Streams:
+    """Which streams there are: those with topics, ``default``, and those that a wire has declared.
+
+    Invariant: ``_topics`` counts the topics of every stream that has any.
+    """
+
+    __slots__ = ("_declared", "_topics")
+
+    def __init__(self) -> None:
+        self._topics: dict[str, int] = {}
+        self._declared = {DEFAULT_STREAM}
+
+    def exists(self, stream: str) -> bool:
+        """Whether there is such a stream."""
+        return stream in self._topics or stream in self._declared
+
+    def declare(self, stream: str) -> None:
+        """A stream is there whether or not it has topics, until it is ended; the wire that says so keeps it over restarts."""
+        self._declared.add(stream)
+
+    def end(self, stream: str) -> None:
+        """A declared stream is there no longer than its topics."""
+        if stream != DEFAULT_STREAM:
+            self._declared.discard(stream)
+
+    def count(self, stream: str, added: int) -> None:
+        """A topic begins or ends."""
+        self._topics[stream] = self._topics.get(stream, 0) + added
+        if not self._topics[stream]:
+            del self._topics[stream]
+
+
 class Catalog:
     """All topics of this broker.
 
     Invariant: ``next_incarnation`` is above every incarnation that any change ever named.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_partitions", "_settings", "next_incarnation", "version")
+    __slots__ = (
+        "_by_id",
+        "_by_name",
+        "_listed",
+        "_partitions",
+        "_settings",
+        "_usage",
+        "next_incarnation",
+        "streams",
+        "version",
+    )
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
+        self._usage = usage
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
+        self.streams: Final = Streams()
         self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
         self.version = 0  # goes up by one with every topic that begins or ends
+        self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}  # of a version: sorting thousands takes milliseconds
 
     def find(self, full_name: str) -> Topic | None:
         """The topic of this full name."""
         return self._by_name.get(full_name)
+
+    def name_of(self, full_name: str) -> TopicName:
+        """Stream and topic of a full name, whether or not there is such a topic."""
+        topic = self._by_name.get(full_name)
+        return TopicName.parse(full_name) if topic is None else topic.name
 
     def find_id(self, topic_id: bytes) -> Topic | None:
         """The topic of this id."""
@@ -60,7 +113,12 @@ class Catalog:
 
     def topics(self, *, internal: bool) -> list[Topic]:
         """Topics by full name; those of the broker itself only when asked for."""
-        return [topic for _, topic in sorted(self._by_name.items()) if internal or not is_internal(topic.name)]
+        version, listed = self._listed
+        if version != self.version:
+            every = [topic for _, topic in sorted(self._by_name.items())]
+            listed = {True: every, False: [topic for topic in every if not is_internal(topic.name)]}
+            self._listed = self.version, listed
+        return list(listed[internal])
 
     def partitions(self) -> Iterator[Partition]:
         """All living partitions."""
@@ -76,6 +134,12 @@ class Catalog:
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), Busy(BUSY) when there are too many.
         """
         check_topic_name(name)
+        if not name.is_plain:
+            meant = TopicName.parse(name.full)
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC,
+                f"the first dot of a full name ends its stream name={name.full!r} stream={name.stream!r} meant={meant.stream!r}",
+            )
         if is_internal(name) and not internal:
             raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name.full!r}")
         if name.full in self._by_name:
@@ -148,6 +212,7 @@ class Catalog:
             created_at_us=change.created_at_us,
             settings=change.settings,
             incarnations=tuple(incarnations),
+            owner=change.owner,
         )
         return self.restore_topic(state)
 
@@ -164,32 +229,45 @@ class Catalog:
         for partition in ended:
             partition.ended = True
             del self._partitions[partition.incarnation]
+        self._usage.charge(Kind.PARTITIONS, topic.owner, -len(ended), 0)
         return [partition.incarnation for partition in ended]
 
     def apply_configured(self, change: TopicConfigured) -> None:
         """A topic has other settings."""
-        self._by_id[change.id].settings = change.settings
+        topic, settings = self._by_id[change.id], upgraded(change.settings)
+        self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
+        topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
         """A topic ends, and all its partitions with it."""
         topic = self._by_id.pop(change.id)
         self.version += 1
         del self._by_name[topic.name.full]
+        self.streams.count(topic.name.stream, -1)
         for partition in topic.partitions:
             partition.ended = True
             del self._partitions[partition.incarnation]
+        self._usage.charge(Kind.TOPICS, topic.owner, -1, -topic.settings.size)
+        self._usage.charge(Kind.PARTITIONS, topic.owner, -len(topic.partitions), 0)
         return topic
 
     def restore_topic(self, state: TopicState) -> Topic:
         """Take over a topic as it was; its partitions have no log yet."""
-        topic = Topic(TopicName(state.stream, state.topic), state.id, state.settings, state.created_at_us)
+        name = TopicName(state.stream, state.topic)
+        meant = TopicName.parse(name.full)
+        if name.stream == DEFAULT_STREAM and not is_internal(meant):
+            name = meant  # earlier releases put every full name into the default stream
+        topic = Topic(name, state.id, upgraded(state.settings), state.created_at_us, state.owner)
+        self._usage.charge(Kind.TOPICS, topic.owner, 1, topic.settings.size)
         self._by_name[topic.name.full] = topic
+        self.streams.count(name.stream, 1)
         self.version += 1
         self._by_id[topic.id] = topic
         self._add(topic, state.incarnations)
         return topic
 
     def _add(self, topic: Topic, incarnations: range | tuple[int, ...]) -> None:
+        self._usage.charge(Kind.PARTITIONS, topic.owner, len(incarnations), 0)
         for incarnation in incarnations:
             partition = Partition(topic, len(topic.partitions), incarnation)
             topic.partitions.append(partition)
@@ -206,6 +284,7 @@ class Catalog:
                 created_at_us=topic.created_at_us,
                 settings=topic.settings,
                 incarnations=tuple(partition.incarnation for partition in topic.partitions),
+                owner=topic.owner,
             )
             for topic in self._by_id.values()
         )

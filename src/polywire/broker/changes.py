@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import TopicSettings
 from polywire.errors import Corrupt, ErrorCode
 from polywire.types import Assignor, PositionKind
@@ -39,6 +40,7 @@ class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
     first_incarnation: int
     partition_count: int
     settings: TopicSettings
+    owner: int = UNOWNED
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -70,7 +72,7 @@ class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none."""
+    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not told."""
 
     id: bytes
     full_name: str
@@ -79,6 +81,8 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
     name: str
     offset: int
     generation: int = -1
+    owner: int = UNOWNED
+    at_us: int = 0
 
     @property
     def topic(self) -> TopicKey:
@@ -102,14 +106,18 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group and the wire it joined over."""
+    """A member of a group and the wire it joined over. connected: it lives as long as its connection (not told by older brokers)."""
 
     id: str
     wire: str
+    connected: bool = False
 
 
 class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """A group as it is now; members in the order in which they joined. When members were last seen is not stored."""
+    """A group as it is now; members in the order in which they joined. When members were last seen is not stored.
+
+    ``kept``: it stays without members and positions, as all did before there was a word for it. ``at_us``: by the elapsed clock.
+    """
 
     topic: str
     name: str
@@ -117,6 +125,9 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
     assignor: Assignor
     partition_count: int
     members: tuple[MemberStored, ...]
+    owner: int = UNOWNED
+    kept: bool = True
+    at_us: int = 0
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -132,6 +143,8 @@ class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
     wire: str
     name: str
     topic: str
+    owner: int = UNOWNED
+    at_us: int = 0
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -141,6 +154,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
     number: int
     at_us: int
     positions: tuple[PositionStored, ...] = ()
+    owner: int = UNOWNED
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -149,6 +163,7 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
     wire: str
     key: str
     value: bytes | None
+    owner: int = UNOWNED
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
@@ -192,6 +207,7 @@ class TransactorStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
     state: TransactionState
     token: bytes
     at_us: int
+    owner: int = UNOWNED
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -205,7 +221,7 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transactor's transaction holds these next offsets of a group, by partition number."""
+    """A transactor's transaction holds these next offsets of a group, by partition number, beside those it had."""
 
     id: str
     topic: str
@@ -221,6 +237,39 @@ class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25)
     id: str
     at_us: int
     positions: tuple[PositionStored, ...]
+
+
+class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """A group that is there has this generation now, without the members gone, and with those joined last in order."""
+
+    topic: str
+    name: str
+    generation: int
+    assignor: Assignor
+    partition_count: int
+    gone: tuple[str, ...] = ()
+    joined: tuple[MemberStored, ...] = ()
+    owner: int = UNOWNED
+    at_us: int = 0
+
+
+class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """A wire means no topic by this name of a group any more."""
+
+    wire: str
+    name: str
+
+
+class TransactorDeleted(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """A transactor is forgotten, and its epoch with it."""
+
+    id: str
+
+
+class WriterDeleted(msgspec.Struct, frozen=True, array_like=True, tag=29):
+    """A writer is forgotten, and the last number it published with it."""
+
+    writer: str
 
 
 Change = (
@@ -243,6 +292,10 @@ Change = (
     | TransactionStaged
     | TransactionOffsets
     | TransactionCommitted
+    | GroupChanged
+    | GroupUnbound
+    | TransactorDeleted
+    | WriterDeleted
 )
 
 
@@ -255,6 +308,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     created_at_us: int
     settings: TopicSettings
     incarnations: tuple[int, ...]
+    owner: int = UNOWNED
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
@@ -275,6 +329,7 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
     last: int
     seen_at_us: int
     window: tuple[RememberedState, ...]
+    owner: int = UNOWNED
 
 
 class AggregateState(msgspec.Struct, frozen=True, array_like=True):
@@ -298,6 +353,7 @@ class TransactorState(msgspec.Struct, frozen=True, array_like=True):
     sequences: dict[int, int]
     scope: tuple[str, str, str, int]
     offsets: dict[int, int]
+    owner: int = UNOWNED
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):

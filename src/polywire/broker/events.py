@@ -23,7 +23,6 @@ from polywire.types import Buffer, Level
 
 ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
 CHANGE_BYTES: Final = 64  # of a change beside its key and payload
-COMMITS_MAX: Final = 100  # turns written one after the other before an event is refused
 FORGET_INTERVAL_S: Final = 10.0  # between two looks for events that retention has removed
 
 
@@ -58,8 +57,7 @@ class Events:
         self._check_version(partition, key, version)
         self._admission.check(partition, batch)
         self._check_room(partition, key)
-        self._settle()
-        self._check_version(partition, key, version)  # committing has told others, who may have appended
+        self._log.write()  # what was taken before is numbered: the next record's offset is known
         self._log.reserve(len(batch) + len(key) + CHANGE_BYTES + 2 * ENTRY_BYTES)
         offset = partition.log.next_offset
         change = changes.EventAppended(partition.incarnation, key, version, offset)
@@ -104,14 +102,6 @@ class Events:
         self._log.reserve(len(payload) + len(key) + CHANGE_BYTES + ENTRY_BYTES)
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
-
-    def _settle(self) -> None:
-        """Have everything taken before numbered, so that the next record's offset is known."""
-        for _ in range(COMMITS_MAX):
-            if not self._log.uncommitted:
-                return
-            self._log.commit()  # whoever is told may add something
-        raise Busy(ErrorCode.BUSY, "too much is written at once", retry_after_ms=1)
 
     def _check_key(self, partition: Partition, key: bytes) -> None:
         if partition.ended:

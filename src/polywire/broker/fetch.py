@@ -5,11 +5,14 @@ Promises: bounds are answered after a sync, so what a reader plans on cannot van
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
+from polywire.broker.sliced import SlicedWork
 from polywire.broker.topics import Partition
+from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Log
 from polywire.types import Level
@@ -26,6 +29,7 @@ class Bounds:
 
 
 BoundsThen = Callable[[Bounds | BrokerError], None]
+ManyBoundsThen = Callable[[list[Bounds] | BrokerError], None]
 
 
 def check_alive(partition: Partition) -> None:
@@ -56,6 +60,61 @@ def _tell(
         then(_gone(partition))
     else:
         then(Bounds(partition.log.first_offset, next_offset, epoch, next_address))
+
+
+class ManyBounds:
+    """Bounds of many partitions: taken in slices, synced once, made in slices.
+
+    Invariant: ``then`` is called once, from no call of the asker's.
+    """
+
+    __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
+
+    def __init__(
+        self, log: Log, sliced: SlicedWork, clock: Clock, partitions: Sequence[Partition], then: ManyBoundsThen
+    ) -> None:
+        self._log: Final = log
+        self._sliced: Final = sliced
+        self._clock: Final = clock
+        self._partitions: Final = partitions
+        self._then: Final = then
+        self._ends: Final[list[tuple[int, int]]] = []
+        self._found: Final[list[Bounds]] = []
+        sliced.put(self._take_ends)
+
+    def _take_ends(self, end: float) -> bool:
+        """Take ends as they are now; the sync that begins behind the last of them covers all."""
+        ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
+        while len(ends) < len(partitions):
+            partition = partitions[len(ends)]
+            if partition.ended:
+                self._then(_gone(partition))
+                return False
+            ends.append((partition.log.next_offset, partition.log.next_address))
+            if now() >= end:
+                return True
+        self._log.barrier(Level.SYNCED, self._synced)
+        return False
+
+    def _synced(self, _: int, error: BrokerError | None) -> None:
+        if error is not None:
+            self._then(error)
+        else:
+            self._sliced.put(self._make)
+
+    def _make(self, end: float) -> bool:
+        found, partitions, now = self._found, self._partitions, self._clock.monotonic
+        while len(found) < len(partitions):
+            partition = partitions[len(found)]
+            if partition.ended:
+                self._then(_gone(partition))
+                return False
+            next_offset, next_address = self._ends[len(found)]
+            found.append(Bounds(partition.log.first_offset, next_offset, self._log.epoch, next_address))
+            if now() >= end:
+                return True
+        self._then(found)
+        return False
 
 
 def _gone(partition: Partition) -> Missing:

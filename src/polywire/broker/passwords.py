@@ -1,6 +1,7 @@
 """Passwords: hashed with Argon2id, in threads of their own, because a hash is slow on purpose.
 
-Promises: the loop never waits for a hash; at most ``waiting_max`` wait for a thread, and each costs 19 MiB while it runs; what was verified
+Promises: the loop never waits for a hash; at most ``waiting_max`` wait for the thread, in turns by address, and who guessed wrong waits
+longer; each costs 19 MiB while it runs; what was verified
 is remembered by a keyed digest, never as it was given, so that a client that sends its password with every command pays once.
 Must not know: users, wires.
 """
@@ -12,17 +13,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 
+from polywire.broker.login_queue import Attempt, Backoff, LoginQueue, Origin
+from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Loop
 
 THREADS: Final = 1  # a second one would take the last core from those who are let in already
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)  # OWASP's least: some 40 ms
 PASSWORD_BYTES_MAX: Final = 1024
+
+NOWHERE: Final = Origin()  # of what no peer has sent
 
 Result = TypeVar("Result")
 
@@ -41,17 +46,33 @@ def check_password(kept: str, password: str) -> bool:
 
 
 class Passwords:
-    """Hashes and verifies in the background.
+    """Hashes and verifies in the background, one at a time.
 
-    Invariant: ``_waiting`` is the number of jobs whose callback has not been called.
+    Invariant: ``_running`` while a job is in the thread; then, or while ``_timer`` is set, whoever waits in ``_queue`` is looked at again.
     """
 
-    __slots__ = ("_cached_max", "_digest_key", "_loop", "_threads", "_verified", "_waiting", "_waiting_max")
+    __slots__ = (
+        "_backoff",
+        "_cached_max",
+        "_clock",
+        "_digest_key",
+        "_loop",
+        "_queue",
+        "_running",
+        "_threads",
+        "_timer",
+        "_verified",
+        "_waiting_max",
+    )
 
-    def __init__(self, loop: Loop, *, waiting_max: int, cached_max: int) -> None:
+    def __init__(self, loop: Loop, clock: Clock, *, waiting_max: int, cached_max: int) -> None:
         self._loop = loop
+        self._clock = clock
         self._threads: ThreadPoolExecutor | None = None
-        self._waiting = 0
+        self._running = False
+        self._timer: Any = None
+        self._backoff: Final = Backoff()
+        self._queue: Final = LoginQueue(waiting_max)
         self._waiting_max = waiting_max
         self._cached_max = cached_max
         self._digest_key = secrets.token_bytes(32)
@@ -65,19 +86,24 @@ class Passwords:
         self._verified.move_to_end(digest)
         return True
 
-    def hash(self, password: str, done: Callable[[str], None]) -> None:
-        """Hash, then call ``done`` on the loop. Raises Busy(BUSY)."""
-        self._run(lambda: hash_password(password), done)
+    def hash(self, password: str, done: Callable[[str | Busy], None]) -> None:
+        """Hash, then call ``done`` on the loop, with Busy when others had to go first. Raises Busy(BUSY)."""
+        self._wait(NOWHERE, lambda: hash_password(password), done)
 
-    def verify(self, kept: str, password: str, done: Callable[[bool], None]) -> None:
-        """Verify, then call ``done`` on the loop. Raises Busy(BUSY)."""
+    def verify(
+        self, kept: str, password: str, done: Callable[[bool | Busy], None], *, origin: Origin = NOWHERE
+    ) -> None:
+        """Verify, then call ``done`` on the loop, with Busy when others had to go first. Raises Busy(BUSY)."""
 
-        def verified(right: bool) -> None:
-            if right:
+        def verified(right: bool | Busy) -> None:
+            if right is True:
                 self._remember(self._digest(kept, password))
+                self._backoff.right(origin)
+            elif right is False:
+                self._backoff.wrong(origin, self._clock.monotonic())
             done(right)
 
-        self._run(lambda: check_password(kept, password), verified)
+        self._wait(origin, lambda: check_password(kept, password), verified)
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
         """Tell what needs no thread, as late as everything else is told: never from inside the call."""
@@ -85,18 +111,59 @@ class Passwords:
 
     def close(self) -> None:
         """Start nothing more; callbacks that are owed may never come."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        if self._waiting >= self._waiting_max:
-            raise Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
+    def _wait(self, origin: Origin, work: Callable[[], Result], done: Callable[[Result | Busy], None]) -> None:
+        """Have work done when its turn has come."""
+        now = self._clock.monotonic()
+        attempt = Attempt(
+            origin,
+            ready_at=now + self._backoff.delay_s(origin, now),
+            strikes=self._backoff.strikes(origin, now),
+            run=lambda: self._run(work, done),
+            refuse=lambda: self._loop.call_soon(done, self._busy()),
+        )
+        given_up = self._queue.add(attempt)
+        if given_up is attempt:
+            raise self._busy()
+        if given_up is not None:
+            given_up.refuse()
+        self._go_on()
+
+    def _busy(self) -> Busy:
+        return Busy(ErrorCode.BUSY, f"too many logins at once limit={self._waiting_max}", retry_after_ms=1_000)
+
+    def _go_on(self) -> None:
+        """Begin the next job, now or when it is ready."""
+        if self._running:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._clock.monotonic()
+        attempt = self._queue.take(now)
+        if attempt is not None:
+            attempt.run()
+            return
+        ready_at = self._queue.next_at()
+        if ready_at is not None:
+            self._timer = self._loop.call_later(max(ready_at - now, 0.0), self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._go_on()
+
+    def _run(self, work: Callable[[], Result], done: Callable[[Result | Busy], None]) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="polywire-passwords")
-        self._waiting += 1
+        self._running = True
 
         def finished(result: Result) -> None:
-            self._waiting -= 1
+            self._running = False
+            self._go_on()
             done(result)
 
         self._threads.submit(lambda: self._loop.call_soon_threadsafe(finished, work()))

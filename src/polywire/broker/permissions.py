@@ -65,27 +65,46 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
     topics: dict[str, int] = {}
 
     def opened(self) -> Grants:
-        """The same with everything that is included."""
-        return Grants(
-            opened(self.everywhere),
-            {name: opened(given) for name, given in self.streams.items()},
-            {name: opened(given) for name, given in self.topics.items()},
-        )
+        """The same with everything that is included, and each topic under its stream, however it was spelled."""
+        topics: dict[str, int] = {}
+        for place, given in self.topics.items():
+            stream, _, topic = place.partition("/")
+            name = TopicName.parse(TopicName(stream, topic).full)
+            key = place if "." in stream else f"{name.stream}/{name.topic}"
+            topics[key] = opened(topics.get(key, 0) | given)
+        return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
-    def allow(self, permission: Permission, name: TopicName | None, stream: str | None) -> bool:
-        """Whether opened grants hold this permission for a topic, a stream, or (with neither) everywhere."""
-        if permission & self.everywhere:
+    def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
+        """Whether opened grants hold one of these permissions for a topic of a stream, for a stream, or (with neither) everywhere."""
+        if bits & self.everywhere:
             return True
-        if name is not None:
-            if permission & self.topics.get(f"{name.stream}/{name.topic}", 0):
-                return True
-            stream = name.stream
-        return stream is not None and bool(permission & self.streams.get(stream, 0))
+        if stream is None:
+            return False
+        if bits & self.streams.get(stream, 0):
+            return True
+        return topic is not None and bool(bits & self.topics.get(f"{stream}/{topic}", 0))
 
-    def allow_somewhere(self, permission: Permission) -> bool:
-        """Whether opened grants hold this permission for anything."""
+    def cover(self, others: Grants) -> bool:
+        """Whether opened grants hold everything that these opened ones do."""
+        if others.everywhere & ~self.everywhere:
+            return False
+        for stream, given in others.streams.items():
+            if given & ~(self.everywhere | self.streams.get(stream, 0)):
+                return False
+        for place, given in others.topics.items():
+            stream = place.partition("/")[0]
+            if given & ~(self.everywhere | self.streams.get(stream, 0) | self.topics.get(place, 0)):
+                return False
+        return True
+
+    def allow_somewhere(self, bits: int) -> bool:
+        """Whether opened grants hold one of these permissions for anything."""
         places = (self.everywhere, *self.streams.values(), *self.topics.values())
-        return any(permission & given for given in places)
+        return any(bits & given for given in places)
+
+    def name_place(self, bits: int, stream: str, topic: str) -> bool:
+        """Whether opened grants hold one of these permissions for this very stream or topic, not for everything."""
+        return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(f"{stream}/{topic}", 0))
 
 
 EVERYTHING: Final = Grants(int(ALL))

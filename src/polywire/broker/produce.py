@@ -10,11 +10,12 @@ from functools import partial
 from struct import Struct
 from typing import Final
 
+from polywire.broker.owners import Caller, Owners, heir
 from polywire.broker.producers import Remembered, settle
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State, is_tracked
 from polywire.broker.topics import Partition
-from polywire.clock import Clock
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log
 from polywire.records import batch as batches
@@ -47,13 +48,14 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
 class Admission:
     """Decides on the batches that the short path does not take."""
 
-    __slots__ = ("_clock", "_log", "_settings", "_state")
+    __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
 
-    def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners) -> None:
         self._log = log
         self._state = state
         self._settings = settings
         self._clock = clock
+        self._owners = owners
 
     def check(self, partition: Partition, batch: Buffer) -> None:
         """Refuse a batch that may not be stored.
@@ -88,7 +90,7 @@ class Admission:
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
 
-    def produce(self, partition: Partition, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def produce(self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Done | None) -> None:
         """The long path of ``Broker.produce``."""
         self.check(partition, batch)
         identity = producer_identity(batch)
@@ -98,13 +100,22 @@ class Admission:
         producer, epoch, base, last = identity
         now_us = self._clock.now_us()
         producers = self._state.producers
+        owner = producers.owner(partition.incarnation, producer)
+        self._owners.check(by, owner, "producer", producer.decode("utf-8", "backslashreplace"))
         repeated = producers.find(partition.incarnation, producer, epoch=epoch, base=base, last=last, now_us=now_us)
         if repeated is not None:
             self._answer_again(repeated, base, level, done)
             return
         batch_of_producer = Remembered(base, last)
         self._log.append(partition.log, batch, level=level, done=partial(self._stored, batch_of_producer, done))
-        producers.remember(partition.incarnation, producer, epoch=epoch, batch=batch_of_producer, now_us=now_us)
+        producers.remember(
+            partition.incarnation,
+            producer,
+            epoch=epoch,
+            batch=batch_of_producer,
+            now_us=now_us,
+            owner=heir(owner, by),
+        )
 
     def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Done | None) -> None:
         """A repeat gets the original's answer, and not before the original has the level this repeat asks for."""

@@ -4,7 +4,9 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
 (partition, producer):
 
     epoch < known            Conflict(PRODUCER_FENCED)
-    epoch > known, unknown   accepted; the sequences known begin with this batch's
+    another user's           Denied(DENIED)
+    epoch > known            accepted if it starts at 0 or 1 (wires differ), else Invalid(SEQUENCE_GAP)
+    unknown                  accepted; the sequences known begin with this batch's, which may follow forgotten ones
     starts at last + 1       accepted
     within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
@@ -19,12 +21,15 @@ from collections import deque
 from collections.abc import Collection
 
 from polywire.broker.changes import ProducerState, RememberedState
+from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.types import Level
 
 PLACE_UNKNOWN = -1
+JUST_NOW_US = -1  # when a batch that came back in recovery was seen, until it is known which time it is
+FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` wire and Kafka count from 0, Cursus from 1
 
 
 class Remembered:
@@ -49,27 +54,37 @@ class Remembered:
 class _Producer:
     """What is known of one producer in one partition. Invariant: sequences first..last of this epoch were all accepted."""
 
-    __slots__ = ("epoch", "first", "last", "seen_at_us", "window")
+    __slots__ = ("epoch", "first", "last", "owner", "seen_at_us", "window")
 
-    def __init__(self, epoch: int, first: int, seen_at_us: int, window: int) -> None:
+    def __init__(self, epoch: int, first: int, seen_at_us: int, window: int, owner: int) -> None:
         self.epoch = epoch
+        self.owner = owner
         self.first = first
         self.last = first - 1
         self.seen_at_us = seen_at_us
         self.window: deque[Remembered] = deque(maxlen=window)
 
+    def place(self, batch: Remembered, epoch: int) -> None:
+        """A batch of the window, if it is one, tells where it lies."""
+        for remembered in self.window:
+            if remembered.base == batch.base and epoch == self.epoch:
+                remembered.offset = batch.offset
+
 
 class Producers:
     """The producers remembered, longest idle first.
 
-    Invariant: at most ``producers_max`` are remembered.
+    Invariant: at most ``producers_max`` are remembered, and of one owner no more than its share; ``_owned`` are those of each owner in the
+    same order. Who fills its share forgets its own, so that nobody makes the broker forget others'.
     """
 
-    __slots__ = ("_by_key", "_settings")
+    __slots__ = ("_by_key", "_owned", "_settings", "_share")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._by_key: dict[tuple[int, bytes], _Producer] = {}
+        self._owned: dict[int, dict[tuple[int, bytes], None]] = {}
+        self._share = max(int(settings.producers_max * settings.owner_share), 1)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -82,7 +97,14 @@ class Producers:
         Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
         """
         known = self._living((incarnation, producer), now_us)
-        if known is None or epoch > known.epoch:
+        if known is None:
+            return None
+        if epoch > known.epoch:
+            if base > FIRST_SEQUENCE_MAX:
+                raise Invalid(
+                    ErrorCode.SEQUENCE_GAP,
+                    f"a new epoch of a producer begins anew producer={producer!r} epoch={epoch} got={base}",
+                )
             return None
         if epoch < known.epoch:
             raise Conflict(
@@ -101,6 +123,11 @@ class Producers:
                 return remembered
         return settled(base, last, PLACE_UNKNOWN)
 
+    def owner(self, incarnation: int, producer: bytes) -> int:
+        """Whose producer it is; what recovery has made of its batches is nobody's."""
+        known = self._by_key.get((incarnation, producer))
+        return UNOWNED if known is None else known.owner
+
     def last(self, incarnation: int, producer: bytes, *, now_us: int) -> tuple[int, int] | None:
         """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
         known = self._living((incarnation, producer), now_us)
@@ -110,41 +137,70 @@ class Producers:
         known = self._by_key.get(key)
         return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None
 
-    def remember(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
+    def remember(
+        self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int, owner: int = UNOWNED
+    ) -> None:
         """A batch was accepted; ``find`` said that it is new."""
         key = (incarnation, producer)
-        known = self._by_key.pop(key, None)
+        known = self._remove(key)
         if known is None or epoch != known.epoch or batch.base != known.last + 1:
-            known = _Producer(epoch, batch.base, now_us, self._settings.producer_window)
+            owner = owner or (UNOWNED if known is None else known.owner)
+            known = _Producer(epoch, batch.base, now_us, self._settings.producer_window, owner)
+        known.owner = owner or known.owner
         known.last = batch.last
         known.seen_at_us = now_us
         known.window.append(batch)
         self._insert(key, known)
 
-    def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int) -> None:
+    def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
         """A batch came back in recovery; one that the snapshot already holds at most tells its place.
 
-        Live, such a batch would have been refused or answered as a repeat, so it can only be one that is told twice.
+        Live, a batch that does not follow would have been refused or answered as a repeat. So it can only be one that is told twice, or the
+        first of a producer that had been forgotten: that one lies behind everything that is known of it.
         """
-        known = self._living((incarnation, producer), now_us)
+        known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
-            for remembered in known.window:
-                if remembered.base == batch.base and epoch == known.epoch:
-                    remembered.offset = batch.offset
-            return
-        self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=now_us)
+            newest = known.window[-1].offset if known.window else PLACE_UNKNOWN
+            if newest == PLACE_UNKNOWN or batch.offset <= newest:
+                known.place(batch, epoch)
+                return
+        self.remember(incarnation, producer, epoch=epoch, batch=batch, now_us=JUST_NOW_US)
+
+    @property
+    def latest_us(self) -> int:
+        """When any of them was seen last, 0 when there is none."""
+        return max((known.seen_at_us for known in self._by_key.values()), default=0)
+
+    def begin(self, now_us: int) -> None:
+        """Recovery is over: what came back counts as seen now."""
+        for known in self._by_key.values():
+            if known.seen_at_us == JUST_NOW_US:
+                known.seen_at_us = now_us
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
         """Partitions ended."""
         if incarnations:
             gone = [key for key in self._by_key if key[0] in incarnations]
             for key in gone:
-                del self._by_key[key]
+                self._remove(key)
 
     def _insert(self, key: tuple[int, bytes], producer: _Producer) -> None:
         self._by_key[key] = producer
-        if len(self._by_key) > self._settings.producers_max:
-            del self._by_key[next(iter(self._by_key))]
+        own = self._owned.setdefault(producer.owner, {})
+        own[key] = None
+        if producer.owner != UNOWNED and len(own) > self._share:
+            self._remove(next(iter(own)))
+        elif len(self._by_key) > self._settings.producers_max:
+            self._remove(next(iter(self._by_key)))
+
+    def _remove(self, key: tuple[int, bytes]) -> _Producer | None:
+        producer = self._by_key.pop(key, None)
+        if producer is not None:
+            own = self._owned[producer.owner]
+            del own[key]
+            if not own:
+                del self._owned[producer.owner]
+        return producer
 
     def snapshot(self) -> tuple[ProducerState, ...]:
         """All producers as they are, longest idle first."""
@@ -157,6 +213,7 @@ class Producers:
                 last=known.last,
                 seen_at_us=known.seen_at_us,
                 window=tuple(RememberedState(batch.base, batch.last, batch.offset) for batch in known.window),
+                owner=known.owner,
             )
             for (incarnation, producer), known in self._by_key.items()
         )
@@ -164,7 +221,7 @@ class Producers:
     def restore(self, states: Collection[ProducerState]) -> None:
         """Take over producers as they were."""
         for state in states:
-            known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window)
+            known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window, state.owner)
             known.last = state.last
             known.window.extend(settled(item.base, item.last, item.offset) for item in state.window)
             self._insert((state.incarnation, state.id), known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from polywire.broker.catalog import Catalog
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.clock import Clock
+from polywire.errors import Busy
 from polywire.log.base import Log, Loop
 
 
@@ -44,18 +45,25 @@ class Retention:
     def _run(self) -> None:
         if self._stopped:
             return
+        self._loop.call_later(
+            self._settings.retention_interval_s, self._run
+        )  # first: whatever comes, there is a next time
         self.run_pass()
-        self._loop.call_later(self._settings.retention_interval_s, self._run)
 
     def run_pass(self) -> int:
-        """Look at the next partitions; returns how many were trimmed."""
+        """Look at the next partitions; returns how many were trimmed. Where the log has no room for more just now, the next pass goes on."""
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()
         now_us = self._clock.now_us()
         trimmed = 0
         for _ in range(min(len(self._queue), self._settings.retention_partitions_max)):
-            trimmed += self._trim(self._queue.pop(), now_us)
+            incarnation = self._queue.pop()
+            try:
+                trimmed += self._trim(incarnation, now_us)
+            except Busy:
+                self._queue.append(incarnation)
+                break
         return trimmed
 
     def _trim(self, incarnation: int, now_us: int) -> bool:

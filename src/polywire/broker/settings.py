@@ -19,6 +19,7 @@ KEEP: Final = 0  # a retention limit of 0 keeps records for ever
 SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
+WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # of one topic: Iggy keeps the names of 1,000 groups there
 RECORD_ROOM_BYTES: Final = 4096  # of a batch beside the key and value of its only record
 
 
@@ -28,6 +29,32 @@ class Compression(Enum):
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
+
+
+class Listed(Enum):
+    """The two sides of a topic's access list."""
+
+    READERS = "readers"
+    WRITERS = "writers"
+
+
+ANYBODY: Final = "*"  # on an access list: everybody, whether or not they have logged in
+
+
+@dataclass(frozen=True, slots=True)
+class AccessList:
+    """Who alone may read a topic, and who alone may write to it, on every wire: names of users, or ``*``. None: it does not say.
+
+    It takes rights away and gives none: who stands on it needs the permission as well.
+    """
+
+    readers: tuple[str, ...] | None = None
+    writers: tuple[str, ...] | None = None
+
+    def admits(self, side: Listed, name: str | None) -> bool:
+        """Whether this user may; None is who has not logged in."""
+        names = self.readers if side is Listed.READERS else self.writers
+        return names is None or ANYBODY in names or name in names
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +68,8 @@ class TopicSettings:
     compression: how the bodies of its batches are compressed when they leave the journal.
     idempotent: producers' sequences are to be checked whatever the request says.
     event_sourcing: records are events of aggregates, one aggregate per key; such topics refuse to grow.
-    wire_options: what only one wire understands (ids, policies, access lists), by wire name, opaque here.
+    wire_options: what only one wire understands (ids, policies), by wire name, opaque here.
+    access: who alone may read and write, whatever wire they use; None restricts nobody.
     """
 
     replication_factor: int = 1
@@ -53,14 +81,25 @@ class TopicSettings:
     idempotent: bool = False
     event_sourcing: bool = False
     wire_options: Mapping[str, bytes] = field(default_factory=dict)
+    access: AccessList | None = None
 
     @property
     def stored_compression(self) -> StoredCompression | None:
         """How the log compresses bodies, None when it does not."""
         return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
+    @property
+    def size(self) -> int:
+        """Bytes of what only wires understand."""
+        return sum([len(value) for value in self.wire_options.values()])
+
     def check(self) -> None:
         """Refuse impossible values. Raises Invalid(INVALID_REQUEST)."""
+        if self.size > WIRE_OPTIONS_BYTES_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"options of wires are too large bytes={self.size} limit={WIRE_OPTIONS_BYTES_MAX}",
+            )
         if self.replication_factor < 1:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"replication factor must be positive value={self.replication_factor}"
@@ -87,16 +126,29 @@ class BrokerSettings:
     member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
     groups_max, members_max: per broker and per group; a change of members writes the whole group.
     members_total_max: in all groups, some 700 bytes each with the longest names.
+    group_expiry_us: how long a group stays without members and positions, unless it was made for itself; and with none but members that
+        were not heard of for so long.
+    positions_expiry_us: how long a group without members, positions and a wire's bare name of a group stay when nobody uses them; 0 keeps
+        them for ever.
+    expiry_interval_s, expiry_count_max: how often is looked for what has ended, and at how many things.
+    expiry_grace_s: how long after the start nobody's positions end: who read without storing any was not written down.
     name_bytes_max: longest group, member, consumer or writer name (FLUX dossier Q11).
     positions_max: stored positions, some 150 bytes each.
     position_owners_max: consumers and groups that have any, counted once per topic, some 700 bytes each with the longest names.
     stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.
     staged_bytes_max: bytes that may be staged and unpublished, because nothing else ever frees them.
     producers_max, producer_expiry_us: (partition, producer) pairs whose sequences are remembered, some 500 bytes each, and
-        for how long when idle: longer than any client retries. Beyond the count the longest idle is forgotten.
+        for how long when idle while the broker runs: longer than any client retries. Beyond the count the longest idle is forgotten.
     producer_window: batches per producer whose offsets are remembered; as many as clients keep in flight.
     writers_max, writer_expiry_us: writers whose last published number is remembered. A forgotten writer could publish
         twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
+    writer_step_max: how far a writer's number may be ahead of its last one. Spark's batches count by one, but who numbers by the clock, in
+        milliseconds, may pause for some weeks; a number at the end of the range would leave its writer none.
+    bulk_share: of topics, partitions and staged bytes, what one user or address may have: most brokers have one who makes most.
+    owner_share: of every limit on what is kept for peers, on counts and on bytes, what one user may have, or one address without a user:
+        nobody locks the others out.
+    state_bytes_max: bytes of memory that all of it takes, estimated: groups, positions, writers, transactional ids, wires' own state.
+    reserved_count, reserved_bytes: what a user may have of it, whatever the others have used up; users are made by administrators.
     aggregates_max, events_max: aggregates, some 300 bytes each, and events whose places are kept for reading streams, 8 bytes each.
     aggregate_key_bytes_max: longest key of an aggregate; it is kept in memory.
     aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
@@ -106,7 +158,8 @@ class BrokerSettings:
     wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
     wire_state_keys_max: keys of one wire's own state.
     users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
-    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are told to come back.
+    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are told to come back, first those of the
+        address with the most. Ten seconds: who waits longer has given up.
     logins_cached_max: verified logins that are remembered, so that who sends its password again does not wait again.
     """
 
@@ -127,6 +180,11 @@ class BrokerSettings:
     groups_max: int = 10_000
     members_max: int = 1_000
     members_total_max: int = 50_000
+    group_expiry_us: int = HOUR_US
+    positions_expiry_us: int = 7 * DAY_US
+    expiry_interval_s: float = 30.0
+    expiry_count_max: int = 1_000
+    expiry_grace_s: float = 3_600.0
     name_bytes_max: int = 255
     positions_max: int = 500_000
     position_owners_max: int = 100_000
@@ -137,6 +195,12 @@ class BrokerSettings:
     producer_window: int = 8
     writers_max: int = 100_000
     writer_expiry_us: int = 30 * DAY_US
+    writer_step_max: int = 2**32
+    bulk_share: float = 0.9
+    owner_share: float = 0.5
+    state_bytes_max: int = 256 * 1024 * 1024
+    reserved_count: int = 100
+    reserved_bytes: int = 256 * 1024
     aggregates_max: int = 200_000
     events_max: int = 5_000_000
     aggregate_key_bytes_max: int = 1024
@@ -149,7 +213,7 @@ class BrokerSettings:
     wire_state_keys_max: int = 100_000
     users_max: int = 10_000
     tokens_max: int = 100
-    logins_waiting_max: int = 64
+    logins_waiting_max: int = 256
     logins_cached_max: int = 1_000
 
     def __post_init__(self) -> None:
@@ -160,6 +224,11 @@ class BrokerSettings:
             )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced: what is committed is written")
+        if not 0 < self.owner_share <= 1 or self.state_bytes_max < 1:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a share is above 0 and at most 1, and of something share={self.owner_share} bytes={self.state_bytes_max}",
+            )
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
 

@@ -7,23 +7,42 @@ made. Must not know: when and why changes are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
 from polywire.broker.catalog import Catalog
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
+from polywire.broker.owners import UNOWNED
 from polywire.broker.producers import Producers, settled
+from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactors import Transactors
 from polywire.broker.writers import Writers
+from polywire.clock import Clock, ElapsedClock
 from polywire.records.columns import BatchHeader, Column
+from polywire.types import PositionKind
 
 _TRACKED_MASK = 1 << Column.PRODUCER_ID | 1 << Column.SEQUENCES
 _TRACKED = 1 << Column.PRODUCER_ID
+
+
+def group_size(name: str, topic: str) -> int:
+    """Bytes that a group counts for, without its members."""
+    return GROUP_BYTES + len(name) + len(topic)
+
+
+def binding_size(name: str, topic: str) -> int:
+    """Bytes that a wire's bare name of a group counts for."""
+    return BINDING_BYTES + len(name) + len(topic)
+
+
+def key_size(key: str, value: bytes) -> int:
+    """Bytes that a value of a wire's own state counts for."""
+    return KEY_BYTES + len(key) + len(value)
 
 
 def is_tracked(columns: int, producer_epoch: int) -> bool:
@@ -31,37 +50,53 @@ def is_tracked(columns: int, producer_epoch: int) -> bool:
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
+class Binding(NamedTuple):
+    """The topic that a wire means by a group's bare name, and whose name it is."""
+
+    topic: str
+    owner: int
+    at_us: int
+
+
 class State:
     """Catalogue, positions, groups, producers, writers, aggregates, transactors and the wires' own state.
 
     Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
-    ``member_count`` is the number of members of all groups.
+    ``usage`` counts what is there, by owner.
     """
 
     __slots__ = (
+        "_wire_owners",
         "_wire_state",
         "aggregates",
+        "binding_wires",
         "bindings",
         "catalog",
+        "group_names",
         "groups",
-        "member_count",
         "positions",
         "producers",
+        "quotas",
         "transactors",
+        "usage",
         "writers",
     )
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self.catalog = Catalog(settings)
-        self.positions = Positions()
+        self.usage = Usage()
+        self.quotas = Quotas(self.usage, settings)
+        self.catalog = Catalog(settings, self.usage)
+        self.positions = Positions(self.usage)
         self.groups: dict[tuple[str, str], Group] = {}
-        self.member_count = 0
-        self.bindings: dict[tuple[str, str], str] = {}
+        self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` once more
+        self.bindings: dict[tuple[str, str], Binding] = {}
+        self.binding_wires: set[str] = set()  # those that ever had one
         self.producers = Producers(settings)
-        self.writers = Writers(settings)
+        self.writers = Writers(settings, self.usage)
         self.aggregates = Aggregates()
-        self.transactors = Transactors(settings)
+        self.transactors = Transactors(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
+        self._wire_owners: dict[tuple[str, str], int] = {}
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """A view of one wire's own state."""
@@ -71,6 +106,16 @@ class State:
         """How positions of this topic are keyed: by its id, or by its name while it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
+
+    def group_owner(self, topic: str, name: str) -> int:
+        """Whose group it is: that of its members, or of its positions where it never had any."""
+        group = self.groups.get((topic, name))
+        if group is not None and group.owner > UNOWNED:
+            return group.owner
+        held = self.positions.held(self.topic_key(topic), PositionKind.GROUP, name)
+        if held is not None and (held.owner > UNOWNED or group is None):
+            return held.owner
+        return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
         """A change came back in recovery. Raises Corrupt."""
@@ -100,12 +145,22 @@ class State:
                 self.positions.delete(change)
             case changes.GroupStored():
                 self._drop_group((change.topic, change.name))
-                self.groups[change.topic, change.name] = restored(change)
-                self.member_count += len(change.members)
+                self._put_group(restored(change))
+            case changes.GroupChanged():
+                self._change_group(change)
             case changes.GroupDeleted():
                 self._drop_group((change.topic, change.name))
             case changes.GroupBound():
-                self.bindings[change.wire, change.name] = change.topic
+                self._unbind((change.wire, change.name))
+                self.bindings[change.wire, change.name] = Binding(change.topic, change.owner, change.at_us)
+                self.binding_wires.add(change.wire)
+                self.usage.charge(Kind.BINDINGS, change.owner, 1, binding_size(change.name, change.topic))
+            case changes.GroupUnbound():
+                self._unbind((change.wire, change.name))
+            case changes.TransactorDeleted():
+                self.transactors.forget(change.id)
+            case changes.WriterDeleted():
+                self.writers.forget(change.writer)
             case changes.Published():
                 self.writers.apply(change)
                 self._store_positions(change.positions)
@@ -141,8 +196,16 @@ class State:
                 producer_id,
                 epoch=header.producer_epoch,
                 batch=settled(header.base_sequence, last, header.base_offset),
-                now_us=header.append_time_us,
             )
+
+    def begin(self, clock: Clock) -> ElapsedClock:
+        """Recovery is over: returns the clock that goes on from the latest time that anything was stamped with."""
+        latest = max(self.producers.latest_us, self.writers.latest_us, self.transactors.latest_us)
+        used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
+        elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
+        self.producers.begin(elapsed.now_us())
+        self.positions.begin(elapsed.now_us())
+        return elapsed
 
     def _delete_topic(self, change: changes.TopicDeleted) -> None:
         topic = self.catalog.apply_deleted(change)
@@ -151,22 +214,64 @@ class State:
         self.producers.drop_partitions(incarnations)
         self.aggregates.drop_partitions(incarnations)
         full_name = topic.name.full
-        for key in [key for key in self.groups if key[0] == full_name]:
-            self._drop_group(key)
-        for binding in [binding for binding, bound in self.bindings.items() if bound == full_name]:
-            del self.bindings[binding]
+        for name in list(self.group_names.get(full_name, ())):
+            self._drop_group((full_name, name))
+        for binding in [binding for binding, bound in self.bindings.items() if bound.topic == full_name]:
+            self._unbind(binding)
+
+    def _unbind(self, binding: tuple[str, str]) -> None:
+        bound = self.bindings.pop(binding, None)
+        if bound is not None:
+            self.usage.charge(Kind.BINDINGS, bound.owner, -1, -binding_size(binding[1], bound.topic))
+
+    def _put_group(self, group: Group) -> None:
+        self.groups[group.topic, group.name] = group
+        self.group_names.setdefault(group.topic, set()).add(group.name)
+        self._charge_group(group, 1)
 
     def _drop_group(self, key: tuple[str, str]) -> None:
         group = self.groups.pop(key, None)
         if group is not None:
-            self.member_count -= len(group.members)
+            self._charge_group(group, -1)
+            names = self.group_names[key[0]]
+            names.discard(key[1])
+            if not names:
+                del self.group_names[key[0]]
+
+    def _charge_group(self, group: Group, sign: int) -> None:
+        self.usage.charge(Kind.GROUPS, group.owner, sign, sign * group_size(group.name, group.topic))
+        self._charge_members(group.owner, [member.id for member in group.members], sign)
+
+    def _charge_members(self, owner: int, ids: Collection[str], sign: int) -> None:
+        size = sum([MEMBER_BYTES + len(member) for member in ids])
+        self.usage.charge(Kind.MEMBERS, owner, sign * len(ids), sign * size)
+
+    def _change_group(self, change: changes.GroupChanged) -> None:
+        was = self.groups[change.topic, change.name]
+        if was.owner != change.owner:
+            self._drop_group((change.topic, change.name))
+            self._put_group(was.applied(change))
+            return
+        self.groups[change.topic, change.name] = was.applied(change)
+        self._charge_members(was.owner, change.gone, -1)
+        self._charge_members(was.owner, [member.id for member in change.joined], 1)
+
+    def wire_owner(self, wire: str, key: str) -> int:
+        """Whose value of a wire's own state it is."""
+        return self._wire_owners.get((wire, key), UNOWNED)
 
     def _set_wire_state(self, change: changes.WireStateSet) -> None:
         values = self._wire_state.setdefault(change.wire, {})
+        was = values.pop(change.key, None)
+        owner = self._wire_owners.pop((change.wire, change.key), UNOWNED)
+        if was is not None:
+            self.usage.charge(Kind.KEYS, owner, -1, -key_size(change.key, was))
         if change.value is None:
-            values.pop(change.key, None)
-        else:
-            values[change.key] = change.value
+            return
+        values[change.key] = change.value
+        self.usage.charge(Kind.KEYS, change.owner, 1, key_size(change.key, change.value))
+        if change.owner != UNOWNED:
+            self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
         """The whole state. Everything that was applied is in it, so the log asks only when no turn is open."""
@@ -176,11 +281,14 @@ class State:
                 next_incarnation=self.catalog.next_incarnation,
                 topics=self.catalog.snapshot_topics(),
                 positions=self.positions.snapshot(),
-                groups=tuple(stored(group) for group in self.groups.values()),
-                bindings=tuple(changes.GroupBound(wire, name, topic) for (wire, name), topic in self.bindings.items()),
+                groups=tuple(stored(group, group.at_us) for group in self.groups.values()),
+                bindings=tuple(
+                    changes.GroupBound(*key, bound.topic, bound.owner, bound.at_us)
+                    for key, bound in self.bindings.items()
+                ),
                 writers=self.writers.snapshot(),
                 wire_state=tuple(
-                    changes.WireStateSet(wire, key, value)
+                    changes.WireStateSet(wire, key, value, self.wire_owner(wire, key))
                     for wire, values in self._wire_state.items()
                     for key, value in values.items()
                 ),

@@ -6,6 +6,7 @@ Must not know: how topics are stored, any wire.
 
 from __future__ import annotations
 
+from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import TopicSettings
 from polywire.errors import ErrorCode, Missing
 from polywire.log.base import PartitionLog
@@ -44,9 +45,18 @@ class Partition:
 class Topic:
     """One topic; ``id`` are 16 random bytes, so that a topic deleted and made again is never mistaken for the old one."""
 
-    __slots__ = ("created_at_us", "id", "name", "partitions", "settings")
+    __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
 
-    def __init__(self, name: TopicName, topic_id: bytes, settings: TopicSettings, created_at_us: int) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        topic_id: bytes,
+        settings: TopicSettings,
+        created_at_us: int,
+        owner: int = UNOWNED,
+    ) -> None:
+        """owner: who made it, whose share of all topics it is counted for; not who may use it."""
+        self.owner = owner
         self.name = name
         self.id = topic_id
         self.partitions: list[Partition] = []

@@ -13,15 +13,17 @@ from typing import Final
 from polywire.broker import changes
 from polywire.broker.changes import TransactionState
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
+from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import Admission
+from polywire.broker.quotas import NUMBER_BYTES, TRANSACTOR_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.broker.transactions import TOKEN_BYTES, Transactions
 from polywire.broker.transactors import Scope, Transactor
-from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
-from polywire.log.base import Done, Log
+from polywire.clock import ElapsedClock
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
+from polywire.log.base import Done, Log, Need
 from polywire.types import Buffer, Level
 
 _NO_TOKEN: Final = b""
@@ -34,7 +36,7 @@ class Transacting:
     it apart.
     """
 
-    __slots__ = ("_admission", "_clock", "_log", "_settings", "_staging", "_state")
+    __slots__ = ("_admission", "_clock", "_log", "_owners", "_settings", "_staging", "_state")
 
     def __init__(
         self,
@@ -44,7 +46,8 @@ class Transacting:
         admission: Admission,
         staging: Transactions,
         settings: BrokerSettings,
-        clock: Clock,
+        clock: ElapsedClock,
+        owners: Owners,
     ) -> None:
         self._log = log
         self._state = state
@@ -52,10 +55,16 @@ class Transacting:
         self._staging = staging
         self._settings = settings
         self._clock = clock
+        self._owners = owners
 
-    def find(self, id_: str) -> Transactor | None:
-        """A transactor as it is now; one whose staged records may have expired has aborted."""
+    def find(self, id_: str, *, by: Caller = NOBODY) -> Transactor | None:
+        """A transactor as it is now, for who may use it; one whose staged records may have expired has aborted.
+
+        Raises Denied(DENIED).
+        """
         found = self._state.transactors.find(id_)
+        if found is not None:
+            self._check_owner(by, found)
         if found is None or not found.is_open or not found.messages:
             return found
         if self._clock.now_us() < found.at_us + self._settings.stage_expiry_us:
@@ -63,26 +72,60 @@ class Transacting:
         self.abort(found, done=None)
         return self._state.transactors.find(id_)
 
-    def begin_epoch(self, id_: str, *, done: Done | None) -> Transactor:
+    def _check_owner(self, by: Caller, transactor: Transactor) -> None:
+        self._owners.check(by, transactor.owner, "transactional_id", transactor.id)
+
+    def begin_epoch(self, id_: str, *, by: Caller = NOBODY, done: Done | None) -> Transactor:
         """Become this transactor: an open transaction of the one before is aborted, and that one fenced.
 
-        Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many, Busy(DISK_FULL).
+        Raises Invalid(INVALID_NAME), Denied(DENIED) when it is another user's, Busy(BUSY) when there are too many, Busy(DISK_FULL).
         """
         check_name(id_, self._settings.name_bytes_max)
-        self._state.transactors.check_room(id_, self._clock.now_us())
+        self._state.transactors.forget_idle(self._clock.now_us())
         known = self._state.transactors.find(id_)
+        if known is not None:
+            self._check_owner(by, known)
+        else:
+            self._state.quotas.admit(Kind.TRANSACTORS, by, TRANSACTOR_BYTES + len(id_))
+        self._reserve_end(id_)
         if known is not None and known.is_open:
-            self._staging.abandon([known.token])
-        return self._store(id_, 0 if known is None else known.epoch + 1, TransactionState.ABORTED, _NO_TOKEN, done)
+            self._staging.abandon([known.token], by=ITSELF)
+        epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
+        return self._store(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, heir(owner, by), done)
+
+    def transactors(self, *, by: Caller) -> list[Transactor]:
+        """All transactors that somebody may use, by id; to look at."""
+        found = [known for known in self._state.transactors if self._owners.may_use(by, known.owner)]
+        return sorted(found, key=lambda known: known.id)
+
+    def delete(self, id_: str, *, by: Caller = NOBODY, done: Done | None = None) -> None:
+        """Forget a transactor: its open transaction is aborted, and its epochs count from 0 again.
+
+        Raises Missing(TRANSACTION_MISSING), Denied(DENIED), Busy(DISK_FULL).
+        """
+        found = self.find(id_, by=by)
+        if found is None:
+            raise Missing(ErrorCode.TRANSACTION_MISSING, f"no such transactional id id={id_!r}")
+        if found.is_open:
+            self.abort(found, done=None)
+        change = changes.TransactorDeleted(id_)
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._state.apply_change(change)
 
     def begin(self, transactor: Transactor, *, done: Done | None) -> None:
         """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
         assert not transactor.is_open, "one transaction at a time"
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._store(transactor.id, transactor.epoch, TransactionState.OPEN, token, done)
+        self._store(transactor.id, transactor.epoch, TransactionState.OPEN, token, transactor.owner, done)
 
-    def _store(self, id_: str, epoch: int, state: TransactionState, token: bytes, done: Done | None) -> Transactor:
-        change = changes.TransactorStored(id_, epoch, state, token, self._clock.now_us())
+    def _reserve_end(self, id_: str) -> None:
+        """What a transaction staged goes in the group that says how it ended, or not at all. Raises Busy(DISK_FULL)."""
+        self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
+
+    def _store(
+        self, id_: str, epoch: int, state: TransactionState, token: bytes, owner: int, done: Done | None
+    ) -> Transactor:
+        change = changes.TransactorStored(id_, epoch, state, token, self._clock.now_us(), owner)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
         stored = self._state.transactors.find(id_)
@@ -99,9 +142,7 @@ class Transacting:
         """
         assert transactor.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
-        self._log.reserve(
-            len(batch) + len(transactor.id) + CHANGE_BYTES + 3 * ENTRY_BYTES
-        )  # it may commit, and so tell others
+        self._log.reserve(len(batch) + len(transactor.id.encode()) + CHANGE_BYTES + 3 * ENTRY_BYTES)
         if not self._is_current(transactor):
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transactor.id!r}")
         if sequence <= transactor.sequences.get(partition.incarnation, 0):
@@ -111,10 +152,14 @@ class Transacting:
         limit = self._settings.transaction_messages_max
         if transactor.messages >= limit:
             raise Busy(ErrorCode.BUSY, f"too many records in one transaction limit={limit}")
+        if partition.incarnation not in transactor.sequences:
+            self._admit_numbers(transactor, 1)
         now_us = (
             self._clock.now_us()
         )  # before the staging looks at the clock: its records outlive ``at_us`` by their whole time
-        self._staging.stage(transactor.token, partition, batch, level=Level.SYNCED, done=done)
+        self._staging.stage(
+            transactor.token, partition, batch, by=Caller(None, transactor.owner), level=Level.SYNCED, done=done
+        )
         change = changes.TransactionStaged(
             transactor.id, partition.incarnation, sequence, transactor.messages + 1, now_us
         )
@@ -122,21 +167,26 @@ class Transacting:
         self._state.apply_change(change)
         return True
 
+    def _admit_numbers(self, transactor: Transactor, count: int) -> None:
+        """Let a transaction hold so many numbers more, for the share of whoever owns it. Raises Busy(BUSY)."""
+        self._state.quotas.admit(Kind.TRANSACTORS, NOBODY, NUMBER_BYTES * count, count=0, owner=transactor.owner)
+
     def _is_current(self, transactor: Transactor) -> bool:
         return transactor.is_open and self._state.transactors.find(transactor.id) is transactor
 
     def put_offsets(
         self, transactor: Transactor, scope: Scope, offsets: Mapping[int, int], *, done: Done | None
     ) -> None:
-        """Commit these next offsets of a group, by partition number, with an open transaction. Raises Busy(DISK_FULL)."""
+        """Commit these next offsets of a group, by partition number, with an open transaction. Raises Busy(BUSY, DISK_FULL)."""
         assert transactor.is_open, "positions belong to a transaction"
+        self._admit_numbers(transactor, len(offsets.keys() - transactor.offsets.keys()))
         change = changes.TransactionOffsets(
             id=transactor.id,
             topic=scope.topic,
             group=scope.group,
             member=scope.member,
             generation=scope.generation,
-            offsets={**transactor.offsets, **offsets},
+            offsets=dict(offsets),
         )
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
@@ -144,8 +194,9 @@ class Transacting:
     def abort(self, transactor: Transactor, *, done: Done | None) -> None:
         """End an open transaction without a trace. Raises Busy(DISK_FULL)."""
         assert transactor.is_open, "there is something to end"
-        self._staging.abandon([transactor.token])
-        self._store(transactor.id, transactor.epoch, TransactionState.ABORTED, _NO_TOKEN, done)
+        self._reserve_end(transactor.id)
+        self._staging.abandon([transactor.token], by=ITSELF)
+        self._store(transactor.id, transactor.epoch, TransactionState.ABORTED, _NO_TOKEN, transactor.owner, done)
 
     def commit(self, transactor: Transactor, positions: Sequence[changes.PositionStored], *, done: Done | None) -> None:
         """End an open transaction: its records can be read and the positions are stored, all at once.
@@ -165,6 +216,7 @@ class Transacting:
                     done(-1, error)
 
             self._log.publish([transactor.token], data, level=Level.SYNCED, done=published)
+            self._staging.forget([transactor.token])
         else:
             self._log.change(data, level=Level.SYNCED, done=done)
         self._state.apply_change(change)

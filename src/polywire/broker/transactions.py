@@ -2,26 +2,31 @@
 
 Promises: publishing is one atomic group with the writer's new number; publishing a number again changes nothing and
 is answered as a duplicate once the original is durable. Staged data is invisible until then and expires.
-Must not know: who the writers are, wires.
+A writer and a token are used by their owner only. Must not know: wires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from polywire.broker import changes
+from polywire.broker.owners import ITSELF, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import producer_identity
+from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
-from polywire.broker.topics import Partition
-from polywire.clock import Clock
-from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.writers import size_of
+from polywire.clock import Clock, ElapsedClock
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
+NO_WRITE: Final = ("", 0)  # what is staged without a word about the publish it is meant for
 STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered, as many as batches may lie staged
 TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job, and the group that publishes stays small
 
@@ -46,26 +51,63 @@ class PublishAnswer:
 PublishDone = Callable[[PublishAnswer | BrokerError], None]
 
 
-class _Stagers:
-    """Who staged under which token, as far as they said: what is left over of a writer when it has published can go at once.
+class _Stager(NamedTuple):
+    """Whose token it is, the publish it is meant for: of this writer (empty: not said) and number; how much is staged, and until when."""
 
-    Kept in memory only, oldest forgotten first: whatever is not remembered expires. Guards: at most ``STAGERS_MAX`` are remembered.
+    owner: int
+    writer: str
+    number: int
+    size: int
+    expires_at_us: int
+
+
+class _Stagers:
+    """Who staged under which token: nobody else may publish or drop it, and what is left over of a writer when it has published can go.
+
+    Kept in memory only, oldest forgotten first: a token is random, so whoever knows one that is not remembered made it; and what is not
+    remembered expires. Guards: at most ``STAGERS_MAX`` are remembered.
     """
 
-    __slots__ = ("_by_token", "_tokens")
+    __slots__ = ("_by_token", "_sizes", "_tokens")
 
     def __init__(self) -> None:
-        self._by_token: dict[bytes, tuple[str, int]] = {}
+        self._by_token: dict[bytes, _Stager] = {}
+        self._sizes: dict[int, int] = {}
         self._tokens: dict[str, set[bytes]] = {}
 
-    def note(self, token: bytes, writer: str, number: int) -> None:
-        """A writer stages under a token, for its publish of this number."""
-        if token in self._by_token:
+    def owner(self, token: bytes) -> int:
+        """Whose token it is."""
+        known = self._by_token.get(token)
+        return UNOWNED if known is None else known.owner
+
+    def size_of(self, owner: int, now_us: int) -> int:
+        """Bytes that somebody has staged and that have not expired."""
+        while self._by_token:
+            token, oldest = next(iter(self._by_token.items()))
+            if oldest.expires_at_us > now_us:
+                break
+            self.forget([token])
+        return self._sizes.get(owner, 0)
+
+    def note(self, token: bytes, owner: int, write: tuple[str, int], *, size: int, expires_at_us: int) -> None:
+        """Somebody stages so many bytes more under a token, for this writer's publish of this number."""
+        known = self._by_token.pop(token, None)
+        if known is not None:
+            self._by_token[token] = known._replace(size=known.size + size, expires_at_us=expires_at_us)
+            self._count(known.owner, size)
             return
         if len(self._by_token) >= STAGERS_MAX:
             self.forget([next(iter(self._by_token))])
-        self._by_token[token] = (writer, number)
-        self._tokens.setdefault(writer, set()).add(token)
+        self._by_token[token] = _Stager(owner, *write, size, expires_at_us)
+        self._tokens.setdefault(write[0], set()).add(token)
+        self._count(owner, size)
+
+    def _count(self, owner: int, size: int) -> None:
+        left = self._sizes.get(owner, 0) + size
+        if left:
+            self._sizes[owner] = left
+        else:
+            self._sizes.pop(owner, None)
 
     def forget(self, tokens: Sequence[bytes]) -> None:
         """Tokens that were published or abandoned."""
@@ -73,14 +115,15 @@ class _Stagers:
             known = self._by_token.pop(token, None)
             if known is None:
                 continue
-            own = self._tokens[known[0]]
+            self._count(known.owner, -known.size)
+            own = self._tokens[known.writer]
             own.discard(token)
             if not own:
-                del self._tokens[known[0]]
+                del self._tokens[known.writer]
 
     def left_over(self, writer: str, number: int) -> list[bytes]:
         """Tokens for this or an earlier number of a writer that were neither published nor abandoned."""
-        return sorted(token for token in self._tokens.get(writer, ()) if self._by_token[token][1] <= number)
+        return sorted(token for token in self._tokens.get(writer, ()) if self._by_token[token].number <= number)
 
 
 class _Publishing:
@@ -98,14 +141,18 @@ class Transactions:
     Invariant: ``_publishing`` holds a writer's latest publish while the log has not answered for it.
     """
 
-    __slots__ = ("_clock", "_log", "_publishing", "_settings", "_stagers", "_state")
+    __slots__ = ("_clock", "_elapsed", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
 
-    def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(
+        self, log: Log, state: State, settings: BrokerSettings, clock: Clock, *, elapsed: ElapsedClock, owners: Owners
+    ) -> None:
         self._log = log
         self._state = state
         self._settings = settings
         self._clock = clock
+        self._elapsed = elapsed
         self._publishing: dict[str, _Publishing] = {}
+        self._owners = owners
         self._stagers = _Stagers()
 
     def stage(
@@ -114,25 +161,47 @@ class Transactions:
         partition: Partition,
         batch: Buffer,
         *,
-        write: tuple[str, int] | None = None,
+        write: tuple[str, int] = NO_WRITE,
+        by: Caller,
         level: Level,
         done: Done | None,
     ) -> None:
         """Store a batch under a token, as ``Broker.stage`` says."""
         check_token(token)
+        self._check_tokens(by, [token])
+        if write[0]:
+            self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
         if producer_identity(batch) is not None:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, "a staged batch must not have a producer epoch: its number says it once"
             )
-        expires_at_us = self._clock.now_us() + self._settings.stage_expiry_us
+        now_us = self._clock.now_us()
+        self._admit_staged(by, len(batch), now_us)
+        expires_at_us = now_us + self._settings.stage_expiry_us
         self._log.stage(token, partition.log, batch, expires_at_us=expires_at_us, level=level, done=done)
-        if write is not None:
-            self._stagers.note(token, *write)
+        self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
-    def abandon(self, tokens: Sequence[bytes]) -> None:
+    def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:
+        """Leave others room to stage. Raises Busy(STAGE_FULL)."""
+        share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
+        if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
+            raise Busy(
+                ErrorCode.STAGE_FULL, f"too much is staged by one user or address limit={share}", retry_after_ms=1000
+            )
+
+    def forget(self, tokens: Sequence[bytes]) -> None:
+        """Tokens that were published elsewhere."""
+        self._stagers.forget(tokens)
+
+    def _check_tokens(self, by: Caller, tokens: Sequence[bytes]) -> None:
+        for token in tokens:
+            self._owners.check(by, self._stagers.owner(token), "token", token.hex())
+
+    def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
         """Drop staged batches, as ``Broker.abandon`` says."""
         for token in tokens:
             check_token(token)
+        self._check_tokens(by, tokens)
         self._stagers.forget(tokens)
         if tokens:
             self._log.abandon(tokens)
@@ -144,19 +213,24 @@ class Transactions:
         tokens: Sequence[bytes],
         *,
         positions: Sequence[changes.PositionStored] = (),
+        by: Caller,
         done: PublishDone | None,
     ) -> None:
         """Publish staged batches, as ``Broker.publish`` says."""
         self._check(writer, number, tokens)
+        owner = self._state.writers.owner(writer)
+        self._owners.check(by, owner, "writer", writer)
+        self._check_tokens(by, tokens)
         last = self._state.writers.last(writer)
         if last is not None and number <= last:
-            self.abandon([*tokens, *self._left_over(writer, number, tokens)])
+            self.abandon([*tokens, *self._left_over(writer, number, tokens)], by=ITSELF)
             self._answer_duplicate(writer, done)
             return
-        now_us = self._clock.now_us()
-        self._state.writers.check_room(writer, now_us)
+        self._check_step(writer, number, last)
+        now_us = self._elapsed.now_us()
+        self._admit(writer, now_us, by)
         self.check_staged(tokens)
-        change = changes.Published(writer, number, now_us, tuple(positions))
+        change = changes.Published(writer, number, now_us, tuple(positions), heir(owner, by))
         publishing = _Publishing()
 
         def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
@@ -169,7 +243,39 @@ class Transactions:
         self._publishing[writer] = publishing
         self._state.apply_change(change)
         self._stagers.forget(tokens)
-        self.abandon(self._left_over(writer, number, tokens))
+        with suppress(Busy):  # it is published, whatever becomes of these: they expire
+            self.abandon(self._left_over(writer, number, tokens), by=ITSELF)
+
+    def writers(self, *, by: Caller) -> list[changes.Published]:
+        """The last publish of every writer that somebody may use, by name."""
+        found = [known for known in self._state.writers if self._owners.may_use(by, known.owner)]
+        return sorted(found, key=lambda known: known.writer)
+
+    def delete_writer(self, writer: str, *, by: Caller, done: Done | None) -> None:
+        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), Denied(DENIED)."""
+        found = self._state.writers.find(writer)
+        if found is None:
+            raise Missing(ErrorCode.WRITER_MISSING, f"no such writer writer={writer!r}")
+        self._owners.check(by, found.owner, "writer", writer)
+        change = changes.WriterDeleted(writer)
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._state.apply_change(change)
+
+    def _admit(self, writer: str, now_us: int, by: Caller) -> None:
+        """Refuse a new writer where there are too many that are too young to forget. Raises Busy(BUSY)."""
+        self._state.writers.forget_idle(now_us)
+        if self._state.writers.find(writer) is None:
+            self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
+
+    def _check_step(self, writer: str, number: int, last: int | None) -> None:
+        """A number far ahead would make duplicates of all that its writer has still to publish. The first one is free: a writer may have
+        been forgotten, or begin anywhere. Raises Invalid(SEQUENCE_GAP)."""
+        limit = self._settings.writer_step_max
+        if last is not None and number - last > limit:
+            raise Invalid(
+                ErrorCode.SEQUENCE_GAP,
+                f"number is too far ahead of the last one published writer={writer!r} last={last} got={number} limit={limit}",
+            )
 
     def _left_over(self, writer: str, number: int, tokens: Sequence[bytes]) -> list[bytes]:
         """What attempts that failed have left of this write, or of an earlier one."""
@@ -198,6 +304,15 @@ class Transactions:
                         ErrorCode.PARTITION_MISSING,
                         f"the partition of a staged batch was deleted token={token.hex()} incarnation={incarnation}",
                     )
+
+    def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
+        """The topics that batches are staged for under these tokens; unknown tokens are ignored."""
+        incarnations: set[int] = set()
+        for token in tokens:
+            with suppress(Missing):  # published, dropped or expired
+                incarnations.update(self._log.staged_partitions(token))
+        partitions = map(self._state.catalog.find_partition, incarnations)
+        return list({found.topic.id: found.topic for found in partitions if found is not None}.values())
 
     def _answer_duplicate(self, writer: str, done: PublishDone | None) -> None:
         if done is None:

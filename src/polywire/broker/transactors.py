@@ -5,13 +5,14 @@ Promises: follows from the changes alone, also what is forgotten when. Must not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polywire.broker import changes
 from polywire.broker.changes import TransactionState
+from polywire.broker.owners import UNOWNED
+from polywire.broker.quotas import NUMBER_BYTES, TRANSACTOR_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import Busy, ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,14 @@ class Transactor:
     messages: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
     scope: Scope = Scope()
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+    owner: int = UNOWNED
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts for."""
+        names = len(self.id) + sum(map(len, (self.scope.topic, self.scope.group, self.scope.member)))
+        return TRANSACTOR_BYTES + names + NUMBER_BYTES * (len(self.sequences) + len(self.offsets))
 
     @property
     def is_open(self) -> bool:
@@ -55,57 +63,81 @@ class Transactors:
     Invariant: one is forgotten only when it has been idle for ``transactor_expiry_us``: its epoch keeps older ones out.
     """
 
-    __slots__ = ("_by_id", "_settings")
+    __slots__ = ("_by_id", "_settings", "_usage")
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
+        self._usage = usage
         self._by_id: dict[str, Transactor] = {}
 
     def find(self, id_: str) -> Transactor | None:
         """One transactor."""
         return self._by_id.get(id_)
 
-    def check_room(self, id_: str, now_us: int) -> None:
-        """Refuse a new one while all are too young to forget. Raises Busy(BUSY)."""
-        if id_ in self._by_id or len(self._by_id) < self._settings.transactors_max:
-            return
-        oldest = next(iter(self._by_id.values()))
-        if now_us - oldest.at_us <= self._settings.transactor_expiry_us:
-            raise Busy(ErrorCode.BUSY, f"too many transactional ids limit={self._settings.transactors_max}")
+    def __iter__(self) -> Iterator[Transactor]:
+        return iter(self._by_id.values())
 
     def apply_stored(self, change: changes.TransactorStored) -> None:
         """A transactor is as the change says; those idle for too long are forgotten."""
-        self._by_id.pop(change.id, None)
-        self._by_id[change.id] = Transactor(change.id, change.epoch, change.state, change.token, change.at_us)
-        while len(self._by_id) > self._settings.transactors_max:
+        self.forget(change.id)
+        self._put(Transactor(change.id, change.epoch, change.state, change.token, change.at_us, owner=change.owner))
+        self.forget_idle(change.at_us)
+
+    def forget_idle(self, now_us: int) -> None:
+        """Forget those that have been idle for too long: what they staged has expired long ago."""
+        while self._by_id:
             oldest = next(iter(self._by_id.values()))
-            if change.at_us - oldest.at_us <= self._settings.transactor_expiry_us:
+            if now_us - oldest.at_us <= self._settings.transactor_expiry_us:
                 return
-            del self._by_id[oldest.id]
+            self.forget(oldest.id)
+
+    def forget(self, id_: str) -> None:
+        """Forget one, and its epoch with it."""
+        known = self._by_id.pop(id_, None)
+        if known is not None:
+            self._usage.charge(Kind.TRANSACTORS, known.owner, -1, -known.size)
+
+    def _put(self, transactor: Transactor) -> None:
+        self._by_id[transactor.id] = transactor
+        self._usage.charge(Kind.TRANSACTORS, transactor.owner, 1, transactor.size)
 
     def apply_staged(self, change: changes.TransactionStaged) -> None:
         """One more record is staged."""
         found = self._touch(change.id, change.at_us)
+        was = found.size
         found.messages = change.messages
         found.sequences[change.incarnation] = change.sequence
+        self._resized(found, was)
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
         """Positions are to be moved with it."""
         found = self._by_id[change.id]
+        was = found.size
         found.scope = Scope(change.topic, change.group, change.member, change.generation)
-        found.offsets = dict(change.offsets)
+        found.offsets.update(change.offsets)
+        self._resized(found, was)
 
     def apply_committed(self, change: changes.TransactionCommitted) -> None:
         """Its transaction was published."""
         found = self._touch(change.id, change.at_us)
+        was = found.size
         found.state = TransactionState.COMMITTED
         found.sequences = {}
+        self._resized(found, was)
+
+    def _resized(self, transactor: Transactor, was: int) -> None:
+        self._usage.charge(Kind.TRANSACTORS, transactor.owner, 0, transactor.size - was)
 
     def _touch(self, id_: str, at_us: int) -> Transactor:
         found = self._by_id.pop(id_)
         self._by_id[id_] = found
         found.at_us = at_us
         return found
+
+    @property
+    def latest_us(self) -> int:
+        """When any of them was used last, 0 when none was."""
+        return max((known.at_us for known in self._by_id.values()), default=0)
 
     def snapshot(self) -> tuple[changes.TransactorState, ...]:
         """All transactors as they are, longest idle first."""
@@ -120,6 +152,7 @@ class Transactors:
                 sequences=dict(known.sequences),
                 scope=(known.scope.topic, known.scope.group, known.scope.member, known.scope.generation),
                 offsets=dict(known.offsets),
+                owner=known.owner,
             )
             for known in self._by_id.values()
         )
@@ -127,7 +160,7 @@ class Transactors:
     def restore(self, states: tuple[changes.TransactorState, ...]) -> None:
         """Take over transactors as they were."""
         for state in states:
-            self._by_id[state.id] = Transactor(
+            transactor = Transactor(
                 id=state.id,
                 epoch=state.epoch,
                 state=state.state,
@@ -137,4 +170,6 @@ class Transactors:
                 sequences=dict(state.sequences),
                 scope=Scope(*state.scope),
                 offsets=dict(state.offsets),
+                owner=state.owner,
             )
+            self._put(transactor)

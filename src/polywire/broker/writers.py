@@ -5,21 +5,25 @@ Promises: follows from the changes alone, also what is forgotten when. Must not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from polywire.broker import changes
+from polywire.broker.owners import UNOWNED
+from polywire.broker.quotas import WRITER_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import Busy, ErrorCode
 
 
 class Writers:
     """The last published number of each writer, longest idle first.
 
-    Invariant: a writer is forgotten only when it has been idle for ``writer_expiry_us``.
+    Invariant: a writer is forgotten only when it has been idle for ``writer_expiry_us``, by the elapsed clock.
     """
 
-    __slots__ = ("_by_name", "_settings")
+    __slots__ = ("_by_name", "_settings", "_usage")
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
+        self._usage = usage
         self._by_name: dict[str, changes.Published] = {}
 
     def last(self, writer: str) -> int | None:
@@ -27,24 +31,52 @@ class Writers:
         known = self._by_name.get(writer)
         return None if known is None else known.number
 
-    def check_room(self, writer: str, now_us: int) -> None:
-        """Refuse a new writer while all remembered ones are too young to forget. Raises Busy(BUSY)."""
-        if writer in self._by_name or len(self._by_name) < self._settings.writers_max:
-            return
-        oldest = next(iter(self._by_name.values()))
-        if now_us - oldest.at_us <= self._settings.writer_expiry_us:
-            raise Busy(ErrorCode.BUSY, f"too many writers limit={self._settings.writers_max}")
+    def owner(self, writer: str) -> int:
+        """Whose writer it is."""
+        known = self._by_name.get(writer)
+        return UNOWNED if known is None else known.owner
+
+    def __iter__(self) -> Iterator[changes.Published]:
+        return iter(self._by_name.values())
+
+    def find(self, writer: str) -> changes.Published | None:
+        """A writer's last publish."""
+        return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
         """A writer published; writers idle for too long are forgotten."""
-        self._by_name.pop(change.writer, None)
-        self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us)
-        while True:
+        self.forget(change.writer)
+        self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
+        self._charge(change, 1)
+        self.forget_idle(change.at_us)
+
+    def forget_idle(self, now_us: int) -> None:
+        """Forget those that have been idle for too long."""
+        while self._by_name:
             oldest = next(iter(self._by_name.values()))
-            if change.at_us - oldest.at_us <= self._settings.writer_expiry_us:
+            if now_us - oldest.at_us <= self._settings.writer_expiry_us:
                 return
-            del self._by_name[oldest.writer]
+            self.forget(oldest.writer)
+
+    def forget(self, writer: str) -> None:
+        """Forget one: its numbers count from anywhere again."""
+        known = self._by_name.pop(writer, None)
+        if known is not None:
+            self._charge(known, -1)
+
+    def _charge(self, known: changes.Published, count: int) -> None:
+        self._usage.charge(Kind.WRITERS, known.owner, count, count * size_of(known.writer))
+
+    @property
+    def latest_us(self) -> int:
+        """When any of them published last, 0 when none did."""
+        return max((known.at_us for known in self._by_name.values()), default=0)
 
     def snapshot(self) -> tuple[changes.Published, ...]:
         """All writers as they are, longest idle first."""
         return tuple(self._by_name.values())
+
+
+def size_of(writer: str) -> int:
+    """Bytes that a writer counts for."""
+    return WRITER_BYTES + len(writer)

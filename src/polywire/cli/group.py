@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
-from polywire.cli.output import ListFormat, print_list
+from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.client.base import Client
 from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
@@ -35,7 +35,7 @@ def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
         wire = polywire_only(client, "groups are told")
         return [_summary(group, await lags_of(wire, group)) for group in await wire.groups()]
 
-    columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds")
+    columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds", "owner")
     print_list(run_with_client(address, work), columns=columns, form=output)
 
 
@@ -60,6 +60,41 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
     print_list(run_with_client(address, work), columns=columns, form=output)
 
 
+@app.command(help_epilogue=examples("polywire group delete billing orders --dry-run"))
+def delete(
+    name: str,
+    topic: str,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    address: Address = ADDRESS_DEFAULT,
+) -> None:
+    """Delete a group of a topic, with its members and positions: whoever joins again begins anew.
+
+    Parameters
+    ----------
+    name
+        The group's name.
+    topic
+        The topic it reads.
+    dry_run
+        Say what would be deleted, delete nothing.
+    """
+
+    async def work(client: Client) -> GroupInfo | None:
+        wire = polywire_only(client, "groups are deleted")
+        known = [group for group in await wire.groups(name) if group.topic == topic]
+        if dry_run and not known:
+            raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r} topic={topic!r}")
+        if not dry_run:
+            await wire.delete_group(name, topic)
+        return known[0] if known else None
+
+    group = run_with_client(address, work)
+    members, positions = (0, 0) if group is None else (len(group.members), len(group.positions))
+    done = "would delete" if dry_run else "deleted"
+    note(f"{done} group={name} topic={topic} members={members} positions={positions}")
+
+
 def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
     known = [lag for lag in lags if lag.records is not None]
     return {
@@ -69,6 +104,7 @@ def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
         "generation": None if group.generation < 0 else group.generation,
         "lag_records": sum(lag.records or 0 for lag in known) if known else None,
         "lag_seconds": max(round(lag.seconds or 0.0, 3) for lag in known) if known else None,
+        "owner": group.owner,
     }
 
 

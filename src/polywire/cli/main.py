@@ -14,7 +14,7 @@ from typing import Final
 from cyclopts import App, CycloptsError
 
 from polywire.build_info import VERSION
-from polywire.cli import group, pipeline, record, serve, topic, user
+from polywire.cli import doctor, group, log, pipeline, record, serve, topic, transaction, user, writer
 from polywire.cli.output import note
 from polywire.cli.usage import HELP_FORMAT, examples
 from polywire.errors import BrokerError
@@ -42,8 +42,12 @@ app.command(serve.app)
 app.command(topic.app)
 app.command(record.app)
 app.command(group.app)
+app.command(transaction.app)
+app.command(writer.app)
 app.command(pipeline.app)
 app.command(user.app)
+app.command(log.app)
+app.command(doctor.app)
 
 
 def main() -> None:

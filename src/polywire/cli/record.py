@@ -180,7 +180,11 @@ class _Printer:
         if self._left is not None:
             records = records[: self._left]
             self._left -= len(records)
-        lines = (line_of_record(one, topic=self.topic, partition=partition, form=self._form) for one in records)
+        shown = sys.stdout.isatty()
+        lines = (
+            line_of_record(one, topic=self.topic, partition=partition, form=self._form, for_terminal=shown)
+            for one in records
+        )
         sys.stdout.buffer.write(b"".join(lines))
         sys.stdout.buffer.flush()
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.escaping import escaped, escaped_json
 from polywire.records.columns import Event, Header, HeaderKind, Record
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,10 +49,13 @@ def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Recor
         raise _invalid("a line is nested too deeply") from error
 
 
-def line_of_record(record: Record, *, topic: str, partition: int, form: LineFormat) -> bytes:
-    """One record as a line, line end included."""
+def line_of_record(
+    record: Record, *, topic: str, partition: int, form: LineFormat, for_terminal: bool = False
+) -> bytes:
+    """One record as a line, line end included. Raw values are written as they are, but escaped ``for_terminal``."""
     if form is LineFormat.RAW:
-        return (record.value or b"") + b"\n"
+        value = record.value or b""
+        return (escaped(value.decode("utf-8", "backslashreplace")).encode() if for_terminal else value) + b"\n"
     fields: dict[str, object] = {
         "topic": topic,
         "partition": partition,
@@ -68,7 +72,7 @@ def line_of_record(record: Record, *, topic: str, partition: int, form: LineForm
         fields["origin_timestamp"] = format_time(record.origin_time_us)
     if record.event is not None:
         fields["event"] = _event_members(record.event)
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return escaped_json(json.dumps(fields, ensure_ascii=False)).encode() + b"\n"
 
 
 def format_time(time_us: int) -> str | int:

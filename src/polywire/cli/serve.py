@@ -41,11 +41,21 @@ class Durability(Enum):
 class Listeners:
     """Where the broker listens: HOST:PORT or off per wire; port 0 picks a free port."""
 
-    flux: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire, or off. Port 0 picks a free port.")] = (
-        "127.0.0.1:9092"
-    )
+    flux: Annotated[
+        str | None,
+        Parameter(
+            help="HOST:PORT of the FLUX wire, or off. Port 0 picks a free port. When it is not given: 127.0.0.1:9092, and off where users are"
+            " configured, because this wire has no login."
+        ),
+    ] = None
     cursus: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire, or off.")] = "127.0.0.1:9000"
-    kafka07: Annotated[str, Parameter(help="HOST:PORT of the Kafka 0.7 wire, or off.")] = "127.0.0.1:9093"
+    kafka07: Annotated[
+        str | None,
+        Parameter(
+            help="HOST:PORT of the Kafka 0.7 wire, or off. When it is not given: 127.0.0.1:9093, and off where users are configured, because"
+            " this wire has no login."
+        ),
+    ] = None
     iggy: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire, or off.")] = "127.0.0.1:8090"
     polywire: Annotated[str, Parameter(help="HOST:PORT of the polywire wire, or off.")] = "127.0.0.1:9555"
     any: Annotated[
@@ -60,13 +70,23 @@ class Listeners:
     users: Annotated[
         Path | None,
         Parameter(
-            help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one,"
-            " and only those may listen beyond this machine."
+            help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and those"
+            " without (FLUX, Kafka 0.7) are off unless their address is given: then their peers are the user anonymous."
         ),
     ] = None
     insecure: Annotated[
-        bool, Parameter(negative="", help="Allow listening beyond this machine where nobody has to log in.")
+        bool,
+        Parameter(
+            negative="",
+            help="Allow listening beyond this machine where nobody has to log in, or where passwords travel without TLS.",
+        ),
     ] = False
+    audit_log: Annotated[
+        Path | None,
+        Parameter(
+            help="File to append logins, refusals and administration to, a line of JSON each; SIGHUP opens it anew."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,10 @@ class Tls:
     )
     tls_client_authority: Annotated[
         Path | None,
-        Parameter(help="PEM file of an authority: peers under TLS must have a certificate that it has signed."),
+        Parameter(
+            help="PEM file of an authority: peers under TLS must have a certificate that it has signed. Where users are configured,"
+            " its common name must be one of them, and that is who the peer is."
+        ),
     ] = None
 
 
@@ -112,6 +135,27 @@ class Storage:
         Parameter(help="Hours that topics without a setting of their own keep records; 0 keeps them for ever."),
     ] = 0.0
     retention_mib: Annotated[int, Parameter(help="MiB that each partition of such a topic keeps; 0 sets no limit.")] = 0
+    offsets_retention_hours: Annotated[
+        float,
+        Parameter(
+            help="Hours that positions of groups and consumers stay without members, commits or being asked for; 0 keeps them for ever."
+        ),
+    ] = 168.0
+    state_mib: Annotated[
+        int,
+        Parameter(
+            help="MiB of memory that groups, positions, writers, transactional ids and wires' own state may take, estimated."
+        ),
+    ] = 256
+    owner_share: Annotated[
+        float,
+        Parameter(
+            help="Share of that, and of every limit on how many there are, that one user may have, or one address without a user."
+        ),
+    ] = 0.5
+    scrub_hours: Annotated[
+        float, Parameter(help="Every stored segment is read and verified once in so many hours; 0 for never.")
+    ] = 168.0
     slot_mib: Annotated[
         int,
         Parameter(
@@ -193,10 +237,15 @@ def serve(
             partition_count=storage.partitions,
             users=listeners.users,
             insecure=listeners.insecure,
+            audit_log=listeners.audit_log,
             drain_timeout_s=process.drain_timeout,
             slot_bytes=storage.slot_mib * 1024 * 1024,
+            offsets_retention_hours=storage.offsets_retention_hours,
+            state_mib=storage.state_mib,
+            owner_share=storage.owner_share,
             idle_poll_us=process.idle_poll_us,
             retention_hours=storage.retention_hours,
+            scrub_hours=storage.scrub_hours,
             retention_mib=storage.retention_mib,
             cursus_dialect=wires.cursus_dialect,
             cursus_compression=wires.cursus_compression,

@@ -5,6 +5,7 @@ Promises: one parameter has one meaning everywhere; examples appear as they are 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -16,6 +17,9 @@ Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.
 OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Only this partition.")]
 Count = Annotated[
     int | None, Parameter(name=("--count", "-n"), help="Stop after so many records.", validator=Number(gte=1))
+]
+DataDir = Annotated[
+    Path, Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="The directory, as polywire serve --data-dir gets it.")
 ]
 
 

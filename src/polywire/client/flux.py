@@ -27,7 +27,7 @@ from polywire.client.flux_replies import (
 from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.codec import LINE_BYTES_MAX
-from polywire.protocols.flux.messages import WHITE, Acks, Refused, topic_name
+from polywire.protocols.flux.messages import Acks, Refused, has_white, topic_name
 from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
@@ -241,7 +241,7 @@ def _topic(topic: str) -> bytes:
 
 def _word(name: str) -> bytes:
     text = name.encode("utf-8", "surrogateescape")
-    if not text or WHITE.search(text) is not None:
+    if not text or has_white(text):
         raise Invalid(ErrorCode.INVALID_NAME, f"a name must be one word name={name!r}")
     return text
 
@@ -257,9 +257,9 @@ def _message(record: Record) -> bytes:
     if record.headers or record.id is not None or record.origin_time_us is not None or record.event is not None:
         raise _impossible("carry headers, ids, times or events")
     key = record.key or b""
-    if b":" in key or WHITE.search(key) is not None:
+    if b":" in key or has_white(key):
         raise Invalid(ErrorCode.INVALID_REQUEST, "a key must not hold white space or a colon on the FLUX wire")
-    if WHITE.search(record.value) is not None:
+    if has_white(record.value):
         raise Invalid(ErrorCode.INVALID_REQUEST, "a value must not hold white space on the FLUX wire")
     return key + b":" + record.value
 

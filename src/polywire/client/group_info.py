@@ -29,7 +29,8 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group on one topic. ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1."""
+    """A group on one topic. ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1. ``owner`` is a
+    user's name, empty where it is nobody's."""
 
     topic: str
     name: str
@@ -37,6 +38,7 @@ class GroupInfo:
     assignor: str | None
     members: tuple[MemberInfo, ...]
     positions: Mapping[int, int]
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

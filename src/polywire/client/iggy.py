@@ -25,7 +25,7 @@ from polywire.protocols.iggy.asking import ident, request
 from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer, Refused
 from polywire.records.columns import Record
 from polywire.records.partitioner import xxh32
-from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, DEFAULT_STREAM, Assignor, Level, TopicName
 
 OPEN_TIMEOUT_S: Final = 10.0
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # what a broker may send in one reply
@@ -114,8 +114,8 @@ class _Connection(OrderedConnection[tuple[int, bytes]]):
 class IggyClient(Scope):
     """A broker over the documented dialect; made by ``open``. Implements ``Client`` as far as the wire goes.
 
-    A topic's full name up to its last dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and never
-    comes back; one without goes to the partitions in turn. A group called ``group-<n>`` is the wire's group n, any other name is made
+    A topic's full name up to its first dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and
+    never comes back; one without goes to the partitions in turn. A group called ``group-<n>`` is the wire's group n, any other name is made
     into such a number. Each member is a connection of its own, and generations, which the wire has not, are 0.
     """
 
@@ -390,8 +390,8 @@ def _named(record: Record) -> Record:
 
 def _split(topic: str) -> tuple[str, str]:
     """Stream and topic of a full name."""
-    stream, _, short = topic.rpartition(".")
-    return (stream, short) if stream and short else (DEFAULT_STREAM, topic)
+    name = TopicName.parse(topic)
+    return name.stream, name.topic
 
 
 def _topic(topic: str) -> bytes:

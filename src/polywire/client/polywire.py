@@ -12,10 +12,13 @@ from array import array
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.group_info import GroupInfo, MemberInfo
+from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.login import Login
 from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
@@ -329,6 +332,40 @@ class PolywireClient(Scope):
                 after = [found[-1].topic, found[-1].name]
         return found
 
+    async def delete_group(self, group: str, topic: str) -> None:
+        """End a group of a topic, its members and its positions."""
+        await self._ask(Verb.DELETE_GROUP, messages.DeleteGroup(group, topic), Head)
+
+    async def transactions(self) -> list[TransactionInfo]:
+        """Transactional ids by name: one's own, and for administrators everybody's."""
+        found: list[TransactionInfo] = []
+        more = True
+        while more:
+            after = messages.AskKept(found[-1].id if found else "")
+            answer = await self._ask(Verb.TRANSACTIONS, after, messages.TransactionList)
+            found += [TransactionInfo(*msgspec.structs.astuple(entry)) for entry in answer.transactions]
+            more = answer.more and bool(answer.transactions)
+        return found
+
+    async def delete_transaction(self, transactional_id: str) -> None:
+        """Forget a transactional id; its open transaction is aborted."""
+        await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteKept(transactional_id), Head)
+
+    async def writers(self) -> list[WriterInfo]:
+        """Writers by name: one's own, and for administrators everybody's."""
+        found: list[WriterInfo] = []
+        more = True
+        while more:
+            after = messages.AskKept(found[-1].writer if found else "")
+            answer = await self._ask(Verb.WRITERS, after, messages.WriterList)
+            found += [WriterInfo(*msgspec.structs.astuple(entry)) for entry in answer.writers]
+            more = answer.more and bool(answer.writers)
+        return found
+
+    async def delete_writer(self, writer: str) -> None:
+        """Forget a writer: what it publishes again is stored again."""
+        await self._ask(Verb.DELETE_WRITER, messages.DeleteKept(writer), Head)
+
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> AsyncGenerator[Delivered, None]:
@@ -393,7 +430,7 @@ def _records(payload: bytes) -> list[Record]:
 def _group(entry: messages.GroupEntry) -> GroupInfo:
     members = tuple(MemberInfo(m.member, m.wire, m.idle_ms, tuple(m.partitions)) for m in entry.members)
     positions = {position[0]: position[1] for position in entry.positions}
-    return GroupInfo(entry.name, entry.group, entry.generation, entry.assignor, members, positions)
+    return GroupInfo(entry.name, entry.group, entry.generation, entry.assignor, members, positions, entry.owner)
 
 
 def _membership(answer: messages.Membership) -> Membership:

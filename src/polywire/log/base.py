@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
@@ -24,6 +25,14 @@ Found = Callable[[int | BrokerError], None]
 
 NO_OFFSET: Final = -1
 """What ``offset_of_address`` finds where no record begins."""
+
+
+class Need(IntEnum):
+    """What an addition takes space for. Where space is short, those further down find some for longer: what is deleted brings it back."""
+
+    DATA = 0
+    CHANGE = 1
+    REMOVAL = 2
 
 
 class Loop(Protocol):
@@ -201,10 +210,12 @@ class Log(Protocol):
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 
-    def reserve(self, size: int, *, data: bool = True) -> None:
-        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: commits first if they would not fit.
+    def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
+        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the turn first if they would not
+        fit. Nobody is told from in here, nor in any other addition: what the caller has looked up before stays true.
 
-        data: they take space for good; without, as deletions and other changes, they may use what is kept free for them on a full disk.
+        need: what for; changes, and beyond them removals, may use what is kept free for them where space is short. What was reserved is
+            there for these additions, whatever they are.
         Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
         """
 
@@ -270,6 +281,9 @@ class Log(Protocol):
     @property
     def uncommitted(self) -> bool:
         """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
+
+    def write(self) -> None:
+        """Write the turn as one group now; whoever is to be told of it is told later, not from in here."""
 
     def commit(self) -> None:
         """Write the turn as one group now and call the ``done`` of everything that asked for ``written`` or less."""

@@ -3,8 +3,10 @@
 Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (design §4); a direct read into memory that is already
 there costs next to nothing, and runs at the disk's speed.
 
-Promises: at most ``WINDOWS_MAX`` windows are kept; a window's memory is used again only when nobody views it; the loop never waits.
-Must not know: partitions, who asks.
+Small reads of what the page cache holds are answered on the loop, from strides that are kept as well.
+
+Promises: at most ``WINDOWS_MAX`` windows and ``STRIDES_MAX`` strides are kept; their memory is used again only when nobody views it; what
+they hold was verified when it was read, and is nobody else's; the loop never waits. Must not know: partitions, who asks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from polywire.errors import BrokerError
+from polywire.log.damage import Piece
 from polywire.log.segment import Segment
 from polywire.log.worker import Worker
 from polywire.records.arena import Arena
@@ -23,6 +26,11 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
 WINDOWS_MAX: Final = 12  # some 60 MiB: enough for the window being sent and the one ahead of several readers
 PIECES_MAX: Final = 32  # segments of one window: many small runs make one read, within bounds
+STRIDES_MAX: Final = 24  # 12 MiB: some 24 small readers of history at different places
+STRIDES_BYTES_MAX: Final = (
+    512 * 1024
+)  # read and verified on the loop in less than 0.2 ms; longer reads go to the thread
+BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # staged bodies kept: two of the largest
 PIECE_ROOM: Final = 2 * BLOCK_BYTES  # a piece is read from the block it begins in to the end of the block it ends in
 BLOCK_ROOM: Final = (
     WINDOW_BYTES + 512 * 1024 + PIECES_MAX * PIECE_ROOM
@@ -40,20 +48,63 @@ class Window:
 
     __slots__ = ("pieces",)
 
-    def __init__(self, pieces: Sequence[tuple[memoryview, int]]) -> None:
-        """pieces: bytes of a segment, and the offset after the last record of its run."""
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces: Final = pieces
 
 
 class ColdReads:
     """Guards: a window is read once, however many ask for it while it is under way."""
 
-    __slots__ = ("_arena", "_windows", "_worker")
+    __slots__ = ("_arena", "_bodies", "_strides", "_strides_arena", "_windows", "_worker")
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + 4)
         self._windows: OrderedDict[Key, Window | list[Told]] = OrderedDict()
+        self._strides_arena = Arena(block_bytes=STRIDES_BYTES_MAX, blocks_max=STRIDES_MAX + 8)
+        self._strides: OrderedDict[tuple[str, int, int, int], Window] = OrderedDict()
+        self._bodies: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+
+    # What waits for no disk
+
+    def now(self, segment: Segment, partition: int, offset: int, bytes_max: int) -> Window | None:
+        """What a small read gets of one segment when its strides are kept or in the page cache, else None."""
+        place = segment.locate_now(partition, offset, min(max(bytes_max, 1), STRIDES_BYTES_MAX))
+        if place is None or place[1] - place[0] > STRIDES_BYTES_MAX:
+            return None
+        key = (segment.name, partition, *place)
+        window = self._strides.get(key)
+        if window is not None:
+            self._strides.move_to_end(key)
+            return window
+        pieces = segment.pieces_now(self._strides_arena.take(place[1] - place[0]), partition, *place)
+        if pieces is None:
+            return None
+        window = self._strides[key] = Window(pieces)
+        if len(self._strides) > STRIDES_MAX:
+            self._strides.popitem(last=False)
+        return window
+
+    def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
+        """A staged batch when it is kept or in the page cache, else None."""
+        key = (segment.name, start)
+        body = self._bodies.get(key)
+        if body is not None:
+            self._bodies.move_to_end(key)
+        elif stop - start <= STRIDES_BYTES_MAX:
+            body = segment.read_now(memoryview(bytearray(stop - start)), start, stop)
+            if body is not None:
+                self.keep_body(segment, start, body)
+        return body
+
+    def keep_body(self, segment: Segment, start: int, body: memoryview) -> None:
+        """Keep a staged batch for who reads it next."""
+        self._bodies[segment.name, start] = body
+        size = sum(map(len, self._bodies.values()))
+        while size > BODIES_BYTES_MAX and len(self._bodies) > 1:
+            size -= len(self._bodies.popitem(last=False)[1])
+
+    # Windows
 
     def find(self, key: Key) -> Window | None:
         """The window of this read if it is at hand."""
@@ -77,6 +128,8 @@ class ColdReads:
         """What was read of a partition is not what it holds any more."""
         for key in [key for key, found in self._windows.items() if key[0] == incarnation and isinstance(found, Window)]:
             del self._windows[key]
+        for place in [place for place in self._strides if place[1] == incarnation]:
+            del self._strides[place]
 
     def _arrived(self, key: Key, window: Window | None, error: BrokerError | None) -> None:
         waiting = self._windows.pop(key)
@@ -111,10 +164,9 @@ class ColdReads:
                 break
         rooms = [_whole_blocks(stop - start + PIECE_ROOM) for _, start, stop in places]
         block = self._arena.take(sum(rooms))
-        pieces = []
+        pieces: list[Piece] = []
         for (segment, start, stop), room in zip(places, rooms, strict=True):
-            piece = segment.read_into(block[:room], start, stop)
-            pieces.append((piece, segment.run(partition).next_offset))
+            pieces += segment.pieces(block[:room], partition, start, stop)
             block = block[room:]
         return Window(pieces)
 

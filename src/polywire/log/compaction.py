@@ -162,7 +162,7 @@ class _KeptParts(Iterable[Part]):
                 if batch is not None:
                     _, _, offset, address, address_span, span = _FACTS.unpack_from(batch)
                     covered = (offset + span, address + address_span)
-                    yield Part(batch, array("q", (0,)), array("q", (len(batch),)))
+                    yield Part(batch, array("q", (0,)), array("q", (len(batch),)), verified=True)
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
@@ -186,7 +186,7 @@ class _KeptParts(Iterable[Part]):
 def _stretch(part: Part, start: int, stop: int) -> Iterator[Part]:
     """Batches [start, stop) of a part, if any."""
     if start < stop:
-        yield Part(part.base, part.positions[start:stop], part.lengths[start:stop])
+        yield Part(part.base, part.positions[start:stop], part.lengths[start:stop], part.verified)
 
 
 def _batch_of(part: Part, number: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Whether there is space: appends are refused before the disk is full, so that deleting, retention and sealing still find some.
+"""Whether there is space, and who frees it: appends are refused before the disk is full, so that retention and sealing still find some.
 
 Promises: ``full`` goes away by itself when there is space again. Must not know: the log.
 """
@@ -9,14 +9,22 @@ import os
 from pathlib import Path
 from typing import Final
 
+import structlog
+
+from polywire.errors import Busy, ErrorCode
+from polywire.log.base import Loop
+from polywire.log.deleting import Deleter
 from polywire.store.base import Store
+
+logger: Final = structlog.get_logger("polywire.log")
 
 
 class Disk:
     """One data directory's space, and the store that lies in it. Guards: ``full`` is what was last seen."""
 
-    def __init__(self, path: Path, store: Store, reserve_bytes: int) -> None:
+    def __init__(self, path: Path, store: Store, reserve_bytes: int, loop: Loop) -> None:
         self.store: Final = store
+        self.deleter: Final = Deleter(store, loop)
         self.full = False
         self._path = path
         self._reserve_bytes = reserve_bytes
@@ -28,9 +36,12 @@ class Disk:
         found = os.statvfs(self._path)
         self.full = self._refused or found.f_bavail * found.f_frsize < self._reserve_bytes
 
-    def refused(self) -> None:
-        """A segment found no space, whatever the system says is free."""
-        self._refused = self.full = True
+    def refused(self, error: Busy) -> None:
+        """A segment found no space, whatever the system says is free; or no descriptor, which fills no disk."""
+        if error.code is ErrorCode.DISK_FULL:
+            self._refused = self.full = True
+        else:
+            logger.warning("a segment has to wait", reason=error.message)
 
     def accepted(self) -> None:
         """A segment was written."""

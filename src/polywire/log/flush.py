@@ -11,8 +11,8 @@ import os
 import sys
 from typing import Final
 
+from polywire.store.address import address_of
 from polywire.store.libc import find_call
-from polywire.store.residency import address_of
 
 _MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
 

@@ -1,4 +1,4 @@
-"""What sealing does to scattered batches: survey their headers, find which to merge, gather them into chunks. Compiled.
+"""What sealing does to scattered batches: verify them, survey their headers, find which to merge, gather them into chunks. Compiled.
 
 Promises: one call per run or per 4 MiB chunk, the interpreter lock free for the bulk, nothing entered that was not seen to be a whole
 batch. Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
@@ -16,8 +16,10 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.header import is_sound
     from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 else:
+    from polywire.records.header import is_sound
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0002: one index entry per 64 KiB of a run
@@ -82,6 +84,52 @@ def _is_batch(
         and load_u32(p, at) == _MAGIC
         and load_u32(p, at + 4) == length
     )
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _verify(
+    p: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+    starts: cython.p_const_uchar,
+    sizes: cython.p_const_uchar,
+    index: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    bytes_max: cython.longlong,
+) -> cython.Py_ssize_t:
+    """The loop of ``verify``; the caller checked the pieces' numbers."""
+    while index < stop and bytes_max > 0:
+        at: cython.longlong = load_i64(starts, index * 8)
+        length: cython.longlong = load_i64(sizes, index * 8)
+        if not _is_batch(p, size, at, length) or not is_sound(p, at, size):
+            return -1 - index
+        bytes_max -= length
+        index += 1
+    return index
+
+
+def verify(
+    base: Buffer,
+    positions: array[int],
+    lengths: array[int],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    bytes_max: cython.longlong,
+) -> int:
+    """Verify header and body of pieces [start, stop), up to the one that fills ``bytes_max``: what is copied next is near the processor then.
+    Returns the number of the first piece not looked at, or -1 - n where piece n is not sound. Raises IndexError when the pieces are not
+    there."""
+    pieces: _Pieces = _Pieces(base, positions, lengths)
+    p: Lent = pieces.base
+    starts: Lent = pieces.positions
+    sizes: Lent = pieces.lengths
+    if start < 0 or stop > pieces.count:
+        raise IndexError((start, stop))
+    index: cython.Py_ssize_t
+    with cython.nogil:
+        index = _verify(p.p, p.size, starts.p, sizes.p, start, stop, bytes_max)
+    return index
 
 
 @cython.cfunc

@@ -125,6 +125,7 @@ class Entry(NamedTuple):
     argument: int
     position: int
     length: int
+    checksum: int
 
 
 @cython.cclass
@@ -271,9 +272,12 @@ class GroupHead:
 
 
 def mergeable_records(batch: Buffer) -> tuple[int, int]:
-    """(record count, columns) of a small plain batch without a producer, which may be merged with others of the same columns; else (0, 0)."""
+    """(record count, columns) of a small plain batch without a producer, which may be merged with others of the same columns; else (0, 0).
+    One that carries numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
     lent: Lent = lend(batch)
     if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_u32(lent.p, 8) > 1:
+        return 0, 0
+    if load_u64(lent.p, 16) != 0 or load_u32(lent.p, 24) != 0:
         return 0, 0
     if load_u32(lent.p, 12) & _PRODUCER_BIT or load_u64(lent.p, 56) != _NO_PRODUCER:
         return 0, 0
@@ -393,7 +397,9 @@ def read_directory(slot: Buffer, at: int) -> list[Entry]:
     place = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
     entries = []
     for number in range(count):
-        kind, length, partition, argument, _ = _ENTRY.unpack_from(slot, at + GROUP_HEADER_BYTES + number * ENTRY_BYTES)
-        entries.append(Entry(kind, partition, argument, place, length))
+        kind, length, partition, argument, checksum = _ENTRY.unpack_from(
+            slot, at + GROUP_HEADER_BYTES + number * ENTRY_BYTES
+        )
+        entries.append(Entry(kind, partition, argument, place, length, checksum))
         place += (length + 7) & ~7
     return entries

@@ -5,6 +5,7 @@ Promises: the same entries in the same order give the same state. Must not know:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,8 +13,11 @@ from typing import Final
 from polywire.errors import ErrorCode, Missing
 from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.reading import Overlay, Reader
+from polywire.log.run_index import RunIndex
 from polywire.log.segments import Segments
 from polywire.log.staging import StagedBatch, Staging
+
+LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class History:
         self.clean: Final[dict[int, int]] = {}
         """How far partitions were compacted, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
+        self._lost: deque[tuple[RunIndex, bool]] = deque()
+        """Runs that nobody needs and segments do not know of, and whether that is because their partition was dropped."""
         self._packed: dict[int, bytes] = {}
         self._next_overlay = 0
 
@@ -72,19 +78,36 @@ class History:
         self.clean.pop(partition.incarnation, None)
         partition.first_offset = partition.next_offset
         self._forget(partition.drop_tail(partition.next_offset))
-        for number in range(len(partition.runs)):
-            entry = partition.runs.entry(number)
-            self.segments.by_place[entry[3]].lost_partition = True
-            self.segments.drop(entry[3], entry[2])
-        partition.runs.drop_front(len(partition.runs))
-        partition.sealed_bytes = 0
+        self._lose(partition.take_runs(), dropped=True)
 
-    def trim(self, partition: FilePartition, first_offset: int) -> None:
-        """Records below ``first_offset`` are not needed any more."""
-        places, overlays = partition.trim(first_offset)
+    def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
+        """Records below ``first_offset`` are not needed any more; the partition is indexed up to ``end``."""
+        runs, overlays = partition.trim(first_offset, end)
         self._forget(overlays)
-        for place, size in places:
-            self.segments.drop(place, size)
+        self._lose(runs, dropped=False)
+
+    def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
+        """Nobody needs these runs. A topic may lose millions at once, so all but few are counted later, some at a time."""
+        self._lost.append((runs, dropped))
+        if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
+            self.count_lost(LOST_AT_ONCE_MAX)
+
+    @property
+    def losing(self) -> bool:
+        """Whether segments count as needed for runs that were lost."""
+        return bool(self._lost)
+
+    def count_lost(self, count_max: int) -> None:
+        """Tell segments of so many runs that nobody needs."""
+        while self._lost and count_max > 0:
+            runs, dropped = self._lost[0]
+            count = min(len(runs), count_max)
+            for place, size in zip(*runs.lies_in(0, count), strict=True):
+                self.segments.lose(place, size, dropped=dropped)
+            runs.drop_front(count)
+            count_max -= count
+            if not len(runs):
+                self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
         """A pass of compaction has ended here."""

@@ -7,25 +7,24 @@ Must not know: batches, partitions, what a group holds.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from polywire.errors import Corrupt, ErrorCode
-from polywire.log.group import GROUP_BYTES_MAX
+from polywire.errors import Corrupt, ErrorCode, Unavailable
+from polywire.log.group import GROUP_BYTES_MAX, GROUP_HEADER_BYTES, GroupHead
+from polywire.log.seed import find_seed, keep_seed, read_seed, sync_directory
 from polywire.log.settings import PAGE_BYTES
 from polywire.types import Buffer
 
 IOV_MAX: Final = 1024  # buffers of one gathered write on Linux and macOS
 _ZEROS_BYTES: Final = 4 * 1024 * 1024
 _SUFFIX: Final = ".pwj"
-SEED_NAME: Final = "seed"
-_SEED_BYTES: Final = 8
 
 
 class Slot:
@@ -53,9 +52,35 @@ class Slot:
         self.first = 0
         self.last = 0
 
+    def lock(self) -> None:
+        """Keep every other process from writing here. Raises Unavailable."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(
+                ErrorCode.STORAGE_FAILED, f"another process writes this journal path={str(self.path)!r}"
+            ) from None
+
     def find(self, pattern: bytes, start: int) -> int:
         """Position of a pattern at or after ``start``, -1 when there is none."""
         return self._map.find(pattern, start)
+
+    def check_readable(self) -> None:
+        """Read everything once: a bad place of the disk that is touched through the mapping ends the process. Raises Corrupt."""
+        room = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
+        try:
+            for at in range(0, self.size, len(room)):
+                os.preadv(self.descriptor, [room], at)
+        except OSError as error:
+            raise Corrupt(
+                ErrorCode.CORRUPT, f"cannot read a slot of the journal: {error.strerror} path={str(self.path)!r}"
+            ) from error
+
+    def is_blank(self) -> bool:
+        """Whether there are only zeros behind the first page."""
+        zeros = bytes(_ZEROS_BYTES)
+        pieces = range(PAGE_BYTES, self.size, _ZEROS_BYTES)
+        return all(self.view[at : at + _ZEROS_BYTES] == zeros[: self.size - at] for at in pieces)
 
     def forget(self) -> None:
         """Give the mapped pages back; they stay in the page cache and are not the broker's memory any more."""
@@ -63,7 +88,8 @@ class Slot:
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the file; the mapping goes with its last reader."""
+        """Close the file; the mapping goes with its last reader, and must not keep the lock until then."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
         self.view = memoryview(b"")
 
@@ -90,28 +116,37 @@ class FileJournal:
     # Slots
 
     def open_all(self) -> list[Slot]:
-        """Open every slot that exists; each counts as needed until ``release``."""
+        """Open every slot that exists; each counts as needed until ``release``. Raises Corrupt, Unavailable, OSError."""
         make_directory(self._directory)
-        paths = sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
         for path in self._directory.glob(".*"):  # a slot or a seed that was being made
             path.unlink()
-        self.seed = read_seed(self._directory) if paths else self._make_seed()
-        found = [Slot(path, int(path.stem.partition("-")[2]), self.seed) for path in paths]
-        for slot in found:
-            self._use(slot)
-        return found
+        self.seed = find_seed(self._directory, has_slots=any(self._slot_paths()))
+        for slot in self._open_slots():
+            slot.lock()
+        return list(self.slots.values())
 
-    def _make_seed(self) -> int:
-        """A new journal's seed, synced before there is a slot. One that is there without any slot was never used."""
-        data = secrets.token_bytes(_SEED_BYTES)
-        temporary = self._directory / f".{SEED_NAME}"
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._directory / SEED_NAME)
-        sync_directory(self._directory)
-        return int.from_bytes(data, "little")
+    def look(self) -> list[Slot]:
+        """Open every slot that exists, to be read: nothing is changed. Raises Corrupt, OSError."""
+        self.seed = read_seed(self._directory) if any(self._slot_paths()) else 0
+        return list(self._open_slots())
+
+    def _slot_paths(self) -> list[Path]:
+        return sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
+
+    def _open_slots(self) -> Iterator[Slot]:
+        for path in self._slot_paths():
+            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed)
+            self._use(slot)
+            slot.check_readable()
+            yield slot
+
+    def keep_seed(self) -> None:
+        """Make sure that there are two sound copies of the seed; call it once groups verified by it, or there were none. Raises OSError."""
+        keep_seed(self._directory, self.seed)
+
+    def is_blank(self) -> bool:
+        """Whether nothing was ever written to any slot but perhaps the group of a start, which holds nothing."""
+        return all(slot.is_blank() for slot in self.slots.values())
 
     def _use(self, slot: Slot) -> None:
         slot.serial = self._serial
@@ -119,6 +154,12 @@ class FileJournal:
         slot.first = slot.last = slot.pins = 0
         self.slots[slot.serial] = slot
         self.views[slot.serial] = slot.view
+
+    def arrange(self, slots: Iterable[Slot]) -> None:
+        """Number these fillings anew, oldest first; their names do not tell."""
+        for slot in slots:
+            del self.slots[slot.serial], self.views[slot.serial]
+            self._use(slot)
 
     @property
     def count(self) -> int:
@@ -141,6 +182,7 @@ class FileJournal:
         """A slot was made, or could not be."""
         self._making -= 1
         if slot is not None:
+            slot.lock()
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
@@ -152,6 +194,25 @@ class FileJournal:
         else:
             slot.path.unlink()
             slot.close()
+
+    def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
+        """A last group, empty, that says that everything up to ``sequence`` is on the disk: what is found damaged later was not torn.
+        Raises OSError."""
+        self.align()
+        if self.room < GROUP_HEADER_BYTES:
+            if not self.free:
+                return
+            self.turn_over()
+        head.clear()
+        first = head.finish(start, sequence + 1, sequence, checksum, now_us)
+        self.write([first], head.size, sequence + 1)
+        assert self.current is not None, "it was just written"
+        os.fdatasync(self.current.descriptor)
+
+    def lend(self, slot: Slot) -> None:
+        """Leave a slot of which only readers need anything to them, nameless: another takes its place. The caller closes it in the end."""
+        del self.slots[slot.serial], self.views[slot.serial]
+        slot.path.unlink()
 
     def close(self) -> None:
         """Close every file."""
@@ -180,6 +241,11 @@ class FileJournal:
         self._use(slot)
         self.current, self.position = slot, 0
         return full
+
+    def go_on(self, slot: Slot, position: int) -> None:
+        """Write on in a slot, on the first page behind this position; what lies there is not needed."""
+        self.current, self.position = slot, position
+        self.align()
 
     def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
         """Write one group in the current slot, where it fits; returns its position. Raises OSError."""
@@ -227,27 +293,6 @@ def make_slot(path: Path, number: int, size: int, seed: int) -> Slot:
     temporary.rename(path)
     sync_directory(path.parent)
     return Slot(path, number, seed)
-
-
-def sync_directory(path: Path) -> None:
-    """Make names in a directory durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_seed(directory: Path) -> int:
-    """The seed of the journal in this directory. Raises Corrupt when it is not there."""
-    path = directory / SEED_NAME
-    data = path.read_bytes() if path.exists() else b""
-    if len(data) != _SEED_BYTES:
-        raise Corrupt(
-            ErrorCode.CORRUPT,
-            f"the journal's seed is missing, so none of its groups can be verified path={str(path)!r}",
-        )
-    return int.from_bytes(data, "little")
 
 
 def make_directory(path: Path) -> None:

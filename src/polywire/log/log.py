@@ -6,18 +6,19 @@ or in ``commit``. Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections import deque
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Loop, PartitionLog, Replay
+from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
+from polywire.log.callbacks import Notifications, Vital, VitalLoop
 from polywire.log.disk import Disk
 from polywire.log.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
-from polywire.log.history import Contents, History
+from polywire.log.history import Contents, History, Image
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import FilePartition
 from polywire.log.sealer import Sealer
@@ -40,6 +41,7 @@ from polywire.log.turn import (
     Turn,
     sealed_content,
 )
+from polywire.log.waits import Waits
 from polywire.log.worker import Worker, storage_failed
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
@@ -53,9 +55,14 @@ TOKENS_EXPIRED_MAX: Final = 1000  # in one turn
 class FileLog:
     """Implements ``Log``. Made by ``opening.open_log``.
 
-    Guards: ``_sequence`` is that of the last group written; ``_room`` is what one more turn may take, so that a
-    commit always finds its place.
+    Guards: ``_sequence`` is that of the last group written; ``_rooms`` is what one more turn may take, by ``Need``, so that a commit always
+    finds its place (``_room`` for data).
     """
+
+    _writing: Turn | None
+    """The turn that is being written: its owners are told if that fails half-way."""
+    _failure: BrokerError | None
+    _rooms: tuple[int, ...]
 
     def __init__(
         self,
@@ -88,32 +95,33 @@ class FileLog:
         self._checksum = checksum
         self._draft = Draft(history, epoch=epoch, floor=settings.durability, seed=journal.seed)
         self._hides_unsynced = settings.durability is Level.SYNCED
-        self._turn = Turn()
+        self._turn, self._writing = Turn(), None
         self._scheduled = False
-        self._told: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
-        self._telling = False
-        self._waits = 0
-        self._failure: BrokerError | None = None
-        self._closed = False
+        self._notifications: Final = Notifications(loop)
+        self._vital: Final = Vital(self._broken)
+        self._own_loop: Final = (own := VitalLoop(loop, self._run_own))
+        self._waits: Final = Waits(own, self._notifications)
+        self._failure, self._closed = None, False
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
         self._broker_state: bytes | None = None
-        self._rests_on = sequence
+        self._rests_on = self._told_synced = sequence
         """The last group that did more than append: a snapshot taken now holds what it did."""
         self._syncer = Syncer(
             journal,
-            loop,
+            own,
             interval_ms=settings.sync_interval_ms,
             bytes_max=settings.unsynced_bytes_max,
             sealing=lambda: self._sealer.sealing,
-            advanced=self._synced_more,
+            advanced=self._relieve,
             failed=self._fail,
         )
         self._syncer.synced = self._syncer.written = sequence
-        self._sealer = Sealer(self, disk.store, journal, history, loop, start=epoch, snapshot_name=snapshot_name)
+        self._sealer = Sealer(self, disk, journal, history, own, start=epoch, snapshot_name=snapshot_name)
         self._sealer.sealed = self._sealer.named = sequence - 1
         history.reader.unpinned = self._unpinned
-        self._room = self._room_changes = 0
+        self._plenty: Final = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
+        self._room, self._rooms = 0, ()
         self._refresh()
         self._expire_timer()
 
@@ -151,22 +159,21 @@ class FileLog:
         return self._history.find(incarnation)
 
     def open_partition(self, incarnation: int) -> FilePartition:
-        self._admit_change(ENTRY_BYTES)
+        self._admit(ENTRY_BYTES, Need.CHANGE)
         opened = self._history.make(incarnation)
         self._add(Open(opened), ENTRY_BYTES)
         return opened
 
     def drop_partition(self, incarnation: int) -> None:
         dropped = self._history.find(incarnation)
-        self._admit_change(ENTRY_BYTES)
+        self._admit(ENTRY_BYTES, Need.REMOVAL)
         dropped.ended = True
         self._add(Drop(dropped), ENTRY_BYTES, closing=True)
-        if dropped.wakes:
-            self._loop.call_soon(self._wake, dropped)
+        self._waits.look_soon(dropped)
 
     def trim(self, incarnation: int, first_offset: int) -> None:
         trimmed = self._history.find(incarnation)
-        self._admit_change(ENTRY_BYTES)
+        self._admit(ENTRY_BYTES, Need.REMOVAL)
         self._add(Trim(trimmed, first_offset), ENTRY_BYTES, closing=True)
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
@@ -174,9 +181,10 @@ class FileLog:
 
     # Additions
 
-    def reserve(self, size: int, *, data: bool = True) -> None:
-        if self._turn.size + size > (self._room if data else self._room_changes):
-            self._make_room(size, data=data)
+    def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
+        self._admit(size, need)
+        turn = self._turn
+        turn.granted = max(turn.granted, turn.size + size)
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         turn = self._turn
@@ -186,7 +194,7 @@ class FileLog:
         if pending is not None and len(pending) == 1:
             size += MERGE_SLACK_BYTES
         if turn.size + size > self._room or partition.ended:
-            self._make_room(size, data=True)
+            self._make_room(size, Need.DATA)
             if partition.ended:
                 raise Missing(ErrorCode.PARTITION_MISSING, f"partition has ended incarnation={partition.incarnation}")
             turn, pending = self._turn, partition.pending
@@ -203,7 +211,7 @@ class FileLog:
 
     def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
         size = ENTRY_BYTES + (len(change) + 7 & ~7)
-        self._admit_change(size)
+        self._admit(size, Need.CHANGE)
         self._add(Entered(EntryKind.CHANGE, change, 0, level, done), size)
 
     def barrier(self, level: Level, done: Done) -> None:
@@ -223,7 +231,7 @@ class FileLog:
         assert any(token), "a token of zeros would be taken for none"
         staging = self._history.staging
         size = ENTRY_BYTES + len(token) + len(batch)
-        self.reserve(size)  # first: it may commit, and whoever is told then may publish this token
+        self._admit(size, Need.DATA)
         staged = staging.get(token)
         if staged is not None and staged.claimed:
             raise Missing(ErrorCode.STAGE_MISSING, f"token is being published or abandoned token={token.hex()}")
@@ -243,7 +251,7 @@ class FileLog:
         for staged in found:
             partitions = len({batch.incarnation for batch in staged.batches})
             size += partitions * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
-        self._admit_change(size)
+        self._admit(size, Need.CHANGE)
         for staged in found:
             staged.claimed = True
         self._add(Publish(found, change, level, done), size, closing=True)
@@ -253,7 +261,7 @@ class FileLog:
         known = [staged for staged in found if staged is not None and not staged.claimed]
         if known:
             size = ENTRY_BYTES + sum(len(staged.token) for staged in known)
-            self._admit_change(size)
+            self._admit(size, Need.REMOVAL)
             for staged in known:
                 staged.claimed = True
             self._add(Abandon([staged.token for staged in known]), size, closing=True)
@@ -270,45 +278,42 @@ class FileLog:
 
     # Room
 
-    def _admit_change(self, size: int) -> None:
-        if self._turn.size + size > self._room_changes:
-            self._make_room(size, data=False)
+    def _admit(self, size: int, need: Need) -> None:
+        """See to it that this turn takes so much more. Raises as ``_make_room``."""
+        if self._turn.size + size > self._rooms[need]:
+            self._make_room(size, need)
 
-    def _make_room(self, size: int, *, data: bool) -> None:
-        """Find room for one more addition, committing the turn if need be. Raises Invalid, Busy, Unavailable."""
+    def _fits(self, size: int, need: Need) -> bool:
+        return self._turn.size + size <= max(self._rooms[need], self._turn.granted)
+
+    def _make_room(self, size: int, need: Need) -> None:
+        """Find room for one more addition, writing the turn if need be; nobody is told of that yet. Raises Invalid, Busy, Unavailable."""
         self._check_open()
         if size > self.settings.group_limit - GROUP_HEADER_BYTES:
-            raise Invalid(
-                ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={self.settings.group_limit}"
-            )
-        if data and self._disk.full:
-            raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
-        if self._turn.size + size <= (self._room if data else self._room_changes):
+            reason = f"group is too large bytes={size} limit={self.settings.group_limit}"
+            raise Invalid(ErrorCode.RECORD_TOO_LARGE, reason)
+        if self._fits(size, need):
             return
-        self.commit()
+        if need is Need.DATA and self._disk.full:
+            raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
+        self.write()
         self._check_open()
-        if self._turn.size + size > (self._room if data else self._room_changes):
-            raise Busy(
-                ErrorCode.BUSY,
-                f"too much waits to be sealed slots={self._sealer.waiting}",
-                retry_after_ms=BUSY_RETRY_MS,
-            )
+        if not self._fits(size, need):
+            reason = f"too much waits to be sealed slots={self._sealer.waiting}"
+            raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
 
     def _refresh(self) -> None:
         """Work out what one more turn may take."""
-        limit = self.settings.group_limit - GROUP_HEADER_BYTES
         if self._failure is not None or self._closed:
-            self._room = self._room_changes = -1
-            return
-        if self._journal.free:
-            self._room = self._room_changes = limit
+            self._rooms = (-1, -1, -1)
+        elif self._journal.free:
+            self._rooms = self._plenty
         else:
             left = self._journal.room - PAGE_BYTES - GROUP_HEADER_BYTES
-            reserve = self.settings.reserve_bytes
-            self._room = min(limit, left - reserve)
-            self._room_changes = min(limit, left - reserve // 2)
+            self._rooms = tuple(min(self._plenty[0], left - kept) for kept in self.settings.kept_bytes)
         if self._disk.full:
-            self._room = -1
+            self._rooms = (-1, *self._rooms[1:])
+        self._room = self._rooms[0]
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -335,87 +340,89 @@ class FileLog:
     def commit(self) -> None:
         if self._turn.steps and self._failure is None:
             self._write()
-        if self._told:
-            self._tell()
+        if self._notifications.waiting:
+            self._notifications.tell()
+
+    def write(self) -> None:
+        if self._turn.steps and self._failure is None:
+            self._write()
 
     def _write(self) -> None:
-        """Write the turn as one group; callbacks are queued, not called."""
-        turn, self._turn = self._turn, Turn()
-        turn.close()
-        journal, draft = self._journal, self._draft
-        if turn.size and journal.room < turn.size + GROUP_HEADER_BYTES:
-            self._turn_over()
-        draft.clear()
-        draft.now_us = self._clock.now_us()
-        for step in turn.steps:
-            step.enter(draft)
-        head = draft.head
-        if head.count:
-            sequence = self._sequence + 1
-            first = head.finish(self.epoch, sequence, self._syncer.synced, self._checksum, draft.now_us)
-            size = head.size
-            parts = draft.parts
-            parts.insert(0, first)
-            try:
-                position = journal.write(parts, size, sequence)
-            except OSError as error:
-                self._refuse(draft, storage_failed(error))
-                return
-            self._sequence = sequence
-            self._checksum = head.checksum
-            slot = journal.current
-            assert slot is not None, "it was just written"
-            draft.settle(self._history.contents[slot.serial], slot.serial, position + len(first))
-            self._syncer.wrote(sequence, position, size)
-            if not draft.only_appends or head.producers:
-                self._rests_on = sequence
-                if draft.state_changed or head.producers:
-                    self._broker_state = None
-            if self._waits and not self._hides_unsynced:
-                self._wake_readers(draft)
-            self._refresh()
-        self._queue_told(draft)
+        """Write the turn as one group; callbacks are queued, not called. As vital as the log's own callbacks, and run more often."""
+        self._writing, self._turn = (turn := self._turn), Turn()
+        done = False
+        try:
+            turn.close()
+            for step in turn.steps:
+                step.prepare()
+            if turn.size and self._journal.room < turn.size + GROUP_HEADER_BYTES:
+                self._turn_over()
+            draft = self._draft
+            draft.clear()
+            draft.now_us = self._clock.now_us()
+            for step in turn.steps:
+                step.enter(draft)
+            if not draft.head.count or self._write_group(draft):
+                self._writing = None
+                self._queue_told(draft)
+            done = True
+        finally:
+            if not done:
+                self._broken(sys.exc_info()[1])
+
+    def _write_group(self, draft: Draft) -> bool:
+        """Write what was entered and make it true; False when the disk has failed."""
+        head, journal, sequence = draft.head, self._journal, self._sequence + 1
+        first = head.finish(self.epoch, sequence, self._syncer.synced, self._checksum, draft.now_us)
+        draft.parts.insert(0, first)
+        try:
+            position = journal.write(draft.parts, head.size, sequence)
+        except OSError as error:
+            self._fail(storage_failed(error))
+            return False
+        self._sequence = sequence
+        self._checksum = head.checksum
+        slot = journal.current
+        assert slot is not None, "it was just written"
+        draft.settle(self._history.contents[slot.serial], slot.serial, position + len(first))
+        self._syncer.wrote(sequence, position, head.size)
+        if not draft.only_appends or head.producers:
+            self._rests_on = sequence
+            if draft.state_changed or head.producers:
+                self._broker_state = None
+        if self._waits.count and not self._hides_unsynced:
+            for entry in draft.indexed:
+                self._waits.look(entry[0])
+        self._refresh()
+        return True
 
     def _queue_told(self, draft: Draft) -> None:
-        told = self._told
         for done, value, _ in draft.written:
-            told.append((done, (value, None)))
+            self._notifications.waiting.append((done, (value, None)))
         if self._hides_unsynced and draft.indexed:
             ends = {entry[0]: entry[0].next_offset for entry in draft.indexed if entry[0] is not None}
             self._syncer.wait(self._sequence, partial(self._show, ends, draft.synced))
         elif draft.synced:
-            self._syncer.wait(self._sequence, partial(self._tell_synced, draft.synced))
+            self._syncer.wait(self._sequence, partial(self._queue_synced, draft.synced))
 
     def _show(self, ends: dict[FilePartition, int], told: list[Told], error: BrokerError | None) -> None:
         """Under ``durability=synced`` readers see records once they are on the disk."""
         for partition, next_offset in ends.items() if error is None else ():
             partition.synced_offset = max(partition.synced_offset, next_offset)
-            if partition.wakes:
-                self._told.append((self._wake, (partition,)))
-        self._tell_synced(told, error)
+            self._waits.look(partition)
+        self._queue_synced(told, error)
 
-    def _tell_synced(self, told: list[Told], error: BrokerError | None) -> None:
+    def _queue_synced(self, told: list[Told], error: BrokerError | None) -> None:
         for done, value, refused in told:
-            self._told.append((done, (value if error is None else refused, error)))
+            self._notifications.add(done, value if error is None else refused, error)
 
-    def _wake_readers(self, draft: Draft) -> None:
-        for entry in draft.indexed:
-            if entry[0] is not None and entry[0].wakes:
-                self._told.append((self._wake, (entry[0],)))
-
-    def _tell(self) -> None:
-        """Call what is queued, in order; calls made from inside a callback are queued behind."""
-        if self._telling:
-            return
-        self._telling = True
-        try:
-            while self._told:
-                callback, args = self._told.popleft()
+    def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """One of the log's own callbacks: nothing of peers runs in it; none once the log has failed."""
+        if self._failure is None:
+            with self._vital:
                 callback(*args)
-        finally:
-            self._telling = False
-            if self._told:  # a callback raised: the others are not its concern
-                self._loop.call_soon(self._tell)
+        if self._notifications.waiting:
+            self._notifications.tell()
 
     def _turn_over(self) -> None:
         """Go on in the next slot; the full one is to be sealed, with the state as it is now."""
@@ -427,13 +434,13 @@ class FileLog:
         image = self._history.image(self._sequence, self._history.contents[full.serial].partitions)
         self._sealer.add(full, image)
         self._disk.look()
-        self._loop.call_soon(self._sealer.advance)
+        self._own_loop.call_soon(self._sealer.advance)
         self._grow()
 
     def _grow(self) -> None:
         """Make one more slot when none is free and there may be more."""
         if not self._journal.free and self._journal.may_grow() and not self._disk.full:
-            self._reader_worker.run(self._journal.plan_slot(), self._grown)
+            self._reader_worker.run(self._journal.plan_slot(), lambda *made: self._run_own(self._grown, made))
 
     def _grown(self, slot: object, error: BrokerError | None) -> None:
         if self._closed:
@@ -445,14 +452,8 @@ class FileLog:
 
     # Syncs and sealing
 
-    def _synced_more(self) -> None:
-        self._relieve()
-        if self._told:
-            self._tell()
-
     def broker_state(self) -> tuple[bytes, int]:
-        if self._turn.steps and self._failure is None:
-            self._write()  # what the broker has applied is committed now; callbacks follow in their order
+        self.write()  # what the broker has applied is in the journal now; callbacks follow in their order
         if self._broker_state is None:
             self._broker_state = self._replay.snapshot()
         return self._broker_state, self._rests_on
@@ -482,17 +483,25 @@ class FileLog:
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
         """One group; ``done`` once it and all before it is synced."""
-        told, level = (None, Level.MEMORY) if done is None else (partial(_told_sealed, done), Level.SYNCED)
-        self._add(Entered(EntryKind.SEALED, content, sequence, level, told), ENTRY_BYTES + len(content))
+        self._add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
             size = ENTRY_BYTES + (len(name) + 7 & ~7)
             self._add(Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), size)
-        self.commit()
+        self._write()
+        if done is not None and self._failure is None:
+            self._syncer.wait(self._sequence, lambda error: done() if error is None else None)
+
+    def take_over(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
+        """Have the slots of earlier starts sealed, for which there was no space; ``sealed`` is the last group in segments."""
+        self._sealer.sealed = self._sealer.named = sealed
+        for slot, image in full:
+            self._sealer.add(slot, image)
+        self._own_loop.call_soon(self._sealer.advance)
 
     def seal_failed(self, error: BrokerError) -> None:
         if isinstance(error, Busy):
-            self._disk.refused()
+            self._disk.refused(error)
             self._refresh()
             self._relieve()  # whoever waits is to be told that the disk is full
         else:
@@ -507,35 +516,21 @@ class FileLog:
         self._relieve()
 
     def _unpinned(self) -> None:
-        self._sealer.free_parked()
+        if self._sealer.parked:
+            with self._vital:
+                self._sealer.free_parked()
 
     # Waiting
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
         assert isinstance(partition, FilePartition), "a partition of this log"
-        key = object()
-        partition.wakes[key] = (offset, wake)
-        self._waits += 1
-        if partition.ended or partition.readable_offset > offset:
-            self._loop.call_soon(self._wake, partition)
-        return partial(self._cancel, partition, key)
-
-    def _cancel(self, partition: FilePartition, key: object) -> None:
-        if partition.wakes.pop(key, None) is not None:
-            self._waits -= 1
-
-    def _wake(self, partition: FilePartition) -> None:
-        readable = partition.readable_offset
-        for key, (offset, wake) in list(partition.wakes.items()):
-            if (partition.ended or readable > offset) and partition.wakes.pop(key, None) is not None:
-                self._waits -= 1
-                wake()
+        return self._waits.add(partition, offset, wake)
 
     # Staged batches that nobody published
 
     def _expire_timer(self) -> None:
         if not self._closed and self._failure is None:
-            self._loop.call_later(EXPIRY_SECONDS, self._expire_timer)
+            self._own_loop.call_later(EXPIRY_SECONDS, self._expire_timer)
             self._expire()
 
     def _expire(self) -> None:
@@ -547,16 +542,22 @@ class FileLog:
         self._sealer.note_dead()
         self._disk.look()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
+        self._tell_what_is_synced()
         self._refresh()
         self._relieve()
 
+    def _tell_what_is_synced(self) -> None:
+        """When nothing follows what was synced last, a group that names nothing does: damage is not taken for a torn tail then."""
+        has_room = self._rooms[Need.CHANGE] > NAMING_BYTES  # it must not take what the sealer needs
+        if self._told_synced < self._syncer.synced == self._sequence and has_room and not self.uncommitted:
+            self.name_sealed(self._sealer.named, (), (), lambda: None)
+            self._told_synced = self._sequence
+
     # Ends
 
-    def _refuse(self, draft: Draft, error: BrokerError) -> None:
-        """The group could not be written."""
-        for done, _, refused in (*draft.written, *draft.synced):
-            self._told.append((done, (refused, error)))
-        self._fail(error)
+    def _broken(self, error: BaseException | None) -> None:
+        """The log's own code has failed where state changes."""
+        self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"the log broke a promise of its own: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
         """Nothing is acknowledged any more; a failed write or sync is never tried again."""
@@ -566,13 +567,15 @@ class FileLog:
         self._refresh()
         for waiting in self._syncer.abandon():
             waiting(error)
-        turn, self._turn = self._turn, Turn()
-        turn.close()
-        for step in turn.steps:
-            self._told.append((step.refuse, (error,)))
+        turns = [self._turn] if self._writing is None else [self._writing, self._turn]
+        self._writing, self._turn = None, Turn()
+        for turn in turns:
+            turn.close()
+            for done, refused in [owner for step in turn.steps for owner in step.owners()]:
+                self._notifications.add(done, refused, error)
         for callback in self._on_failure:
-            self._told.append((callback, (error,)))
-        self._loop.call_soon(self._tell)
+            self._notifications.add(callback, error)
+        self._notifications.tell_soon()
 
     def close(self) -> None:
         if self._closed:
@@ -585,15 +588,12 @@ class FileLog:
         if self._failure is None:
             try:
                 self._syncer.finish()
+                place = (self.epoch, self._sequence, self._checksum)
+                self._journal.close_with(self._draft.head, *place, self._clock.now_us())
             except OSError as error:
                 self._fail(storage_failed(error))
         self._syncer.stop()
-        self._tell()
+        self._notifications.tell()
         self._reader_worker.stop()
         self._journal.close()
         self._unlock()
-
-
-def _told_sealed(done: Callable[[], None], _: int, error: BrokerError | None) -> None:
-    if error is None:
-        done()

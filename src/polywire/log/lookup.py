@@ -37,7 +37,12 @@ def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Foun
     number = partition.runs.find_time(time_us)
     if number > 0:  # the run before may hold later records as well
         place = partition.runs.entry(number - 1)[3]
-        if time_us <= reader.segment(place).run(partition.incarnation).last_time_us:
+        run = reader.segment(place).run_now(partition.incarnation)
+        if run is None:  # its footer is not at hand
+            again = _asked_again(partition.offset_at, time_us, then)
+            reader.look((place,), partial(_end_of, partition.incarnation), _told_again(again, then), again)
+            return None
+        if time_us <= run.last_time_us:
             job = partial(_by_time, partition.incarnation, time_us)
             reader.look((place,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
             return None
@@ -118,6 +123,12 @@ def locate(
 # In the reader's thread
 
 
+def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
+    """Where a run ends; what its footer says is at hand afterwards."""
+    (segment,) = segments
+    return segment.run(incarnation).next_offset
+
+
 def _spans(incarnation: int, bounds: Sequence[int], segments: Sequence[Segment]) -> list[Span]:
     return [segment.span(incarnation, *ends) for segment, ends in zip(segments, pairwise(bounds), strict=True)]
 
@@ -173,6 +184,18 @@ def _told(
     found: Sequence[Span] | BrokerError,
 ) -> None:
     then(found if isinstance(found, BrokerError) else located(found))
+
+
+def _told_again(again: Callable[[], None], then: Found) -> Found:
+    """The question is asked again when what it needs is at hand."""
+
+    def told(found: int | BrokerError) -> None:
+        if isinstance(found, BrokerError):
+            then(found)
+        else:
+            again()
+
+    return told
 
 
 def _not_below(partition: FilePartition, then: Found) -> Found:

@@ -18,70 +18,116 @@ from typing import Final
 import structlog
 
 from polywire.clock import Clock
-from polywire.errors import Corrupt, ErrorCode, Unavailable
+from polywire.errors import Busy, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
 from polywire.log.group import EntryKind, GroupHead
-from polywire.log.history import Contents, History
+from polywire.log.history import Contents, History, Image
 from polywire.log.journal_file import FileJournal, Slot, make_directory
-from polywire.log.log import FileLog
+from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.reading import Reader
 from polywire.log.recovery import Chain, find_chain
-from polywire.log.replay import Player
+from polywire.log.replay import Player, image_of_all
+from polywire.log.scrub import Scrub
 from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import install, plan_slots, snapshot_of, write_plan
-from polywire.log.segments import SEGMENTS, SNAPSHOTS, Segments, segment_name
-from polywire.log.settings import LogSettings
+from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
+from polywire.log.segments import SEGMENTS, SNAPSHOTS, Sealed, Segments, segment_name
+from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.staging import Staging
 from polywire.log.turn import sealed_content
 from polywire.log.worker import Worker, storage_failed
-from polywire.store.file import FileStore
+from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.mark import MARK_FILE, Home
 from polywire.types import Buffer
 
-_JOURNAL: Final = "journal"
+JOURNAL: Final = "journal"
 
 logger: Final = structlog.get_logger("polywire.log")
 
 
-def open_log(directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock, replay: Replay) -> FileLog:
+def open_log(
+    directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock, replay: Replay, through: int | None = None
+) -> FileLog:
     """Recover the log of a data directory, or begin one. Waits for the disk: call it before anything is served.
 
+    through: the last group that an operator keeps of a damaged journal, see ``recovery.find_chain``.
     Raises Unavailable when the directory is in use or the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
     """
     try:
         make_directory(directory)
         home = Home.owned(directory)
-        unlock = _lock(directory / MARK_FILE, home)
+        unlock = _lock(directory, home)
     except OSError as error:
         raise storage_failed(error) from error
     with ExitStack() as undone:
         undone.callback(unlock)
+        opening = _Opening(home, settings, loop, clock, replay, unlock, through)
+        undone.callback(opening.give_up)
         try:
-            log = _Opening(home, settings, loop, clock, replay, unlock).run()
+            log = opening.run()
         except OSError as error:
             raise storage_failed(error) from error
         undone.pop_all()
         return log
 
 
-def _lock(path: Path, home: Home) -> Callable[[], None]:
-    """Take the directory for this process; returns what gives it back."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+def lock_directory(directory: Path) -> Callable[[], None]:
+    """Keep every broker out of a directory without changing anything; returns what lets them in. Raises Unavailable."""
+    with ExitStack() as undone:
+        for locked in (directory / MARK_FILE, directory):
+            if locked.exists():
+                undone.callback(os.close, _flock(locked, os.O_RDONLY, directory))
+        return undone.pop_all().close
+
+
+def _flock(path: Path, flags: int, directory: Path) -> int:
+    """A descriptor that holds the lock of a file or directory. Raises Unavailable."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").partition("\n")[0]
         os.close(descriptor)
         raise Unavailable(
-            ErrorCode.STORAGE_FAILED, f"data directory is in use path={str(path.parent)!r} pid={holder}"
+            ErrorCode.STORAGE_FAILED,
+            f"data directory is in use path={str(directory)!r} pid={_holder(directory / MARK_FILE)}",
         ) from None
-    with suppress(
-        OSError
-    ):  # without it nobody finds the directory by its mark; a full disk must not keep the broker from starting
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, home.content(), 0)
-    return partial(os.close, descriptor)
+    return descriptor
+
+
+def _lock(directory: Path, home: Home) -> Callable[[], None]:
+    """Take the directory for this process; returns what gives it back.
+
+    Besides the file that names the holder, which somebody may delete, the directory itself is locked; and every slot is as well, so that not
+    even a directory that was moved aside and made anew has two writers (``journal_file.Slot``).
+    """
+    path = directory / MARK_FILE
+    with ExitStack() as undone:
+        for locked in (path, directory):
+            flags = os.O_RDONLY if locked is directory else os.O_RDWR | os.O_CREAT
+            undone.callback(os.close, _flock(locked, flags, directory))
+        with suppress(
+            OSError
+        ):  # nobody finds the directory by its mark then; a full disk must not keep the broker from starting
+            _write_mark(path, home)
+        return undone.pop_all().close
+
+
+def _write_mark(path: Path, home: Home) -> None:
+    with path.open("r+b", buffering=0) as file:
+        file.truncate(0)
+        file.write(home.content())
+
+
+def _holder(path: Path) -> str:
+    """The process that says it owns a directory."""
+    with suppress(OSError):
+        return path.read_bytes()[:32].decode("ascii", "replace").partition("\n")[0] or "unknown"
+    return "unknown"
+
+
+def _let_go(scrub: Scrub, unlock: Callable[[], None]) -> None:
+    scrub.stop()
+    unlock()
 
 
 class _Opening:
@@ -95,7 +141,9 @@ class _Opening:
         clock: Clock,
         replay: Replay,
         unlock: Callable[[], None],
+        through: int | None,
     ) -> None:
+        self._through = through
         directory = Path(home.directory)
         self._home = home
         self._settings = settings
@@ -104,29 +152,39 @@ class _Opening:
         self._replay = replay
         self._unlock = unlock
         self._directory = directory
-        self._store = FileStore(directory)
-        self._disk = Disk(directory, self._store, settings.disk_reserve_bytes)
+        self._store = FileStore(directory, open_blobs_max=settings.open_blobs_max)
+        self._disk = Disk(directory, self._store, settings.disk_reserve_bytes, loop)
         self._journal = FileJournal(
-            directory / _JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max
+            directory / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max
         )
+        self._sequence = self._checksum = 0
+        self._sealed = True
+        self._image: Image | None = None
+        """The state that was recovered, once it was to be sealed."""
 
     def run(self) -> FileLog:
         slots = self._journal.open_all()
-        chain = find_chain(slots)
+        chain = find_chain(slots, through=self._through)
         self._check_journal(chain)
-        start = 1 if chain is None else chain.start + 1
+        self._keep_seed()
+        start = self._start = 1 if chain is None else chain.start + 1
         segments = Segments(self._store, start)
         worker = Worker("reader", self._loop)
         history = self._make_history(segments, worker, start)
+        player = None
         if chain is not None:
             # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
             for slot in slots:
                 os.fdatasync(slot.descriptor)
-            Player(self._store, history, self._replay, chain).play()
+            self._journal.arrange(dict.fromkeys(place.slot for place in chain.groups))
+            player = Player(self._store, history, self._replay, chain)
+            player.play()
             self._report(chain)
             self._delete_unnamed(history, chain)
         name = self._begin(history, chain, start)
-        return FileLog(
+        scrub = Scrub(segments, self._loop, hours=self._settings.scrub_hours)
+        scrub.start()
+        log = FileLog(
             settings=self._settings,
             loop=self._loop,
             clock=self._clock,
@@ -139,8 +197,24 @@ class _Opening:
             sequence=self._sequence,
             checksum=self._checksum,
             snapshot_name=name,
-            unlock=self._unlock,
+            unlock=partial(_let_go, scrub, self._unlock),
         )
+        if chain is not None and player is not None and not self._sealed:
+            log.take_over(self._unsealed(player, history, chain), chain.sealed)
+        return log
+
+    def _keep_seed(self) -> None:
+        """A copy that is missing can wait for space."""
+        try:
+            self._journal.keep_seed()
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+
+    def give_up(self) -> None:
+        """Let go of what was opened: the log does not come to be."""
+        self._disk.deleter.stop()
+        self._journal.close()
 
     def _make_history(self, segments: Segments, worker: Worker, start: int) -> History:
         settings = self._settings
@@ -149,10 +223,19 @@ class _Opening:
         return History(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """A journal without any group belongs to a log that never was. Raises Corrupt when something else lies there."""
-        if chain is None and (self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/")):
+        """A journal without any group belongs to a log that never was: then nothing else lies there, and its slots are empty. Raises
+        Corrupt."""
+        if chain is not None:
+            return
+        if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
             raise Corrupt(
                 ErrorCode.CORRUPT, f"the journal is missing beside its segments path={str(self._directory)!r}"
+            )
+        if not self._journal.is_blank():
+            raise Corrupt(
+                ErrorCode.CORRUPT,
+                "no group of the journal verifies, but its slots are not empty: they or the seed are damaged"
+                f" path={str(self._directory / JOURNAL)!r}",
             )
 
     def _report(self, chain: Chain) -> None:
@@ -174,7 +257,7 @@ class _Opening:
             self._store.delete_remains(directory)
             for name in self._store.list(f"{directory}/"):
                 if name not in named:
-                    self._store.delete(name)
+                    self._delete(name)
 
     # The new start
 
@@ -183,49 +266,107 @@ class _Opening:
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
-        name = ""
-        self._sequence = 0
-        self._checksum = 0
-        sealed, plan = [], None
-        if chain is not None:
-            self._sequence = chain.sequence
-            self._checksum = chain.checksum
-            name = snapshot_name(start, 0)
-            image = history.image(chain.sequence, history.partitions.values())
-            plan = plan_slots(history, history.contents, self._journal.views, image)
-            numbers = [history.segments.next_number() for _ in plan.blobs]
-            snapshot = snapshot_of(history, image, plan, numbers, (self._replay.snapshot(), chain.sequence))
-            infos = write_plan(self._store, plan, numbers, name, snapshot)
-            sealed = [history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
-            _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content(numbers, ()))
-            _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
+        if chain is None:
+            self._free(slot_needed=set())
+            self._write_start(head, parts, start)
+            self._note_current(history)
+            return ""
+        self._sequence, self._checksum = chain.sequence, chain.checksum
+        name = snapshot_name(start, 0)
         old = list(self._journal.slots.values())
-        needed = {place.slot for place in chain.groups} if chain is not None else set()
-        self._free(slot_needed=needed)
+        needed = {place.slot for place in chain.groups}
+        try:
+            self._free(slot_needed=needed)
+            plan, sealed = self._seal(history, chain, name)
+        except Busy as full:
+            return self._begin_unsealed(history, chain, start, full)
+        _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
+        _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
-        if plan is not None:
-            install(history, plan, sealed)
+        install(history, plan, sealed)
         for slot in old:
             if slot in needed:
                 self._journal.release(slot)
         history.contents.clear()
-        current = self._journal.current
-        assert current is not None, "the start was written to it"
-        history.contents[current.serial] = Contents()
-        if chain is not None and chain.snapshot is not None:
-            self._store.delete(chain.snapshot)
+        self._note_current(history)
+        if chain.snapshot is not None:
+            self._delete(chain.snapshot)
         return name
 
+    def _seal(self, history: History, chain: Chain, name: str) -> tuple[Plan, list[Sealed]]:
+        """Write everything recovered into segments. Raises Busy(DISK_FULL); then nothing is left."""
+        image = self._image = image_of_all(history, chain.sequence)
+        plan = plan_slots(history, history.contents, self._journal.views, image)
+        numbers = [history.segments.next_number() for _ in plan.blobs]
+        snapshot = snapshot_of(history, image, plan, numbers, (self._replay.snapshot(), chain.sequence))
+        infos = write_plan(self._store, plan, numbers, name, snapshot)
+        return plan, [history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
+
+    def _note_current(self, history: History) -> None:
+        current = self._journal.current
+        assert current is not None, "the start was written to it"
+        history.contents.setdefault(current.serial, Contents())
+
+    # A start for which the disk has no space (decision 0021)
+
+    def _begin_unsealed(self, history: History, chain: Chain, start: int, full: Busy) -> str:
+        """Go on from where the last start was: its slots stay as they are, for the sealer, and the new start begins in a free one or behind
+        the last group. Raises Busy(DISK_FULL) where not even that has room."""
+        self._sealed = False
+        self._disk.refused(full)
+        head = GroupHead(self._journal.seed)
+        parts: list[Buffer] = []
+        head.entry(EntryKind.START, 0, 0, b"")
+        _enter(head, parts, EntryKind.SEALED, chain.sealed, sealed_content((), ()))
+        if chain.snapshot is not None:
+            _enter(head, parts, EntryKind.SNAPSHOT, chain.broker_sequence, chain.snapshot.encode("ascii"))
+        if not self._journal.free:
+            last = chain.groups[-1]
+            self._journal.go_on(last.slot, last.position + last.length)
+            pages = -(-head.size // PAGE_BYTES)
+            if self._journal.room - pages * PAGE_BYTES <= NAMING_BYTES:  # what the sealer needs to go on
+                raise full
+        self._write_start(head, parts, start)
+        self._note_current(history)
+        logger.warning(
+            "the disk is full: what was recovered is sealed as soon as there is space; records are refused until then",
+            path=str(self._directory),
+            slots=len(self._journal.slots),
+        )
+        return chain.snapshot or ""
+
+    def _unsealed(self, player: Player, history: History, chain: Chain) -> list[tuple[Slot, Image]]:
+        """The slots that wait for the sealer, each with the state at its end."""
+        if not chain.groups or self._image is None:
+            return player.full  # the last one is written on
+        return [*player.full, (chain.groups[-1].slot, self._image)]
+
+    def _delete(self, name: str) -> None:
+        """Delete a blob behind the start, which may find many; at once where the start needs the space, or the name: a start that failed
+        has left names that this one is about to use."""
+        if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
+            self._store.delete(name)
+        else:
+            self._disk.deleter.delete([name])
+
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Make sure that there is a slot for the start, and one more."""
+        """Make sure that there is a slot for the start, and one more where there is space. Raises Busy(DISK_FULL), OSError."""
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:
                 self._journal.release(slot)
-        while not self._journal.free or self._journal.count < self._settings.slot_count_min:
-            self._journal.add(self._journal.plan_slot()())
+        try:
+            while not self._journal.free or self._journal.count < self._settings.slot_count_min:
+                self._journal.add(self._journal.plan_slot()())
+        except OSError as error:
+            self._journal.add(None)
+            if error.errno not in DISK_FULL:
+                raise
+            if not self._journal.free:
+                raise Busy(ErrorCode.DISK_FULL, f"disk is full path={str(self._directory)!r}") from error
 
     def _write_start(self, head: GroupHead, parts: list[Buffer], start: int) -> None:
-        self._journal.turn_over()
+        if self._journal.current is None:
+            self._journal.turn_over()
         first = head.finish(start, self._sequence + 1, self._sequence, self._checksum, self._clock.now_us())
         self._sequence += 1
         self._checksum = head.checksum

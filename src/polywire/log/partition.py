@@ -16,6 +16,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log import lookup
 from polywire.log.base import Found, Located, Read
 from polywire.log.index import TailIndex
+from polywire.log.run_index import RunIndex
 from polywire.records.compression import Compression
 from polywire.types import Buffer
 
@@ -73,7 +74,7 @@ class FilePartition:
         self.last_append_time_us = 0
         self.tail: Final = TailIndex()
         self.tail_bytes = 0
-        self.runs: Final = TailIndex()
+        self.runs = RunIndex()
         """Entries (first offset, 0, bytes, segment's place, first address, first append time)."""
         self.sealed_bytes = 0
         self.compression: Compression | None = None
@@ -173,11 +174,12 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """First offset of the first run, then batch, whose last record is not older."""
+        """First offset of the first run, then batch, whose last record is not older; a run whose footer is not at hand is kept for now."""
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
             entry = self.runs.entry(number)
-            if self._reader.segment(entry[3]).run(self.incarnation).last_time_us >= since_us:
+            run = self._reader.run_now(entry[3], self.incarnation)
+            if run is None or run.last_time_us >= since_us:
                 return entry[0]
             number += 1
         number = self.tail.find_time(since_us)
@@ -199,7 +201,7 @@ class FilePartition:
 
     def add_run(self, place: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
         """A sealed run follows the runs known so far."""
-        self.runs.append(first_offset, 0, size, place, first_address, first_time_us)
+        self.runs.append(first_offset, size, place, first_address, first_time_us)
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
@@ -211,7 +213,7 @@ class FilePartition:
         """These runs are one run of another segment now; returns the places and sizes they had."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
-        self.runs.join(numbers.start, numbers.stop, 0, size, place)
+        self.runs.join(numbers.start, numbers.stop, size, place)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
@@ -225,28 +227,37 @@ class FilePartition:
             gone.append(self.overlays.popleft()[1])
         return gone
 
-    def trim(self, first_offset: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Make what lies below unreadable: ((place of a segment, bytes of the run it lost), overlays that are gone). Whole runs and
-        batches go."""
+    def take_runs(self) -> RunIndex:
+        """Forget all sealed runs; returns them."""
+        taken, self.runs = self.runs, RunIndex()
+        self.sealed_bytes = 0
+        return taken
+
+    def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
+        """Make what lies below unreadable: (runs that are gone, overlays that are gone). Whole runs and batches go. ``end``: where the tail
+        ends as far as it is indexed; what is numbered behind it is not yet."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
-        places = []
-        while len(self.runs) and self._run_end() <= self.first_offset:
-            entry = self.runs.entry(0)
-            places.append((entry[3], entry[2]))
-            self.sealed_bytes -= entry[2]
-            self.runs.drop_front(1)
-        number = len(self.tail) if self.first_offset == self.next_offset else self.tail.find_offset(self.first_offset)
+        runs = self._trim_runs(end)
+        number = len(self.tail) if self.first_offset >= end else self.tail.find_offset(self.first_offset)
         if number == len(self.tail):
-            gone = self.drop_tail(self.next_offset)
+            gone = self.drop_tail(end)
         else:
             gone = self.drop_tail(self.tail.entry(number)[0]) if number > 0 else []
         while len(self.epoch_offsets) > 1 and self.epoch_offsets[1] <= self.first_offset:
             del self.epoch_offsets[0], self.epoch_numbers[0]
-        return places, gone
+        return runs, gone
 
-    def _run_end(self) -> int:
-        """Where the first run ends."""
-        return self.runs.entry(1)[0] if len(self.runs) > 1 else self.tail_offset
+    def _trim_runs(self, end: int) -> RunIndex:
+        """Take the runs that end at or below the first offset; the last of all ends where the tail begins."""
+        if self.first_offset >= (self.tail.entry(0)[0] if len(self.tail) else end):
+            return self.take_runs()
+        gone = RunIndex()
+        for number in range(self.runs.find_offset(self.first_offset)):
+            offset, _, size, place, address, time_us = self.runs.entry(number)
+            gone.append(offset, size, place, address, time_us)
+            self.sealed_bytes -= size
+        self.runs.drop_front(len(gone))
+        return gone
 
     # As stored in a snapshot
 

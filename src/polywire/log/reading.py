@@ -1,4 +1,4 @@
-"""Where a partition's bytes come from: mapped slots, segments, and published headers joined with staged bodies.
+"""Where a partition's bytes come from: mapped slots, verified pieces of segments, and published headers joined with staged bodies.
 
 Promises: what is in memory is answered at once; what is not is fetched in the reader's thread and answered on the loop; bytes given out stay
 in place until their pin is released. Must not know: the turn, who asks.
@@ -12,22 +12,24 @@ from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Found, Read
-from polywire.log.cold import PIECES_MAX, ColdReads, Key, Window
-from polywire.log.index import scan_read
+from polywire.log.cold import PIECES_MAX, STRIDES_BYTES_MAX, ColdReads, Key, Window
+from polywire.log.damage import Damage, read_pieces
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.segment import Segment
+from polywire.log.segment import Run, Segment
 from polywire.log.segments import Segments
 from polywire.log.staging import StagedBatch
 from polywire.log.worker import Worker
-from polywire.records.batch import read_header
+from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
 from polywire.store.base import blob_corrupt
 from polywire.store.mark import Home
 from polywire.types import Buffer
 
+FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
+SMALL_READ_BYTES: Final = STRIDES_BYTES_MAX // 2  # answered on the loop where nothing waits for the disk
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Then = Callable[[Read | BrokerError], None]
@@ -89,6 +91,7 @@ class Reader:
         self.home: Final = home
         self.overlays: Final[dict[int, Overlay]] = {}
         self.unpinned: Callable[[], None] = _nothing
+        self._fetching = 0
 
     def segment(self, place: int) -> Segment:
         """A sealed segment by its place. Raises Missing when it was removed meanwhile."""
@@ -97,24 +100,53 @@ class Reader:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed place={place}")
         return sealed.segment
 
+    def run_now(self, place: int, incarnation: int) -> Run | None:
+        """A partition's run in a segment if its footer is at hand; else it is fetched, for who asks again later."""
+        segment = self.segment(place)
+        run = segment.run_now(incarnation)
+        if run is None and self._fetching < FOOTERS_FETCHED_MAX:
+            self._fetching += 1
+            self._worker.run(partial(segment.run, incarnation), self._fetched)
+        return run
+
+    def _fetched(self, _: Run | None, __: BrokerError | None) -> None:
+        self._fetching -= 1
+
     # One batch
 
     def staged_view(self, batch: StagedBatch) -> Buffer:
-        """A staged batch as it was written."""
+        """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand."""
         start, stop = batch.position, batch.position + batch.length
-        if batch.place >= 0:
-            return self.segment(batch.place).view(start, stop)
-        return memoryview(self._journal.views[batch.serial])[start:stop]
+        if batch.place < 0:
+            return memoryview(self._journal.views[batch.serial])[start:stop]
+        return self.segment(batch.place).stored(start, stop)
 
     def joined(self, number: int) -> bytearray:
-        """A published batch by its overlay's number."""
-        return self.join(self.overlays[number])
+        """A published batch by its overlay's number, on the loop. Raises Corrupt."""
+        overlay = self.overlays[number]
+        batch = overlay.batch
+        body = self._kept_body(batch) if batch.place >= 0 else None
+        return self._sound(overlay, _join(overlay, self.staged_view(batch) if body is None else body))
 
     def join(self, overlay: Overlay) -> bytearray:
-        """A published batch, whole: its numbered header before its staged body."""
-        joined = bytearray(overlay.header)
-        joined += memoryview(self.staged_view(overlay.batch))[HEADER_BYTES:]
+        """A published batch, whole: its numbered header before its staged body, not verified."""
+        return _join(overlay, self.staged_view(overlay.batch))
+
+    def _sound(self, overlay: Overlay, joined: bytearray) -> bytearray:
+        """The same batch, if its body is the one that was staged. Raises Corrupt."""
+        batch = overlay.batch
+        if batch.place >= 0 and not check_body(joined, 0):
+            header, segment = read_header(joined), self.segment(batch.place)
+            stop = batch.position + batch.length
+            damage = Damage(
+                segment.name, batch.incarnation, batch.position, stop, header.base_offset, header.next_offset
+            )
+            segment.notes.note(damage)
+            raise damage.error()
         return joined
+
+    def _kept_body(self, batch: StagedBatch) -> Buffer | None:
+        return self._cold.body(self.segment(batch.place), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
         """The batch of a tail entry; waits for the disk where a staged body was sealed."""
@@ -126,7 +158,7 @@ class Reader:
     def _is_at_hand(self, number: int) -> bool:
         """Whether the staged body of an overlay can be had without waiting for a disk."""
         batch = self.overlays[number].batch
-        return batch.place < 0 or self.segment(batch.place).holds_warm(batch.position, batch.position + batch.length)
+        return batch.place < 0 or self._kept_body(batch) is not None
 
     def forget(self, partition: FilePartition) -> None:
         """Records that were read, and may be read again, are gone."""
@@ -167,7 +199,9 @@ class Reader:
             self._worker.run(partial(job, batch), partial(self._looked, (), _released(pin, then), again))
             return None
         assert overlay is not None, "nothing else of a tail lies in a segment"
-        self._worker.run(lambda: job(self.join(overlay)), partial(self._looked, (place,), then, again))
+        self._worker.run(
+            lambda: job(self._sound(overlay, self.join(overlay))), partial(self._looked, (place,), then, again)
+        )
         return None
 
     def _looked(
@@ -220,12 +254,14 @@ class Reader:
         batch = self.overlays[partition.tail.entry(number)[1] >> OVERLAY_SHIFT].batch
         place, segment = batch.place, self.segment(batch.place)
 
-        def told(_: None, error: BrokerError | None) -> None:
+        def told(body: memoryview | None, error: BrokerError | None) -> None:
             if isinstance(error, Missing):
                 error = blob_corrupt(segment.name, "blob is missing") if place in self._segments.by_place else None
+            elif body is not None:
+                self._cold.keep_body(segment, batch.position, body)
             again(error)
 
-        self._worker.run(partial(segment.warm_up, batch.position, batch.position + batch.length), told)
+        self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), told)
 
     def _asked_again(
         self,
@@ -277,51 +313,25 @@ class Reader:
         key = (partition.incarnation, offset, bytes_max)
         window = self._cold.find(key)
         if window is not None:
-            return self._read_window(partition, key, window, end)
-        read = self._read_warm(partition, offset, bytes_max, end)
-        if read is None:
-            segments = self._segments_from(partition, partition.runs.find_offset(offset))
-            self._cold.ask(key, segments, partial(self._thawed, partition, key, end, then, segments))
-        return read
+            return self._read_window(partition, key, window, end, ahead=True)
+        number = partition.runs.find_offset(offset)
+        if bytes_max <= SMALL_READ_BYTES:
+            window = self._cold.now(self.segment(partition.runs.entry(number)[3]), *key)
+        if window is not None:
+            return self._read_window(partition, key, window, end, ahead=False)
+        segments = self._segments_from(partition, number)
+        self._cold.ask(key, segments, partial(self._thawed, partition, key, end, then, segments))
+        return None
 
-    def _read_warm(self, partition: FilePartition, offset: int, bytes_max: int, end: int) -> Read | None:
-        """A read of mapped segments as far as the system holds them in memory; None when the first batch is not."""
-        chunks: list[memoryview] = []
-        at, room = offset, bytes_max
-        number = partition.runs.find_offset(at)
-        while 0 <= number < len(partition.runs) and at < end and (room > 0 or not chunks):
-            found = self.segment(partition.runs.entry(number)[3]).read_warm(
-                partition.incarnation, at, max(room, 1), end
-            )
-            if found is None and not chunks:
-                return None
-            if found is None or (chunks and len(found[0]) > room):
-                return Read(chunks, at, partition.readable_offset, NO_PIN)
-            view, next_offset = found
-            chunks.append(view)
-            at, room, number = next_offset, room - len(view), number + 1
-            if at < (partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset):
-                return Read(chunks, at, partition.readable_offset, NO_PIN)
-        return self._go_on(partition, chunks, at, room, end)
-
-    def _read_window(self, partition: FilePartition, key: Key, window: Window, end: int) -> Read:
-        """What a read gets of a window; what will be asked for next is read ahead. Raises Corrupt."""
-        chunks: list[memoryview] = []
-        _, at, room = key
-        for piece, run_end in window.pieces:
-            start, stop, next_offset = scan_read(piece, at, room, end)
-            if start < 0 or start == stop:
-                raise blob_corrupt(f"partition {partition.incarnation}", f"batches are broken offset={at}")
-            if chunks and stop - start > room:
-                break
-            chunks.append(piece[start:stop])
-            at, room = next_offset, room - (stop - start)
-            if at < run_end or at >= end or room <= 0:
-                break
-        if at < min(end, partition.tail_offset):
-            self._read_ahead(partition, at, key[2])
-        elif at >= partition.tail_offset:
+    def _read_window(self, partition: FilePartition, key: Key, window: Window, end: int, *, ahead: bool) -> Read:
+        """What a read gets of a window; with ``ahead``, what will be asked for next is read meanwhile. Raises Corrupt."""
+        chunks, at, room = read_pieces(window.pieces, key[1], key[2], end)
+        if not chunks:
+            raise blob_corrupt(f"partition {partition.incarnation}", f"batches are broken offset={at}")
+        if at >= partition.tail_offset:
             return self._go_on(partition, chunks, at, room, end)
+        if ahead and at < end:
+            self._read_ahead(partition, at, key[2])
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
     def _read_ahead(self, partition: FilePartition, offset: int, bytes_max: int) -> None:
@@ -362,11 +372,17 @@ class Reader:
             return
         try:
             partition.check_range(key[1])
-            found = self._read_window(partition, key, window, end)
+            found = self._read_window(partition, key, window, end, ahead=True)
         except BrokerError as refused:
             then(refused)
             return
         then(found)
+
+
+def _join(overlay: Overlay, body: Buffer) -> bytearray:
+    joined = bytearray(overlay.header)
+    joined += memoryview(body)[HEADER_BYTES:]
+    return joined
 
 
 def _released(pin: SlotsPin, then: Found) -> Found:

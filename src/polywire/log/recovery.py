@@ -13,9 +13,21 @@ from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode
-from polywire.log.group import GROUP_HEADER_BYTES, GROUP_MAGIC, EntryKind, bad_entry, read_directory, read_group
+from polywire.log.group import (
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    TOKEN_BYTES,
+    Entry,
+    EntryKind,
+    bad_entry,
+    read_directory,
+    read_group,
+)
 from polywire.log.journal_file import Slot
 from polywire.log.settings import PAGE_BYTES
+from polywire.records.batch import check_body, check_header
+from polywire.records.checksum import xxh64
+from polywire.records.columns import HEADER_BYTES
 
 _HEADER: Final = Struct("<IIQQQQ")
 _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
@@ -79,23 +91,68 @@ class _Naming:
     checksum: int
 
 
-def find_chain(slots: Sequence[Slot]) -> Chain | None:
-    """The newest start's chain; None when no slot holds any group. Raises Corrupt."""
-    found = [place for slot in slots for place in _search(slot)]
-    if not found:
+def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
+    """The newest start's chain; None when no slot holds any group. Raises Corrupt.
+
+    through: the last sequence an operator wants to keep, whatever follows; batches of which only the body is damaged are kept as they are.
+    """
+    places = newest_groups(slots)
+    if not places:
         return None
-    start = max(map(read_start, found))
-    places = {place.sequence: place for place in found if read_start(place) == start}
+    start = max(map(read_start, places.values()))
     for naming in _namings(places):
-        groups = list(_follow(places, naming.sealed))
+        groups = list(_follow(places, naming.sealed, through=through))
         sequence = groups[-1].sequence if groups else naming.sealed
         if sequence >= naming.broker_sequence:
             break
     else:
         raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
-    torn = _examine_end(slots, places, start=start, sequence=sequence, last=groups[-1] if groups else None)
+    torn = None
+    if through is None:
+        torn = _examine_end(slots, places, start=start, sequence=sequence, last=groups[-1] if groups else None)
     checksum = groups[-1].checksum if groups else naming.checksum
     return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, checksum, torn)
+
+
+def newest_groups(slots: Sequence[Slot]) -> dict[int, Place]:
+    """The groups whose headers verify of the newest start, and of those it goes on from, by sequence."""
+    found = [place for slot in slots for place in _search(slot)]
+    if not found:
+        return {}
+    whole = [place for place in found if place.whole]  # a start whose first group is torn has never begun
+    start = max(map(read_start, whole or found))
+    return _rests_on(found, {place.sequence: place for place in found if read_start(place) == start})
+
+
+def damaged_bodies(place: Place) -> list[Entry] | None:
+    """The batches of a group of which the body alone is damaged; None when anything else of the group is."""
+    found, view = [], place.slot.view
+    for entry in read_directory(view, place.position):
+        if entry.position + entry.length > place.position + place.length:
+            return None
+        content = view[entry.position : entry.position + entry.length]
+        batch = entry.kind == EntryKind.BATCH
+        at = 0 if batch else TOKEN_BYTES
+        if batch or entry.kind == EntryKind.STAGED:
+            sealed = int.from_bytes(content[96:104], "little") if batch else xxh64(content[: at + HEADER_BYTES])
+            if sealed != entry.checksum or not check_header(content, at):
+                return None
+            if not check_body(content, at):
+                found.append(entry)
+        elif xxh64(content) != entry.checksum:
+            return None
+    return found
+
+
+def _rests_on(found: Sequence[Place], places: dict[int, Place]) -> dict[int, Place]:
+    """The groups of a start, and of earlier ones those it goes on from: where there was no space to seal them (decision 0021)."""
+    first = places[min(places)]
+    if first.kinds & 1 << EntryKind.START and first.whole:
+        sealed = _read_naming(first).sealed
+        earlier = [place for place in found if sealed < place.sequence < first.sequence]
+        earlier.sort(key=read_start)  # what a start cut, the next one gave another meaning
+        places = {place.sequence: place for place in earlier} | places
+    return places
 
 
 def read_start(place: Place) -> int:
@@ -125,20 +182,22 @@ def _read_naming(place: Place) -> _Naming:
     name = None
     for entry in read_directory(place.slot.view, place.position):
         if entry.kind == EntryKind.SEALED:
-            sealed = entry.argument
+            sealed = broker_sequence = entry.argument
         elif entry.kind == EntryKind.SNAPSHOT:
             broker_sequence = entry.argument
             name = bytes(place.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
     return _Naming(sealed, broker_sequence, name, place.checksum)
 
 
-def _follow(places: dict[int, Place], sealed: int) -> Iterator[Place]:
-    """Whole groups from ``sealed + 1`` on, as far as the chain is unbroken."""
+def _follow(places: dict[int, Place], sealed: int, *, through: int | None = None) -> Iterator[Place]:
+    """Whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
     last = None
     while (place := places.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and place.previous != last.checksum:
             return
-        if not place.whole:
+        if through is not None and place.sequence > through:
+            return
+        if not place.whole and (through is None or damaged_bodies(place) is None):
             return
         yield place
         last = place
@@ -180,6 +239,7 @@ def _search(slot: Slot) -> Iterator[Place]:
         if place is not None:
             yield place
         at = slot.find(GROUP_MAGIC, at + (place.length if place is not None and place.whole else 1))
+    slot.forget()  # the pages of all slots at once would be most of what a start takes
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: Place) -> Torn | None:

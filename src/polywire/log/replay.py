@@ -5,32 +5,36 @@ Promises: the state that the turns had made, or Corrupt. Must not know: how the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.group import TOKEN_BYTES, Entry, EntryKind, read_directory
-from polywire.log.history import Contents, History
-from polywire.log.index import split_batches
+from polywire.log.history import Contents, History, Image
+from polywire.log.journal_file import Slot
 from polywire.log.partition import FilePartition, packed_incarnation
 from polywire.log.recovery import Chain, Place
+from polywire.log.run_index import hand_out
 from polywire.log.segment import Run, read_info
 from polywire.log.segments import Sealed, segment_name
 from polywire.log.snapshot import Snapshot, get_snapshot
 from polywire.log.staging import StagedBatch
 from polywire.log.turn import read_sealed
-from polywire.records.batch import layout, read_header
+from polywire.records.batch import check_header, layout, read_header
 from polywire.records.columns import HEADER_BYTES, Column
-from polywire.store.base import BlobMissing, Store
+from polywire.store.base import CHUNK_BYTES, BlobMissing, Store, aligned_buffer
 from polywire.types import Buffer
 
 _NUMBERS: Final = Struct(
     "<12xI8xI4xQQq24xII"
 )  # columns, epoch, offset, address, time; address span, offset span (decision 0001)
 _PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
-_ALL: Final = 2**63
+_ALL: Final = 2**63 - 1
 
 
 class Player:
@@ -45,6 +49,10 @@ class Player:
         """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
         self._gone = _ends_of_the_gone(chain)
+        self.playing: Place | None = None
+        """The group that is being played: the one that makes no sense, after Corrupt."""
+        self.full: Final[list[tuple[Slot, Image]]] = []
+        """Slots that were full, in order, each with the state after its last group."""
 
     def play(self) -> None:
         """Everything. Raises Corrupt, and what the store raises."""
@@ -55,10 +63,16 @@ class Player:
                 raise Corrupt(
                     ErrorCode.CORRUPT, f"a blob that the journal names is missing name={missing}"
                 ) from missing
+        last: Place | None = None
         for place in self._chain.groups:
+            self.playing = place
+            if last is not None and last.slot is not place.slot:
+                self.full.append((last.slot, image_of_all(self._history, last.sequence)))
+            place.slot.first, place.slot.last = place.slot.first or place.sequence, place.sequence
             contents = self._history.contents.setdefault(place.slot.serial, Contents())
             for entry in read_directory(place.slot.view, place.position):
                 self._apply(place, contents, entry)
+            last = place
         for partition in self._history.partitions.values():
             partition.synced_offset = partition.next_offset
 
@@ -71,12 +85,8 @@ class Player:
             at = partition.unpack(snapshot.partitions, at)
         for incarnation, offset in snapshot.clean.items():
             self._history.cleaned(self._history.partitions[incarnation], offset)
-        sealed = []
         new, removed = self._named()
-        for number in sorted({*snapshot.segments, *new} - removed):
-            info = read_info(self._store, segment_name(number))
-            sealed.append(self._history.segments.add(info, number))
-        self._hand_out(sealed)
+        self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
     def _named(self) -> tuple[set[int], set[int]]:
         """Segments that groups behind the snapshot name, and those they remove: what was written anew, and what nobody needed."""
@@ -92,36 +102,34 @@ class Player:
                     removed.update(named[1])
         return new, removed
 
-    def _hand_out(self, sealed: Collection[Sealed]) -> None:
-        """Give every run that is still needed to its partition, in offset order, or to its token, in the order it was staged."""
-        for item in sealed:
-            for run in item.segment.info:
-                if run.token:
-                    self._hand_out_staged(run, item)
-        runs = sorted(
-            ((run, item) for item in sealed for run in item.segment.info if not run.token),
-            key=lambda found: (found[0].first_offset, -found[1].number),
-        )
-        ends: dict[int, int] = {}
-        newest: dict[int, int] = {}
-        """By partition: the segment that holds the run before."""
-        for run, item in runs:
-            partition = self._history.partitions.get(run.partition)
-            if partition is None or run.next_offset <= self._first_kept(partition):
-                item.lost_partition |= partition is None
-                continue
-            if run.next_offset <= ends.get(run.partition, 0) and item.number < newest[run.partition]:
-                continue  # these offsets were compacted into the run before
-            if ends.setdefault(run.partition, run.first_offset) != run.first_offset:
-                raise Corrupt(
-                    ErrorCode.CORRUPT,
-                    f"segments have a hole partition={run.partition} offset={ends[run.partition]} next={run.first_offset}",
-                )
-            ends[run.partition] = run.next_offset
-            newest[run.partition] = item.number
-            partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
-            item.keep(run.size, run.first_time_us)
-        self._check_ends(ends)
+    def _hand_out(self, numbers: Sequence[int]) -> None:
+        """Give every run that is still needed to its partition, in offset order, or to its token, in the order it was staged. Footers are
+        looked at one after the other and not kept."""
+        partitions = sorted(self._history.partitions.values(), key=lambda partition: partition.incarnation)
+        incarnations = array("Q", (partition.incarnation for partition in partitions))
+        kept = array("q", map(self._first_kept, partitions))
+        ends, sizes = array("q", bytes(8 * len(partitions))), array("q", bytes(8 * len(partitions)))
+        ends[:] = array("q", (-1 for _ in partitions))
+        indexes = [partition.runs for partition in partitions]
+        breaks: list[tuple[int, int, int]] = []
+        sealed = []
+        block = aligned_buffer(CHUNK_BYTES)
+        for number in numbers:
+            info = read_info(self._store, segment_name(number), block)
+            item = self._history.segments.add(info, number, keep=False)
+            staged: list[int] = []
+            item.live, item.live_bytes, item.begun_us, item.lost_partition = hand_out(
+                info.runs, item.place, incarnations, indexes, kept, ends, sizes, breaks, staged
+            )
+            for run in staged:
+                self._hand_out_staged(info.run(run), item)
+            sealed.append(item)
+        for partition, size in zip(partitions, sizes, strict=True):
+            partition.sealed_bytes += size
+        for index, found in groupby(sorted(breaks), key=itemgetter(0)):
+            before = {number: end for _, number, end in found}
+            ends[index] = put_in_order(partitions[index], before, ends[index], self._history.segments.by_place)
+        self._check_ends(dict(zip(incarnations, ends, strict=True)))
         self._history.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
@@ -134,7 +142,7 @@ class Player:
             kept = self._first_kept(partition)
             if kept >= partition.next_offset:
                 continue
-            end = ends.get(incarnation, kept)
+            end = ends[incarnation] if ends[incarnation] >= 0 else kept
             if end != partition.next_offset:
                 raise Corrupt(ErrorCode.CORRUPT, f"segments end early partition={incarnation} offset={end}")
             if partition.runs.entry(0)[0] > kept:
@@ -144,16 +152,19 @@ class Player:
         expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
-        chunk = item.segment.view(run.position, run.stop)
-        positions, lengths = split_batches(chunk)
-        if not positions or positions[-1] + lengths[-1] != run.size:
-            raise Corrupt(ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r}")
-        for position, length in zip(positions, lengths, strict=True):
-            header = bytes(chunk[position : position + HEADER_BYTES])
+        position = run.position
+        while position < run.stop:
+            header = bytes(item.segment.stored(position, min(position + HEADER_BYTES, run.stop)))
+            length = int.from_bytes(header[4:8], "little")
+            if not check_header(header, 0) or position + length > run.stop:
+                raise Corrupt(
+                    ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r} position={position}"
+                )
             batch = StagedBatch(run.token, run.partition, header, length)
-            batch.place, batch.position = item.place, run.position + position
+            batch.place, batch.position = item.place, position
             item.keep_staged(length)
             self._history.staging.add(batch, expires_at_us)
+            position += length
 
     # Entries
 
@@ -189,7 +200,7 @@ class Player:
             case EntryKind.TRIM:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._history.trim(partition, entry.argument)
+                    self._history.trim(partition, entry.argument, partition.next_offset)
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
             case _:
@@ -265,6 +276,40 @@ class Player:
         for token in self._published:
             self._history.unstage(token)
         self._published.clear()
+
+
+def image_of_all(history: History, sequence: int) -> Image:
+    """The state after this group, the last that was played."""
+    touched = dict.fromkeys(history.partitions.values())
+    for contents in history.contents.values():
+        touched.update(contents.partitions)  # those that ended as well: an earlier image may know them
+    return history.image(sequence, touched)
+
+
+def put_in_order(partition: FilePartition, breaks: Mapping[int, int], end: int, by_place: Mapping[int, Sealed]) -> int:
+    """Sort a partition's runs, which came in the order of their segments: some of these were written anew. Returns where the last one ends.
+
+    breaks: where the run before an entry ended that did not begin there. end: where the run of the last entry ends. Raises Corrupt.
+    """
+    runs = partition.take_runs()
+    entries = [runs.entry(number) for number in range(len(runs))]
+    firsts = [entry[0] for entry in entries]
+    ends = [*[breaks.get(number, first) for number, first in enumerate(firsts)][1:], end]
+    found = [(entry, stop, by_place[entry[3]]) for entry, stop in zip(entries, ends, strict=True)]
+    found.sort(key=lambda run: (run[0][0], -run[2].number))
+    at, newest = found[0][0][0], 0
+    for (offset, _, size, place, address, time_us), stop, item in found:
+        if stop <= at and item.number < newest:  # these offsets were compacted into the run before
+            item.live -= 1
+            item.live_bytes -= size
+            continue
+        if offset != at:
+            raise Corrupt(
+                ErrorCode.CORRUPT, f"segments have a hole partition={partition.incarnation} offset={at} next={offset}"
+            )
+        at, newest = stop, item.number
+        partition.add_run(place, offset, size, address, time_us)
+    return at
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:

@@ -61,9 +61,9 @@ def choose(history: History, now_us: int, *, merging: bool) -> Rewrite | None:
 
 def is_wasteful(sealed: Sealed, now_us: int) -> bool:
     """Whether a blob holds too much that nobody needs: half of it, or anything of a partition that was dropped some time ago."""
-    if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.info.run_count > RUNS_MAX:
+    if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.run_count > RUNS_MAX:
         return False
-    if 2 * sealed.live_bytes <= sealed.segment.info.data_bytes:
+    if 2 * sealed.live_bytes <= sealed.segment.data_bytes:
         return True
     if sealed.lost_partition and not sealed.lost_at_us:
         sealed.lost_at_us = now_us
@@ -77,10 +77,10 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
     for sealed in living:
         small = sealed.live_bytes <= SMALL_BLOB_BYTES_MAX
         size += sealed.live_bytes
-        runs += sealed.segment.info.run_count
+        runs += sealed.segment.run_count
         if not small or size > SHARED_BLOB_BYTES_MAX or runs > RUNS_MAX:
             groups.append([])
-            size, runs = (sealed.live_bytes, sealed.segment.info.run_count) if small else (0, 0)
+            size, runs = (sealed.live_bytes, sealed.segment.run_count) if small else (0, 0)
         if small:
             groups[-1].append(sealed)
     return [group for group in groups if len(group) >= MERGE_COUNT_MIN]
@@ -128,5 +128,7 @@ def replace(history: History, rewrite: Rewrite, new: Sealed) -> None:
         for place, size in partition.join_runs(numbers, new.place, run.size):
             history.segments.drop(place, size)
         new.keep(run.size, run.first_time_us)
-    assert not any(item.live for item in rewrite.old), "everything that was needed of them is in the new blob"
+    assert history.losing or not any(item.live for item in rewrite.old), (
+        "everything that was needed of them is in the new blob"
+    )
     history.segments.settle([new])

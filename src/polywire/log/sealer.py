@@ -17,6 +17,7 @@ import structlog
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Missing
 from polywire.log.base import Loop
 from polywire.log.compaction import NEVER, Compaction, is_worth_a_pass
+from polywire.log.disk import Disk
 from polywire.log.history import History, Image
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import FilePartition
@@ -25,10 +26,15 @@ from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_p
 from polywire.log.segment import SegmentInfo
 from polywire.log.segments import SNAPSHOTS, Sealed, segment_name
 from polywire.log.worker import Worker
-from polywire.store.base import Store
 
+LEND_SECONDS: Final = (
+    0.1  # a sealed slot waits for its readers when another is wanted; who reads at all has read by then
+)
+LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of the disk, until they have read or are closed
 RETRY_SECONDS: Final = 1.0  # after a full disk
 REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
+LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted in one pass: some 3 ms
+LOST_SECONDS: Final = 0.01  # between two passes
 REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
 TIDY_SECONDS: Final = 0.25  # between two rewrites
 REWRITE_GROUPS: Final = 2  # journal groups that must have room before a rewrite is begun and named: sealing comes first
@@ -64,13 +70,26 @@ class _Full:
     image: Image
 
 
+@dataclass(slots=True)
+class _Named:
+    """A slot whose segments are named. ``replaced``: the snapshot before. ``counts`` once the naming group is on the disk."""
+
+    full: _Full
+    plan: Plan
+    sealed: Sequence[Sealed]
+    replaced: str
+    counts: bool = False
+
+
 class Sealer:
-    """Guards: one job at a time; ``sealed`` is the sequence everything up to which is in segments, by what the journal says on the disk."""
+    """Guards: one job at a time; ``sealed`` is the sequence everything up to which is in segments, by what the journal says on the disk.
+    Slots are installed in the order they were filled, whatever sync ends first: runs of a partition follow each other, and what is taken
+    from its tail is what they hold."""
 
     def __init__(
         self,
         owner: Owner,
-        store: Store,
+        disk: Disk,
         journal: FileJournal,
         history: History,
         loop: Loop,
@@ -79,19 +98,23 @@ class Sealer:
         snapshot_name: str,
     ) -> None:
         self._owner = owner
-        self._store = store
+        self._store = disk.store
         self._journal = journal
         self._history = history
         self._loop = loop
         self._start: Final = start
         self._worker = Worker("seal", loop)
+        self._deleter = disk.deleter
         self._queue: deque[_Full] = deque()
         self._parked: list[Slot] = []
+        self._lent: list[Slot] = []
+        self._lending = False
         self._running = False
-        self._installing = 0
+        self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         self._snapshot_count = 0
         self._removing = False
+        self._counting = False
         self._compaction: Compaction | None = None
         self._to_compact: dict[FilePartition, int] = {}
         self._looking = False
@@ -107,7 +130,12 @@ class Sealer:
     @property
     def waiting(self) -> int:
         """Slots that are full and not free yet."""
-        return len(self._queue) + self._installing + len(self._parked)
+        return len(self._queue) + len(self._named) + len(self._parked)
+
+    @property
+    def parked(self) -> bool:
+        """Whether a slot is sealed and waits for its last reader."""
+        return bool(self._parked)
 
     def add(self, slot: Slot, image: Image) -> None:
         """A slot is full; ``image`` is the state after its last group."""
@@ -118,7 +146,7 @@ class Sealer:
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
-        if self._installing and (self._history.reader.overlays or full.image.staged):
+        if self._named and (self._history.reader.overlays or full.image.staged):
             return  # bodies may lie in slots that are about to be freed
         if not self._owner.seal_room(1):
             return  # readers pin every slot: the first to let go calls again
@@ -158,25 +186,31 @@ class Sealer:
             return
         self._queue.popleft()
         sealed = [self._history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
-        self._installing += 1
-        old, self._snapshot_name = self._snapshot_name, name
+        named = _Named(full, plan, sealed, self._snapshot_name)
+        self._named.append(named)
+        self._snapshot_name = name
         self.named = full.image.sequence
-
-        def installed() -> None:
-            self._installing -= 1
-            self.sealed = full.image.sequence
-            install(self._history, plan, sealed)
-            del self._history.contents[full.slot.serial]
-            self._parked.append(full.slot)
-            if old:
-                self._delete([old])
-            self.free_parked()
-            self.advance()  # the slot may be pinned: the next one needs not wait for its readers
-            self._remove_soon()
-
-        self._owner.name_slot(full.slot, numbers, (name, broker_sequence), installed)
+        self._owner.name_slot(full.slot, numbers, (name, broker_sequence), partial(self._counts, named))
         self.advance()
         self.sealing = self._running
+
+    def _counts(self, named: _Named) -> None:
+        """A slot's naming group is on the disk, perhaps before that of an earlier slot."""
+        named.counts = True
+        while self._named and self._named[0].counts:
+            self._install(self._named.popleft())
+
+    def _install(self, named: _Named) -> None:
+        """The segments are read from now on; the slot is free once nobody reads it any more."""
+        self.sealed = named.full.image.sequence
+        install(self._history, named.plan, named.sealed)
+        del self._history.contents[named.full.slot.serial]
+        self._parked.append(named.full.slot)
+        if named.replaced:
+            self._deleter.delete([named.replaced], urgent=True)
+        self.free_parked()
+        self.advance()  # the slot may be pinned: the next one needs not wait for its readers
+        self._remove_soon()
 
     def free_parked(self) -> None:
         """Free slots that are sealed and that no reader pins any more."""
@@ -185,9 +219,44 @@ class Sealer:
         self._parked = still
         for slot in free:
             self._journal.release(slot)
-        if free and not self._stopped:
+        if self._stopped:
+            return
+        if free:
             self._owner.slot_freed()
             self.advance()
+        if still and not self._lending:
+            self._lending = True
+            self._loop.call_later(LEND_SECONDS, self._lend)
+        self._take_back()
+
+    def _lend(self) -> None:
+        """Leave the slot that readers have pinned longest to them, if it is wanted: nobody may stop the others by not reading."""
+        self._lending = False
+        wanted = not self._journal.free and not self._journal.may_grow()
+        if self._stopped or not self._parked:
+            return
+        if wanted and len(self._lent) < LENT_MAX:
+            slot = self._parked.pop(0)
+            self._journal.lend(slot)
+            self._lent.append(slot)
+            self._worker.run(self._journal.plan_slot(), self._made)
+        else:
+            self.free_parked()
+
+    def _made(self, slot: Slot | None, error: BrokerError | None) -> None:
+        """A slot for the one that was lent, if there was space for it."""
+        if self._stopped:
+            return
+        self._journal.add(None if error is not None else slot)
+        self._owner.slot_freed()
+        self.advance()
+        self.free_parked()
+
+    def _take_back(self) -> None:
+        """Close slots that were lent and are read; in the thread, because the system frees a whole file then."""
+        for slot in [slot for slot in self._lent if not slot.pins]:
+            self._lent.remove(slot)
+            self._worker.run(slot.close, _told_nobody)
 
     # Removing segments
 
@@ -198,6 +267,15 @@ class Sealer:
 
     def note_dead(self) -> None:
         """Segments may have lost their last run."""
+        if not self._counting:
+            self._count_lost()
+
+    def _count_lost(self) -> None:
+        """Some at a time, for others wait for the loop meanwhile."""
+        self._history.count_lost(LOST_MAX)
+        self._counting = self._history.losing and not self._stopped
+        if self._counting:
+            self._loop.call_later(LOST_SECONDS, self._count_lost)
         self._remove_soon()
 
     def remove(self) -> None:
@@ -210,20 +288,16 @@ class Sealer:
             return
 
         def removed() -> None:
-            self._delete(self._history.segments.removed(dead))
+            self._deleter.delete(self._history.segments.removed(dead))
 
         self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], removed)
-
-    def _delete(self, names: Sequence[str]) -> None:
-        if not self._stopped:
-            self._worker.run(partial(_delete_all, self._store, names), _told_nobody)
 
     # Writing segments anew
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
         """Write something anew if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
         again = partial(self.tidy, now_us, merging=merging)
-        busy = self._running or self._replacing or self._queue or self._installing
+        busy = self._running or self._replacing or self._queue or self._named
         if self._stopped:
             return
         if busy or not self._owner.seal_room(REWRITE_GROUPS):
@@ -336,7 +410,7 @@ class Sealer:
             rewrite.over(None)
             self._tidy_soon(again)
         elif not self._owner.seal_room(REWRITE_GROUPS):
-            self._delete([segment_name(number)])  # another pass of the timer writes it again
+            self._deleter.delete([segment_name(number)])  # another pass of the timer writes it again
         else:
             self._name_rewritten(rewrite, self._history.segments.add(info, number), again)
         self.advance()
@@ -368,7 +442,7 @@ class Sealer:
         def installed() -> None:
             self._replacing = False
             replace(self._history, rewrite, new)
-            self._delete(self._history.segments.removed(old))
+            self._deleter.delete(self._history.segments.removed(old))
             self._remove_soon()
             if rewrite.over is not None:
                 rewrite.over(None)
@@ -379,7 +453,10 @@ class Sealer:
     def stop(self) -> None:
         """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""
         self._stopped = True
+        self._deleter.stop()
         self._worker.stop()
+        for slot in self._lent:
+            slot.close()
 
 
 def snapshot_name(start: int, count: int) -> str:
@@ -391,10 +468,5 @@ def _too_many_keys(offset: int) -> Invalid:
     return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
 
 
-def _delete_all(store: Store, names: Sequence[str]) -> None:
-    for name in names:
-        store.delete(name)
-
-
 def _told_nobody(_: None, __: BrokerError | None) -> None:
-    """A blob that could not be deleted is deleted by recovery."""
+    """What was closed needs no answer."""

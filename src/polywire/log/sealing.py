@@ -96,7 +96,9 @@ def _overlaid_run(
     for number in range(len(partition.tail)):
         _, position, length, serial, _, _ = partition.tail.entry(number)
         overlay = reader.overlays[position >> OVERLAY_SHIFT] if serial == OVERLAY else None
-        if (serial if overlay is None else overlay.serial) not in serials:
+        filled = serial if overlay is None else overlay.serial
+        if filled not in serials:
+            assert filled > serials[-1], "what older slots held was sealed before"  # or all that follows is passed over
             break
         size += length
         last = parts[-1] if parts else None
@@ -171,11 +173,12 @@ def install(history: History, plan: Plan, sealed: Sequence[Sealed]) -> None:
                 _place_staged(plan.staged[run.partition, run.token], item, run.position)
                 continue
             partition = history.partitions.get(run.partition)
-            if partition is None or run.next_offset <= partition.first_offset:
-                item.lost_partition |= partition is None
+            if partition is None:
+                item.lost_partition = True
                 continue
-            partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
-            item.keep(run.size, run.first_time_us)
+            if run.next_offset > partition.first_offset:
+                partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
+                item.keep(run.size, run.first_time_us)
             history.seal_tail(partition, run.next_offset)
     history.segments.settle(sealed)
 

@@ -1,14 +1,14 @@
 """A sealed segment: an immutable blob of batches sorted by partition and offset, and the footer that finds them (decision 0002).
 
 Promises: opening reads the footer only, and only verified footers are used; a read touches at most one index stride more than it
-returns. Must not know: the journal, who deletes segments, any file.
+returns, and returns batches that have their checksums. Must not know: the journal, who deletes segments, any file.
 
 ```
-batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer
+batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer | the same footer | the same trailer
 
 run, 112 bytes                                   trailer, the blob's last 64 bytes
   0 u64 partition                                  0 u32 magic "PWS1" (0x31535750)
-  8 16  token or zeros                             4 u32 version, 1
+  8 16  token or zeros                             4 u32 version, 2
  24 u64 position        32 u64 bytes               8 u64 footer position: the end of the batches
  40 u64 first offset    48 u64 next offset        16 u64 footer bytes
  56 u64 first address   64 u64 next address       24 u32 runs
@@ -22,7 +22,8 @@ epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
 index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
 ```
 
-Runs are sorted by (partition, token). A run with a token holds staged batches: not numbered, offsets, addresses and epochs zero.
+Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches: not numbered, offsets,
+addresses and epochs zero.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from __future__ import annotations
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from polywire.errors import ErrorCode, Missing
+from polywire.errors import ErrorCode, Missing, Unavailable
+from polywire.log.damage import Damage, DamageNotes, Mark, Piece, VerifiedRanges, read_pieces, split_sound
 from polywire.log.gather import INDEX_STRIDE_BYTES
 from polywire.log.index import (
     BY_ADDRESS,
@@ -42,22 +45,28 @@ from polywire.log.index import (
     BY_POSITION,
     BY_TIME,
     NO_END,
-    RUN_ENTRY_BYTES,
     find_entry,
     find_run,
-    scan_read,
     scan_to,
 )
+from polywire.records.batch import first_damaged
 from polywire.records.checksum import xxh64
-from polywire.store.base import BlobMissing, Store, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, Blob, BlobMissing, Store, blob_corrupt
 
 SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
-SEGMENT_VERSION: Final = 1
+SEGMENT_VERSION: Final = 2
+_VERSION_OF_ONE_FOOTER: Final = 1
 TOKEN_BYTES: Final = 16
 NO_TOKEN: Final = b""
+TRAILER_SEARCH_BYTES: Final = (
+    1024 * 1024
+)  # looked through first where the last trailer is damaged: most footers are smaller
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
-WARM_BYTES: Final = 1024 * 1024  # read at once into the page cache
-RUNS_RECENT_MAX: Final = 64  # decoded runs kept per segment
+SALVAGE_BYTES: Final = 64 * 1024  # read at once where the disk has a bad place: what is lost around it
+FOOTER_CACHE_BYTES_MAX: Final = (
+    32 * 1024 * 1024
+)  # tables of runs: a gigabyte and more of segments that ten thousand partitions share
+RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
 
 RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
 EPOCH: Final = struct.Struct("<IIQ")
@@ -65,6 +74,7 @@ ENTRY: Final = struct.Struct("<3Qq")
 TRAILER: Final = struct.Struct("<II2Q2I4Q")
 
 _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +105,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's footer without its index entries: what stays in memory for every segment. Tables are kept as stored."""
+    """A segment's footer without its index entries. Tables are kept as stored."""
 
     name: str
     size: int
     data_bytes: int
-    runs: bytes
-    epochs: bytes
+    runs: bytes | memoryview
+    epochs: bytes | memoryview
     index_position: int
     index_count: int
 
@@ -136,83 +146,171 @@ class SegmentInfo:
         return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
 
 
-def read_info(store: Store, name: str) -> SegmentInfo:
-    """Read and verify a segment's trailer and footer. Raises BlobMissing, Corrupt."""
+def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
+    """Read and verify a segment's trailer and footer, as ``read_footer`` does."""
+    return read_footer(store, name, block)[0]
+
+
+def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
+    """What is known of a segment, and its index entries, by the first footer that verifies. Raises BlobMissing, Corrupt.
+
+    block: memory to read into past the page cache, as ``aligned_buffer`` makes it; the tables lie there as long as the caller leaves it
+    alone. A footer that it is too small for is read as without it.
+    """
     size = store.size(name)
-    if size < TRAILER.size:
-        raise blob_corrupt(name, f"too short size={size}")
-    trailer = store.get(name, size - TRAILER.size, size)
-    magic, version, position, count, run_count, epoch_count, index_count, checksum, _, own = TRAILER.unpack(trailer)
-    if magic != SEGMENT_MAGIC or xxh64(trailer[:-8]) != own:
-        raise blob_corrupt(name, "trailer is damaged")
-    if version != SEGMENT_VERSION:
+    trailer = _find_trailer(store, name, size, block)
+    _, version, position, count, run_count, epoch_count, index_count, checksum, _, _ = TRAILER.unpack(trailer)
+    if not _VERSION_OF_ONE_FOOTER <= version <= SEGMENT_VERSION:
         raise blob_corrupt(name, f"unknown version={version}")
     epochs_at = run_count * RUN.size
     entries_at = epochs_at + epoch_count * EPOCH.size
-    if position + count + TRAILER.size != size or entries_at + index_count * ENTRY.size != count:
+    places = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
+    if entries_at + index_count * ENTRY.size != count:
         raise blob_corrupt(name, "trailer does not fit the blob")
-    footer = store.get(name, position, position + count)
-    if xxh64(footer) != checksum:
-        raise blob_corrupt(name, "footer is damaged")
-    return SegmentInfo(
-        name=name,
-        size=size,
-        data_bytes=position,
-        runs=footer[:epochs_at],
-        epochs=footer[epochs_at:entries_at],
-        index_position=position + entries_at,
-        index_count=index_count,
-    )
+    for place in places:
+        footer = _stored(store, name, place, place + count, block)
+        if len(footer) != count or xxh64(footer) != checksum:
+            continue
+        info = SegmentInfo(
+            name=name,
+            size=size,
+            data_bytes=position,
+            runs=footer[:epochs_at],
+            epochs=footer[epochs_at:entries_at],
+            index_position=place + entries_at,
+            index_count=index_count,
+        )
+        return info, footer[entries_at:]
+    raise blob_corrupt(name, "footer is damaged")
 
 
-class EntryCache:
-    """Index entries of the segments used last, for all segments of a log together; bounded in bytes. Any thread may use it."""
+def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
+    """Bytes of a blob; past the page cache where there is memory for that, and nothing is wrong with the disk."""
+    if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
+        with suppress(Unavailable):
+            return store.open(name).read_direct(block, start, stop)
+    return store.get(name, start, stop)
 
-    __slots__ = ("_bytes", "_bytes_max", "_entries", "_lock")
 
-    def __init__(self, bytes_max: int = ENTRY_CACHE_BYTES_MAX) -> None:
-        self._entries: OrderedDict[str, bytes] = OrderedDict()
+def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
+    """The blob's last bytes; where these are damaged, the first trailer, which lies before the second footer. Raises Corrupt."""
+    if size < TRAILER.size:
+        raise blob_corrupt(name, f"too short size={size}")
+    trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))
+    if _is_trailer(trailer):
+        return trailer
+    magic, reach = SEGMENT_MAGIC.to_bytes(4, "little"), TRAILER_SEARCH_BYTES
+    while True:
+        begun = max(size - reach, 0)
+        tail = store.get(name, begun, size)
+        at = tail.rfind(magic)
+        while at >= 0:
+            found = tail[at : at + TRAILER.size]
+            if len(found) == TRAILER.size and _is_trailer(found) and _footer_ends(found) == begun + at:
+                return found
+            at = tail.rfind(magic, 0, at + len(magic) - 1)
+        if begun == 0:
+            raise blob_corrupt(name, "trailer is damaged")
+        reach *= 16
+
+
+def _footer_ends(trailer: bytes) -> int:
+    fields = TRAILER.unpack(trailer)
+    return int(fields[2] + fields[3])
+
+
+def _is_trailer(trailer: bytes) -> bool:
+    fields = TRAILER.unpack(trailer)
+    return bool(fields[0] == SEGMENT_MAGIC and xxh64(trailer[:-8]) == fields[-1])
+
+
+class _Cache(Generic[_T]):
+    """What was used last of all segments, bounded in bytes. Any thread may use it."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_items", "_lock", "_size_of")
+
+    def __init__(self, bytes_max: int, size_of: Callable[[_T], int]) -> None:
+        self._items: OrderedDict[str, _T] = OrderedDict()
         self._bytes = 0
         self._bytes_max = bytes_max
+        self._size_of = size_of
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> _T | None:
         with self._lock:
-            entries = self._entries.get(name)
-            if entries is not None:
-                self._entries.move_to_end(name)
-            return entries
+            item = self._items.get(name)
+            if item is not None:
+                self._items.move_to_end(name)
+            return item
 
-    def put(self, name: str, entries: bytes) -> None:
+    def put(self, name: str, item: _T) -> None:
         with self._lock:
-            if name in self._entries:
+            if name in self._items:
                 return
-            self._entries[name] = entries
-            self._bytes += len(entries)
-            while self._bytes > self._bytes_max and len(self._entries) > 1:
-                _, oldest = self._entries.popitem(last=False)
-                self._bytes -= len(oldest)
+            self._items[name] = item
+            self._bytes += self._size_of(item)
+            while self._bytes > self._bytes_max and len(self._items) > 1:
+                _, oldest = self._items.popitem(last=False)
+                self._bytes -= self._size_of(oldest)
 
     def drop(self, name: str) -> None:
         with self._lock:
-            self._bytes -= len(self._entries.pop(name, b""))
+            item = self._items.pop(name, None)
+            if item is not None:
+                self._bytes -= self._size_of(item)
+
+
+class EntryCache(_Cache[bytes]):
+    """Index entries of the segments used last, for all segments of a log together; and their footers, and runs found in these."""
+
+    __slots__ = ("footers", "runs")
+
+    def __init__(self, bytes_max: int = ENTRY_CACHE_BYTES_MAX, footer_bytes_max: int = FOOTER_CACHE_BYTES_MAX) -> None:
+        super().__init__(bytes_max, len)
+        self.footers: Final = _Cache[SegmentInfo](footer_bytes_max, _footer_bytes)
+        self.runs: Final[dict[tuple[str, int], Run]] = {}
+        """By segment and partition."""
+
+    def drop(self, name: str) -> None:
+        super().drop(name)
+        self.footers.drop(name)
+
+
+def _footer_bytes(info: SegmentInfo) -> int:
+    return len(info.runs) + len(info.epochs)
 
 
 class Segment:
-    """One open segment. Guards: positions given out lie inside the run they were asked for.
+    """One open segment. Guards: positions given out lie inside the run they were asked for; batches given out have their checksums.
 
-    ``read`` and the ``by_…`` look-ups touch mapped bytes: on the loop call ``read_warm``, and where it has no answer ``locate`` and
-    ``read_into`` in the reader thread.
+    All but ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk: on the loop only these. Its footer is kept
+    only while it is used, for all footers of a long log are larger than memory.
     """
 
-    __slots__ = ("_cache", "_direct_bytes", "_recent", "_store", "info")
+    __slots__ = (
+        "_cache",
+        "_direct_bytes",
+        "_index_count",
+        "_store",
+        "_verified",
+        "data_bytes",
+        "name",
+        "notes",
+        "run_count",
+    )
 
-    def __init__(self, store: Store, info: SegmentInfo, cache: EntryCache | None = None) -> None:
+    def __init__(
+        self, store: Store, info: SegmentInfo, cache: EntryCache | None = None, notes: DamageNotes | None = None
+    ) -> None:
         self._store = store
         self._cache = EntryCache() if cache is None else cache
-        self._recent: dict[int, Run] = {}
+        self.notes: Final = DamageNotes() if notes is None else notes
         self._direct_bytes = 0
-        self.info: Final = info
+        self._verified: Final = VerifiedRanges()
+        self.name: Final = info.name
+        self.data_bytes: Final = info.data_bytes
+        self.run_count: Final = info.run_count
+        self._index_count: Final = info.index_count
 
     @classmethod
     def open(cls, store: Store, name: str, cache: EntryCache | None = None) -> Segment:
@@ -220,21 +318,34 @@ class Segment:
         return cls(store, read_info(store, name), cache)
 
     @property
-    def name(self) -> str:
-        return self.info.name
+    def info(self) -> SegmentInfo:
+        """The footer, read and verified anew unless it is at hand. Raises BlobMissing, Corrupt."""
+        info = self._cache.footers.get(self.name)
+        if info is None:
+            info = read_info(self._store, self.name)
+            self._cache.footers.put(self.name, info)
+        return info
 
     def run(self, partition: int) -> Run:
-        """The numbered run of a partition. Raises Missing(PARTITION_MISSING)."""
-        run = self._recent.get(partition)
+        """The numbered run of a partition. Raises Missing(PARTITION_MISSING), and as ``info``."""
+        run = self._cache.runs.get((self.name, partition))
+        return self._found(self.info, partition) if run is None else run
+
+    def run_now(self, partition: int) -> Run | None:
+        """What ``run`` returns when it waits for no disk, else None. Raises Missing(PARTITION_MISSING)."""
+        run = self._cache.runs.get((self.name, partition))
         if run is None:
-            run = self.info.find(partition)
-            if run is None:
-                raise Missing(
-                    ErrorCode.PARTITION_MISSING, f"no run in segment partition={partition} segment={self.name!r}"
-                )
-            if len(self._recent) >= RUNS_RECENT_MAX:
-                self._recent.clear()
-            self._recent[partition] = run
+            info = self._cache.footers.get(self.name)
+            run = None if info is None else self._found(info, partition)
+        return run
+
+    def _found(self, info: SegmentInfo, partition: int) -> Run:
+        run = info.find(partition)
+        if run is None:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no run in segment partition={partition} segment={self.name!r}")
+        if len(self._cache.runs) >= RUNS_RECENT_MAX:
+            self._cache.runs.clear()
+        self._cache.runs[self.name, partition] = run
         return run
 
     def epochs(self, partition: int) -> list[tuple[int, int]]:
@@ -250,14 +361,16 @@ class Segment:
     def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
         """Positions [start, stop) of whole batches that hold records [first_offset, next_offset), which begin in the run. Reads index
         entries from the store unless they are at hand or that is the whole run. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        run = self._checked_run(partition, first_offset)
         warm = self.span_warm(partition, first_offset, next_offset)
         if warm is not None:
             return warm
-        run = self.run(partition)
         return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
     def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
         """What ``span`` returns when it waits for no disk, else None."""
+        if self.run_now(partition) is None:
+            return None
         run = self._checked_run(partition, first_offset)
         if first_offset == run.first_offset and next_offset >= run.next_offset:
             return run.position, run.stop
@@ -278,60 +391,121 @@ class Segment:
 
     def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Whole batches back to back, and the offset after their last record: the batch that holds ``offset``, then more while they fit
-        ``bytes_max`` and begin below ``offset_end``. The view is valid as long as it is held. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
+        ``bytes_max`` and begin below ``offset_end``, up to damage. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
-        return self._read(self.view(start, stop), offset, bytes_max, offset_end)
+        pieces = self.pieces(memoryview(bytearray(stop - start)), partition, start, stop)
+        chunks, next_offset, _ = read_pieces(pieces, offset, bytes_max, offset_end)
+        if not chunks:
+            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
+        return chunks[0], next_offset
 
-    def read_warm(
-        self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END
-    ) -> tuple[memoryview, int] | None:
-        """What ``read`` returns when it waits for no disk, else None."""
-        entries = self._cache.get(self.name) if self.info.index_count else b""
-        if entries is None:
+    def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified. See ``read_into``."""
+        if self._verified.hold(start, stop):
+            pieces = self.pieces_now(block, partition, start, stop)
+            if pieces is not None:
+                return pieces
+        return self._verify(self.read_into(block, start, stop), partition, start, stop)
+
+    def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
+        """What ``pieces`` returns when it waits for no disk, else None."""
+        data = self.read_now(block, start, stop)
+        if data is None:
+            self._verified.forget()
             return None
-        start, stop = self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+        if self._verified.hold(start, stop):
+            return [Piece(data, self.run(partition).next_offset, None)]
+        return self._verify(data, partition, start, stop)
+
+    def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
+        """What of whole strides [start, stop) of a partition's run is damaged, by reading them past the page cache."""
+        pieces = self._verify(self.read_past(block, start, stop), partition, start, stop)
+        return [piece.damage for piece in pieces if piece.damage is not None]
+
+    def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """Whole strides of a partition's run, in order, as many at once as fit ``bytes_max``, one at least."""
+        run = self.run(partition)
+        positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
+        start, last = run.position, run.position
+        for position in positions[1:]:
+            if position - start > bytes_max and last > start:
+                yield start, last
+                start = last
+            last = position
+        if last > start:
+            yield start, last
+
+    def locate_now(
+        self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END
+    ) -> tuple[int, int] | None:
+        """What ``locate`` returns when it waits for no disk, else None."""
+        entries = self._cache.get(self.name) if self._index_count else b""
+        if entries is None or self.run_now(partition) is None:
+            return None
+        return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+
+    def _verify(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """What was read of whole strides of a run, and what of it is damaged."""
+        run = self.run(partition)
+        if first_damaged(data) < 0:
+            self._verified.add(start, stop)
+            return [Piece(data, run.next_offset, None)]
+        marks = self._marks(run, start, stop)
+        pieces = split_sound(data, marks, segment=self.name, partition=partition)
+        if stop == marks[-1][0] and pieces[-1].damage is None:
+            pieces[-1] = pieces[-1]._replace(end=run.next_offset)  # the run goes on behind these strides
+        for piece in pieces:
+            if piece.damage is not None:
+                self.notes.note(piece.damage)
+        return pieces
+
+    def _marks(self, run: Run, start: int, stop: int) -> Sequence[Mark]:
+        """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such places."""
+        entries = self._entries()
+        marks = [(run.position, run.first_offset)]
+        for number in range(run.index_start, run.index_start + run.index_count):
+            offset, position, _, _ = ENTRY.unpack_from(entries, number * ENTRY.size)
+            if position > run.position:
+                marks.append((position, offset))
+        marks.append((run.stop, run.next_offset))
+        return [mark for mark in marks if start <= mark[0] <= stop]
+
+    def read_now(self, block: memoryview, start: int, stop: int) -> memoryview | None:
+        """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk."""
         try:
             blob = self._store.open(self.name)
         except BlobMissing:
             return None  # who goes on to read it is told
-        return self._read(blob.map()[start:stop], offset, bytes_max, offset_end) if blob.is_warm(start, stop) else None
-
-    def _read(self, strides: memoryview, offset: int, bytes_max: int, offset_end: int) -> tuple[memoryview, int]:
-        """A read of the strides that ``locate`` has found."""
-        first, end, next_offset = scan_read(strides, offset, bytes_max, offset_end)
-        if first < 0 or first == end:
-            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
-        return strides[first:end], next_offset
-
-    def holds_warm(self, start: int, stop: int) -> bool:
-        """Whether touching these bytes of ``view`` waits for no disk."""
-        try:
-            return self._store.open(self.name).is_warm(start, stop)
-        except BlobMissing:
-            return False  # who goes on to read it is told
-
-    def warm_up(self, start: int, stop: int) -> None:
-        """Bring stored bytes [start, stop) into the page cache, where ``view`` finds them. For the reader's thread. Raises BlobMissing."""
-        blob, piece = self._store.open(self.name), bytearray(min(stop - start, WARM_BYTES))
-        while start < stop:
-            start += blob.pread_into(memoryview(piece)[: stop - start], start) or stop - start
+        room = block[: stop - start]
+        return room if blob.read_now(room, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Stored bytes [start, stop) in memory of the caller's; waits for the disk. See ``Blob.read_direct``.
+        """Stored bytes [start, stop) in memory of the caller's, not verified; waits for the disk. ``block`` is as ``Blob.read_direct``
+        wants it.
 
         History is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
         then it is worth the memory, and what is read from it stays in the page cache.
         """
-        blob = self._store.open(self.name)
         self._direct_bytes += stop - start
-        if self._direct_bytes <= self.info.data_bytes + len(block):
-            return blob.read_direct(block, start, stop)
-        return block[: blob.pread_into(block[: stop - start], start)]
+        return self._read(block, start, stop, past=self._direct_bytes <= self.data_bytes + len(block))
 
     def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Like ``read_into``, for who reads everything once: never by way of the page cache."""
-        return self._store.open(self.name).read_direct(block, start, stop)
+        return self._read(block, start, stop, past=True)
+
+    def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
+        """Bytes that the disk does not give, or that a file cut short has no more, are zeros: so no batch with them verifies."""
+        blob = self._store.open(self.name)
+        past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
+        try:
+            if past:
+                found = blob.read_direct(block, start, stop)
+            else:
+                found = block[: blob.pread_into(block[: stop - start], start)]
+        except Unavailable:
+            return _salvaged(blob, block[: stop - start], start)
+        return found if len(found) == stop - start else _salvaged(blob, block[: stop - start], start)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
         """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""
@@ -348,10 +522,10 @@ class Segment:
         start, stop = self._stride(
             run, entries, find_entry(entries, run.index_start, run.index_count, BY_TIME, time_us - 1)
         )
-        chunk = self.view(start, stop)
-        at = self._checked(scan_to(chunk, 0, BY_TIME, time_us - 1), start)
-        if at < len(chunk):
-            return int.from_bytes(chunk[at + 32 : at + 40], "little")
+        for piece in self._fresh_pieces(partition, start, stop):
+            at = scan_to(piece.data, 0, BY_TIME, time_us - 1)
+            if at < len(piece.data):
+                return int.from_bytes(piece.data[at + 32 : at + 40], "little")
         number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, stop)
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
@@ -364,15 +538,26 @@ class Segment:
         start, stop = self._stride(
             run, entries, find_entry(entries, run.index_start, run.index_count, BY_ADDRESS, address)
         )
-        chunk = self.view(start, stop)
-        at = self._checked(scan_to(chunk, 0, BY_ADDRESS, address), start)
-        if at == len(chunk) or int.from_bytes(chunk[at + 40 : at + 48], "little") > address:
-            return None
-        return chunk[at : at + int.from_bytes(chunk[at + 4 : at + 8], "little")]
+        damage = None
+        for piece in self._fresh_pieces(partition, start, stop):
+            chunk = piece.data
+            at = scan_to(chunk, 0, BY_ADDRESS, address)
+            if at == len(chunk):
+                damage = piece.damage
+                continue
+            if int.from_bytes(chunk[at + 40 : at + 48], "little") <= address:
+                return chunk[at : at + int.from_bytes(chunk[at + 4 : at + 8], "little")]
+            break
+        if damage is not None:  # it lies where the address would be
+            raise damage.error()
+        return None
 
-    def view(self, start: int, stop: int) -> memoryview:
-        """Stored bytes [start, stop): a whole run, or one staged batch."""
-        return self._store.open(self.name).map()[start:stop]
+    def stored(self, start: int, stop: int) -> memoryview:
+        """Stored bytes [start, stop), not verified: a staged batch, or its header."""
+        return self.read_into(memoryview(bytearray(stop - start)), start, stop)
+
+    def _fresh_pieces(self, partition: int, start: int, stop: int) -> list[Piece]:
+        return self.pieces(memoryview(bytearray(stop - start)), partition, start, stop)
 
     def _checked_run(self, partition: int, offset: int) -> Run:
         run = self.run(partition)
@@ -383,16 +568,12 @@ class Segment:
             )
         return run
 
-    def _checked(self, at: int, start: int) -> int:
-        if at < 0:
-            raise blob_corrupt(self.name, f"batches are broken position={start}")
-        return at
-
     def _entries(self) -> bytes:
         entries = self._cache.get(self.name)
         if entries is None:
-            stop = self.info.index_position + self.info.index_count * RUN_ENTRY_BYTES
-            entries = self._store.get(self.name, self.info.index_position, stop)
+            info, table = read_footer(self._store, self.name)
+            entries = bytes(table)
+            self._cache.footers.put(self.name, info)
             self._cache.put(self.name, entries)
         return entries
 
@@ -405,3 +586,15 @@ class Segment:
         if number + 1 < run.index_count:
             stop = ENTRY.unpack_from(entries, (run.index_start + number + 1) * ENTRY.size)[1]
         return start, stop
+
+
+def _salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
+    """What can be read of a blob from ``start`` on, in ``block``; the rest is zeros."""
+    block[:] = bytes(len(block))
+    for at in range(0, len(block), SALVAGE_BYTES):
+        piece = block[at : at + SALVAGE_BYTES]
+        try:
+            blob.pread_into(piece, start + at)
+        except Unavailable:
+            piece[:] = bytes(len(piece))
+    return block

@@ -1,7 +1,7 @@
 """Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``segment``).
 
 Promises: memory of a few chunks whatever the runs hold; bulk copies free the interpreter lock; what does not look like the batches
-promised is never written. Must not know: the journal, when to seal.
+promised is never written, and bytes that were not verified never get a new checksum. Must not know: the journal, when to seal.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
+
+import structlog
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.gather import (
@@ -30,6 +32,7 @@ from polywire.log.gather import (
     gather,
     next_merge,
     survey,
+    verify,
 )
 from polywire.log.index import split_batches
 from polywire.log.segment import (
@@ -59,16 +62,20 @@ PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of the
 WRITTEN_BYTES: Final = 1024 * 1024  # gathered before they are written: they are still near the processor then
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 
+logger: Final = structlog.get_logger("polywire.log")
+
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches that lie scattered in one buffer: ``array('q')`` of their positions and lengths, in offset order."""
+    """Batches that lie scattered in one buffer: ``array('q')`` of their positions and lengths, in offset order. ``verified``: whoever made
+    it has seen that they have their checksums."""
 
     base: Buffer
     positions: array[int]
     lengths: array[int]
+    verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class StoredParts(Iterable[Part]):
                     continue
                 end = positions[-1] + lengths[-1] if positions else 0
                 self._check(segment, chunk[:end], at)
-                yield Part(chunk, positions, lengths)
+                yield Part(chunk, positions, lengths, verified=True)
                 at, window = at + end, CHUNK_BYTES
 
     def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
@@ -163,13 +170,14 @@ def write_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Batches [start, stop) of one buffer."""
+    """Batches [start, stop) of one buffer; ``sound``: they have their checksums."""
 
     base: Buffer
     positions: array[int]
     lengths: array[int]
     start: int
     stop: int
+    sound: bool = True
 
 
 class _SegmentWriter:
@@ -192,7 +200,8 @@ class _SegmentWriter:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
         footer = self._footer()
-        yield from self._copy(_whole(footer))
+        for _ in range(2):  # what a start needs of a segment is kept twice
+            yield from self._copy(_whole(footer))
         if self._filled:
             yield self._emit()
 
@@ -202,7 +211,7 @@ class _SegmentWriter:
         tables = len(self._runs) + len(self._epochs)
         return SegmentInfo(
             name=name,
-            size=data_bytes + tables + len(self._entries) + TRAILER.size,
+            size=data_bytes + 2 * (tables + len(self._entries) + TRAILER.size),
             data_bytes=data_bytes,
             runs=bytes(self._runs),
             epochs=bytes(self._epochs),
@@ -215,7 +224,7 @@ class _SegmentWriter:
         position, index_start = self._state[RUN_POSITION], self._state[RUN_ENTRIES]
         epoch_start = len(self._epochs) // EPOCH.size
         for part in source.parts:
-            for stretch in _packed(_stretches(part, merging=not source.token), source.compression):
+            for stretch in _prepared(part, source):
                 self._survey(stretch, source)
                 yield from self._copy(stretch)
         state = self._state
@@ -332,18 +341,54 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
         yield _Stretch(stretch.base, stretch.positions, stretch.lengths, start, stop)
 
 
-def _stretches(part: Part, *, merging: bool) -> Iterator[_Stretch]:
-    """A part's batches in order: stretches to be copied as they lie, and merged batches between them."""
-    stop = len(part.positions)
-    at = 0
+def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
+    """A part's batches as they are written: verified, merged and compressed. One that is damaged is kept just as it is, under the checksum
+    that it does not have: its readers are told, and the rest of the run is sound."""
+    for whole in _verified(part):
+        if whole.sound:
+            stretches = _stretches(whole, merging=not source.token)
+            yield from _packed(stretches, source.compression)
+        else:
+            position = part.positions[whole.start]
+            logger.error(
+                "a batch was damaged before it was sealed, and is kept as it is",
+                partition=source.partition,
+                offset=int.from_bytes(memoryview(part.base)[position + 32 : position + 40], "little"),
+                size=part.lengths[whole.start],
+            )
+            yield whole
+
+
+def _verified(part: Part) -> Iterator[_Stretch]:
+    """The part in pieces that stay near the processor until they are copied, every damaged batch alone."""
+    at, count = 0, len(part.positions)
+    while at < count:
+        end = count
+        if not part.verified:
+            end = verify(part.base, part.positions, part.lengths, at, count, WRITTEN_BYTES)
+        bad = -1 - end if end < 0 else count
+        end = bad if end < 0 else end
+        if end > at:
+            yield _Stretch(part.base, part.positions, part.lengths, at, end)
+        at = end
+        if at == bad < count:
+            yield _Stretch(part.base, part.positions, part.lengths, at, at + 1, sound=False)
+            at += 1
+
+
+def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
+    """A stretch's batches in order: stretches to be copied as they lie, and merged batches between them."""
+    base, positions, lengths = whole.base, whole.positions, whole.lengths
+    stop = whole.stop
+    at = whole.start
     while at < stop:
         start, end = (stop, stop)
         if merging:
-            start, end = next_merge(part.base, part.positions, part.lengths, at, stop, MERGED_BYTES_MAX)
+            start, end = next_merge(base, positions, lengths, at, stop, MERGED_BYTES_MAX)
         if start > at:
-            yield _Stretch(part.base, part.positions, part.lengths, at, start)
+            yield _Stretch(base, positions, lengths, at, start)
         if end > start:
-            view = memoryview(part.base)
-            places = zip(part.positions[start:end], part.lengths[start:end], strict=True)
+            view = memoryview(base)
+            places = zip(positions[start:end], lengths[start:end], strict=True)
             yield _whole(merge([view[position : position + length] for position, length in places]))
         at = end

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from polywire.log.damage import DamageNotes
 from polywire.log.segment import EntryCache, Segment, SegmentInfo
 from polywire.store.base import Store
 
@@ -74,6 +75,7 @@ class Segments:
     def __init__(self, store: Store, start: int) -> None:
         self._store = store
         self._cache = EntryCache()
+        self.notes: Final = DamageNotes()
         self._start: Final = start
         self._counter = 0
         self._next_place = 0
@@ -87,9 +89,11 @@ class Segments:
         self._counter += 1
         return self._start << _START_SHIFT | self._counter
 
-    def add(self, info: SegmentInfo, number: int) -> Sealed:
-        """List a segment that was written, or named by recovery."""
-        sealed = Sealed(Segment(self._store, info, self._cache), number, self._next_place)
+    def add(self, info: SegmentInfo, number: int, *, keep: bool = True) -> Sealed:
+        """List a segment that was written, or named by recovery. keep: its footer will soon be asked for."""
+        if keep:
+            self._cache.footers.put(info.name, info)
+        sealed = Sealed(Segment(self._store, info, self._cache, self.notes), number, self._next_place)
         self._next_place += 1
         self.by_place[sealed.place] = sealed
         return sealed
@@ -106,6 +110,13 @@ class Segments:
         assert sealed.live >= 0, "a run is dropped once"
         if sealed.live == 0 and place not in self._leaving:
             self.dead.append(sealed)
+
+    def lose(self, place: int, size: int, *, dropped: bool) -> None:
+        """A run is not needed any more, as may have been noticed late: its segment may be gone. dropped: nor is its partition."""
+        sealed = self.by_place.get(place)
+        if sealed is not None:
+            sealed.lost_partition |= dropped
+            self.drop(place, size)
 
     def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
         """Segments that another one replaces: those of them whose removal the caller must journal; it calls ``removed`` afterwards."""

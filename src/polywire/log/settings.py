@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.log.group import ENTRY_BYTES, GROUP_BYTES_MAX, GROUP_HEADER_BYTES
+from polywire.store.base import OPEN_BLOBS_MAX
 from polywire.types import Level
 
 PAGE_BYTES: Final = 4096
@@ -17,6 +18,9 @@ SLOT_MARGIN_BYTES: Final = (
     4 * PAGE_BYTES
 )  # of a slot that no group takes: for the page it begins on, and the sealer's own groups
 MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely than its parts
+KEPT_BYTES: Final = (
+    2 * 1024 * 1024
+)  # of the last slot: 128 removals that are synced one by one, as many groups of the sealer
 GROUP_ROOM_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES  # of a group beside its only batch
 
 
@@ -34,6 +38,8 @@ class LogSettings:
     staged_bytes_max, staged_batches_max: what may lie staged; a staged batch costs some 300 bytes of memory.
     group_bytes_max: see decision 0002; smaller slots lower it.
     disk_reserve_bytes: free space that is kept for deletion, retention, positions and the sealer; below it appends are refused.
+    scrub_hours: every segment is read and verified once in so many hours; 0 for never. A week finds rot before a monthly backup goes.
+    open_blobs_max: segments kept open, with up to two descriptors each.
     durability: floor of every acknowledgement, ``WRITTEN`` or ``SYNCED``; under the latter readers see synced records only.
     """
 
@@ -46,7 +52,9 @@ class LogSettings:
     staged_batches_max: int = 65_536
     group_bytes_max: int = GROUP_BYTES_MAX
     disk_reserve_bytes: int = 256 * 1024 * 1024
+    scrub_hours: float = 168.0
     durability: Level = Level.WRITTEN
+    open_blobs_max: int = OPEN_BLOBS_MAX
 
     def __post_init__(self) -> None:
         assert self.slot_bytes >= SLOT_BYTES_MIN, "a slot has at least eight pages"
@@ -55,9 +63,11 @@ class LogSettings:
         assert self.durability is not Level.MEMORY, "what is committed is written"
 
     @property
-    def reserve_bytes(self) -> int:
-        """Room in the last slot that only changes may use, and below half of it only the sealer: freeing a slot takes a group."""
-        return min(1024 * 1024, self.slot_bytes // 8) + 2 * PAGE_BYTES
+    def kept_bytes(self) -> tuple[int, int, int]:
+        """Room in the last slot that is not for data; not for changes either (where all slots wait for a disk without space, positions would
+        use it up); and not even for removals: freeing a slot, or a segment, takes a group."""
+        kept = min(KEPT_BYTES, self.slot_bytes // 8) + 2 * PAGE_BYTES
+        return kept, kept * 3 // 4, kept // 2
 
     @property
     def group_limit(self) -> int:

@@ -1,17 +1,18 @@
 """The blob of a snapshot: the log's state and the broker's (decision 0002).
 
-Promises: a blob that does not verify is Corrupt, never half taken over; those of version 1 are read. Must not know: partitions as objects,
-the broker's state.
+Promises: a blob of which neither copy verifies is Corrupt, never half taken over; those of versions 1 and 2 are read. Must not know:
+partitions as objects, the broker's state.
 
 ```
  0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens
- 4 u32 version, 2                      48 u64 bytes of packed partitions
+ 4 u32 version, 3                      48 u64 bytes of packed partitions
  8 u64 log state after this sequence   56 u64 bytes of the broker's state
 16 u64 broker's state after this one   64 packed partitions, u64 segment numbers, (16-byte token, i64 expiry,
 24 u64 compacted partitions               u64 segment that holds a run of it), (u64 compacted partition, u64 offset
 32 u64 zero                               up to which it is), broker's state, u64 XXH64 of everything before
 ```
-Version 1 had 0 at 24.
+The blob holds all this twice, each copy filled with zeros to the same multiple of a page: one damaged place costs one copy. Versions 1 and
+2 held it once, without zeros; version 1 had 0 at 24.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from struct import Struct
 from typing import Final
 
 from polywire.records.checksum import xxh64
-from polywire.store.base import Store, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt
 
 _MAGIC: Final = 0x31545750
-_VERSION: Final = 2
+_VERSION: Final = 3
+_VERSION_OF_COPIES: Final = 3
 _HEADER: Final = Struct("<II4Q2I2Q")
 _TOKEN: Final = Struct("<16sqQ")
 _CLEAN: Final = Struct("<QQ")
@@ -65,30 +67,64 @@ def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
     clean = b"".join(_CLEAN.pack(*item) for item in snapshot.clean.items())
     segments = array("Q", snapshot.segments).tobytes()
     content = b"".join((header, snapshot.partitions, segments, tokens, clean, snapshot.broker))
-    store.put_new(name, (content, xxh64(content).to_bytes(8, "little")))
+    content += xxh64(content).to_bytes(8, "little")
+    content += bytes(-len(content) % BLOCK_BYTES)
+    store.put_new(name, (content, content))
 
 
 def get_snapshot(store: Store, name: str) -> Snapshot:
-    """Read a snapshot. Raises Missing, Corrupt."""
+    """Read a snapshot. Raises BlobMissing, Corrupt."""
     content = store.get(name)
-    if len(content) < _HEADER.size + 8 or xxh64(content[:-8]) != int.from_bytes(content[-8:], "little"):
-        raise blob_corrupt(name, "snapshot is damaged")
-    fields = _HEADER.unpack_from(content)
-    if fields[0] != _MAGIC or not 1 <= fields[1] <= _VERSION:
-        raise blob_corrupt(name, f"not a snapshot of this version version={fields[1]}")
+    for copy in (content, content[: len(content) // 2], content[len(content) // 2 :]):
+        fields = _fields_of(copy)
+        if fields is not None:
+            return _unpacked(copy, fields)
+    raise blob_corrupt(name, "snapshot is damaged")
+
+
+def copies_sound(store: Store, name: str) -> tuple[int, int]:
+    """(copies of a snapshot that verify, copies there are). Raises BlobMissing."""
+    content = store.get(name)
+    if _fields_of(content) is not None:
+        return 1, 1
+    half = len(content) // 2
+    return sum(_fields_of(copy) is not None for copy in (content[:half], content[half:])), 2
+
+
+def is_copy(content: bytes) -> bool:
+    """Whether this is one copy of a snapshot, and verifies."""
+    return _fields_of(content) is not None
+
+
+def _fields_of(copy: bytes) -> tuple[int, ...] | None:
+    """The header of one copy of a snapshot, if it verifies."""
+    if len(copy) < _HEADER.size + 8:
+        return None
+    fields = _HEADER.unpack_from(copy)
+    clean_count, _, segment_count, token_count, partitions_bytes, broker_bytes = fields[4:]
+    size = _HEADER.size + partitions_bytes + 8 * segment_count + _TOKEN.size * token_count
+    size += _CLEAN.size * clean_count + broker_bytes
+    room = len(copy) - size - 8
+    if fields[0] != _MAGIC or not 1 <= fields[1] <= _VERSION or room < 0:
+        return None
+    if room >= BLOCK_BYTES or (room > 0 and fields[1] < _VERSION_OF_COPIES):
+        return None
+    return fields if xxh64(copy[:size]) == int.from_bytes(copy[size : size + 8], "little") else None
+
+
+def _unpacked(content: bytes, fields: tuple[int, ...]) -> Snapshot:
+    """What a copy that verified holds."""
     clean_count, _, segment_count, token_count, partitions_bytes, broker_bytes = fields[4:]
     segments_at = _HEADER.size + partitions_bytes
     tokens_at = segments_at + 8 * segment_count
     clean_at = tokens_at + _TOKEN.size * token_count
     broker_at = clean_at + _CLEAN.size * clean_count
-    if broker_at + broker_bytes + 8 != len(content):
-        raise blob_corrupt(name, "snapshot has another size than it says")
     return Snapshot(
         sequence=fields[2],
         broker_sequence=fields[3],
         partitions=content[_HEADER.size : segments_at],
         segments=array("Q", content[segments_at:tokens_at]),
         tokens=list(_TOKEN.iter_unpack(content[tokens_at:clean_at])),
-        broker=content[broker_at:-8],
+        broker=content[broker_at : broker_at + broker_bytes],
         clean=dict(_CLEAN.iter_unpack(content[clean_at:broker_at])),
     )

@@ -1,7 +1,8 @@
 """A turn: what was added between two commits, and how it becomes one group (decision 0003).
 
-Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is told exactly once.
-Must not know: slots, syncs, when a turn is committed.
+Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is told exactly once. What may
+fail comes first, while nothing has changed: ``prepare``; then everything is numbered and entered: ``enter``. Must not know: slots, syncs,
+when a turn is committed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.log.base import Done
-from polywire.log.group import EntryKind, GroupHead, mergeable_records
+from polywire.log.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
 from polywire.log.history import Contents, History
 from polywire.log.partition import FilePartition
+from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.staging import StagedBatch, StagedToken
 from polywire.records.batch import merge, stamp
 from polywire.records.columns import HEADER_BYTES
@@ -28,6 +30,8 @@ _PADDING: Final = bytes(8)
 Append = tuple[Buffer, Level, Done | None]
 Ranges = Sequence[tuple[int, int, int]]
 PublishDone = Callable[[Ranges, BrokerError | None], None]
+Owner = tuple[Callable[[Any, BrokerError | None], None], Any]
+"""(callback, what it gets beside an error)"""
 Told = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
 """(callback, what it gets, what it gets beside an error)"""
 
@@ -136,21 +140,54 @@ class Draft:
 class Step(Protocol):
     """Something that was added."""
 
-    def enter(self, draft: Draft) -> None:
-        """Become part of the group."""
+    def prepare(self) -> None:
+        """Do what may fail; changes nothing but the step itself."""
 
-    def refuse(self, error: BrokerError) -> None:
-        """Tell whoever asked that it will not be written."""
+    def enter(self, draft: Draft) -> None:
+        """Become part of the group. Never fails: numbers are given here, and nobody takes them back."""
+
+    def owners(self) -> Sequence[Owner]:
+        """Who must be told when it is not written, each with what it gets beside the error."""
+
+
+class _Simple:
+    """A step that cannot fail and nobody asked about, unless it says otherwise."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """Nothing to do."""
+
+    def owners(self) -> Sequence[Owner]:
+        """Nobody asked to be told."""
+        return ()
 
 
 class Appends:
-    """Batches of one partition, in order."""
+    """Batches of one partition, in order. ``_entries``, once there are several: (batch, whose it is, record counts of these)."""
 
-    __slots__ = ("items", "partition")
+    __slots__ = ("_entries", "items", "partition")
 
     def __init__(self, partition: FilePartition) -> None:
         self.partition: Final = partition
         self.items: Final[list[Append]] = []
+        self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
+
+    def prepare(self) -> None:
+        """Merge what can be merged. A merged batch may be aligned more widely than its parts: all of them grow by no more than was
+        admitted for that."""
+        items, slack = self.items, MERGE_SLACK_BYTES
+        if len(items) == 1:
+            return
+        for start, stop, counts in _stretches(items):
+            owners = items[start:stop]
+            batch = _merged(owners) if counts else owners[0][0]
+            growth = _growth(batch, owners) if counts and batch is not None else 0
+            if batch is None or growth > slack:
+                self._entries += [(item[0], (item,), ()) for item in owners]
+                continue
+            slack -= growth
+            self._entries.append((batch, owners, counts))
 
     def enter(self, draft: Draft) -> None:
         partition, items = self.partition, self.items
@@ -158,18 +195,27 @@ class Appends:
             batch, level, done = items[0]
             draft.tell(level, done, draft.number(partition, batch))
             return
-        for start, stop, counts in _stretches(items):
-            batch = merge([item[0] for item in items[start:stop]]) if counts else items[start][0]
+        for batch, owners, counts in self._entries:
             offset = draft.number(partition, batch)
-            for index in range(start, stop):
-                _, level, done = items[index]
+            for index, (_, level, done) in enumerate(owners):
                 draft.tell(level, done, offset)
-                offset += counts[index - start] if counts else 0
+                offset += counts[index] if counts else 0
 
-    def refuse(self, error: BrokerError) -> None:
-        for _, _, done in self.items:
-            if done is not None:
-                done(-1, error)
+    def owners(self) -> Sequence[Owner]:
+        return [(done, -1) for _, _, done in self.items if done is not None]
+
+
+def _merged(items: Sequence[Append]) -> bytearray | None:
+    """One batch of these; None when they must stay apart, which costs some bytes and nothing else."""
+    try:
+        return merge([item[0] for item in items])
+    except (ValueError, BrokerError):
+        return None
+
+
+def _growth(batch: Buffer, items: Sequence[Append]) -> int:
+    """Bytes that a merged batch and its entry take more than those it was made of, mostly less."""
+    return len(batch) + ENTRY_BYTES - sum([len(item[0]) + ENTRY_BYTES for item in items])
 
 
 def _stretches(items: Sequence[Append]) -> Iterator[tuple[int, int, list[int]]]:
@@ -193,7 +239,7 @@ def _stretches(items: Sequence[Append]) -> Iterator[tuple[int, int, list[int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class Entered(_Simple):
     """An entry that is only written: a change, a barrier (without kind), or the log's own."""
 
     kind: EntryKind | None
@@ -208,13 +254,12 @@ class Entered:
             draft.state_changed |= self.kind is EntryKind.CHANGE
         draft.tell(self.level, self.done, -1)
 
-    def refuse(self, error: BrokerError) -> None:
-        if self.done is not None:
-            self.done(-1, error)
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, -1),)
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class Open(_Simple):
     """A partition begins."""
 
     partition: FilePartition
@@ -224,12 +269,9 @@ class Open:
         draft.enter(EntryKind.OPEN, partition=self.partition.incarnation)
         draft.after(self.partition, _nothing)
 
-    def refuse(self, error: BrokerError) -> None:
-        """Nobody asked to be told."""
-
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(_Simple):
     """A partition ends."""
 
     partition: FilePartition
@@ -239,28 +281,23 @@ class Drop:
         draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
         draft.after(self.partition, lambda _: draft.history.drop(self.partition))
 
-    def refuse(self, error: BrokerError) -> None:
-        """Nobody asked to be told."""
-
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class Trim(_Simple):
     """A partition's first offset rises."""
 
     partition: FilePartition
     first_offset: int
 
     def enter(self, draft: Draft) -> None:
-        first_offset = min(self.first_offset, self.partition.next_offset)
+        end = self.partition.next_offset  # what the same group appends behind it stays
+        first_offset = min(self.first_offset, end)
         draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
-        draft.after(self.partition, lambda _: draft.history.trim(self.partition, first_offset))
-
-    def refuse(self, error: BrokerError) -> None:
-        """Nobody asked to be told."""
+        draft.after(self.partition, lambda _: draft.history.trim(self.partition, first_offset, end))
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(_Simple):
     """A batch is staged."""
 
     token: bytes
@@ -277,13 +314,12 @@ class Stage:
         draft.placed.append((self.staged, place + len(self.token)))
         draft.tell(self.level, self.done, -1)
 
-    def refuse(self, error: BrokerError) -> None:
-        if self.done is not None:
-            self.done(-1, error)
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, -1),)
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(_Simple):
     """Tokens become part of their partitions."""
 
     tokens: Sequence[StagedToken]
@@ -313,9 +349,8 @@ class Publish:
         found = [(incarnation, first, end) for incarnation, (first, end) in ranges.items()]
         draft.tell(self.level, self.done, found, ())
 
-    def refuse(self, error: BrokerError) -> None:
-        if self.done is not None:
-            self.done((), error)
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, ()),)
 
 
 def _enter_published(draft: Draft, token: bytes, partition: FilePartition, batches: Sequence[StagedBatch]) -> None:
@@ -343,7 +378,7 @@ def _enter_published(draft: Draft, token: bytes, partition: FilePartition, batch
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(_Simple):
     """Staged batches are dropped."""
 
     tokens: Sequence[bytes]
@@ -353,17 +388,15 @@ class Abandon:
         for token in self.tokens:
             draft.after(None, lambda _, token=token: draft.history.unstage(token))  # type: ignore[misc]
 
-    def refuse(self, error: BrokerError) -> None:
-        """Nobody asked to be told."""
-
 
 @dataclass(slots=True)
 class Turn:
-    """Steps in the order of the calls. ``size`` is at least what they take in a group; ``open`` lists partitions
-    whose last step takes more."""
+    """Steps in the order of the calls. ``size`` is at least what they take in a group; up to ``granted`` it was promised to somebody;
+    ``open`` lists partitions whose last step takes more."""
 
     steps: list[Step] = field(default_factory=list)
     size: int = 0
+    granted: int = 0
     open: list[FilePartition] = field(default_factory=list)
 
     def append(self, partition: FilePartition, item: Append) -> None:

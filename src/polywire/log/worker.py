@@ -13,7 +13,7 @@ from typing import Any
 
 from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
 from polywire.log.base import Loop
-from polywire.store.base import BlobMissing
+from polywire.store.base import BlobMissing, no_descriptor
 
 Job = Callable[[], Any]
 Told = Callable[[Any, BrokerError | None], None]
@@ -72,6 +72,8 @@ def attempt(job: Job) -> tuple[Any, BrokerError | None]:
         return None, Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
-def storage_failed(error: OSError) -> Unavailable:
-    """A failed write or sync of the journal, in our words."""
-    return Unavailable(ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}")
+def storage_failed(error: OSError) -> BrokerError:
+    """A failed write or sync of the journal, in our words; Busy where nothing failed and only too many files are open."""
+    return no_descriptor(error) or Unavailable(
+        ErrorCode.STORAGE_FAILED, f"storage failed: {error.strerror or error} path={error.filename!r}"
+    )

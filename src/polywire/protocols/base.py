@@ -6,11 +6,15 @@ Promises: sessions are sans-I/O; bytes in, bytes out, order of answers kept by t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import PeerError
 from polywire.types import Buffer
 
+if TYPE_CHECKING:
+    from polywire.broker.access import Principal
+
+NOBODY_FRAME_BYTES_MAX: Final = 4096  # of a peer that has yet to log in: a name and a password have 1.3 KB at most
 PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 
 
@@ -28,6 +32,10 @@ class Output(Protocol):
     @property
     def peer(self) -> str:
         """Address of the peer, for logs."""
+
+    @property
+    def certified(self) -> Principal | None:
+        """Who the peer is by its TLS certificate, None without one, or on a broker without users; known once it has sent something."""
 
     @property
     def local(self) -> tuple[str, int]:
@@ -48,6 +56,10 @@ class Output(Protocol):
 
     def fail(self, error: PeerError) -> None:
         """Close as if ``receive`` had raised this: for what is found out later."""
+
+    def identified(self, principal: Principal | None) -> None:
+        """Say who the peer is from now on, None: nobody; the connection is closed when that login is over. Raises Busy(BUSY) when there is
+        no place for one more of such, then it stays who it was."""
 
     def pin(self) -> Callable[[], None]:
         """Keep the bytes that ``receive`` is offered now as they are, also when the connection ends, until what is returned is called; the

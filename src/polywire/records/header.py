@@ -189,20 +189,39 @@ def check_body(buf: Buffer, at: int) -> bool:
     return matches
 
 
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
+    """Whether the batch at ``at`` ends before ``limit`` and header and body have their checksums."""
+    if _whole_length(p, at, limit) <= 0:
+        return False
+    return load_u64(p, at + 96) == xxh64_raw(p, at, _SEALED_BYTES) and body_matches(p, at)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """The loop of ``first_damaged``; ``size`` when all are sound."""
+    at: cython.Py_ssize_t = 0
+    while at < size:
+        if not is_sound(p, at, size):
+            return at
+        at += load_u32(p, at + 4)
+    return size
+
+
 def first_damaged(chunk: Buffer) -> int:
     """Position of the first of the whole batches back to back in ``chunk`` that is none, or whose header or body does not have its
-    checksum; -1 when all are sound. Reads without the GIL."""
+    checksum; -1 when all are sound. Large chunks are read without the GIL."""
     lent: Lent = lend(chunk)
-    at: cython.Py_ssize_t = 0
-    length: cython.Py_ssize_t = 1
-    with cython.nogil:
-        while at < lent.size and length > 0:
-            length = _whole_length(lent.p, at, lent.size)
-            if length > 0 and load_u64(lent.p, at + 96) == xxh64_raw(lent.p, at, _SEALED_BYTES):
-                length = length if body_matches(lent.p, at) else 0
-            else:
-                length = 0
-            at += length
+    at: cython.Py_ssize_t
+    if lent.size < _NOGIL_BYTES_MIN:
+        at = _first_damaged(lent.p, lent.size)
+    else:
+        with cython.nogil:
+            at = _first_damaged(lent.p, lent.size)
     return at if at < lent.size else -1
 
 

@@ -90,7 +90,9 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Blocks tell their sizes first, so that memory is taken once."""
+    """Blocks tell their sizes first, so that memory is taken once; one without a byte tells none."""
+    if not all(map(len, blocks)):
+        raise Damaged("a block is empty")
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         if sum(sizes) > limit:

@@ -1,18 +1,17 @@
 """Receive buffers, reused.
 
-Promises: sizes are powers of two; a buffer is handed out again only after the turn it may be viewed by was committed; what is out at one
-time has a limit. Must not know: connections, wires.
+Promises: sizes are powers of two; a buffer that was given back is handed out again only once nothing views it any more; taking and giving
+call nobody, so that both may be done while the loop asks for a buffer. Must not know: connections, wires, when a write batch is committed.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from typing import Final
 
 from polywire.records.room import room
 
-BUFFER_BYTES_MIN: Final = 16 * 1024
+BUFFER_BYTES_MIN: Final = 2 * 1024  # an unfinished request that has just begun
 KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # free buffers kept; the rest goes back to the allocator
 
 Memory = bytearray | mmap.mmap
@@ -26,21 +25,22 @@ def rounded(size: int) -> int:
 class Arena:
     """Buffers of one server.
 
-    Invariant: ``out_bytes`` is the size of all buffers taken and not given back.
+    Invariant: ``out_bytes`` is the size of all buffers taken and not given back. ``_viewed`` are those given back since ``settle`` was last
+    called: a write batch that is not committed yet may view them.
     """
 
-    __slots__ = ("_commit", "_free", "_kept_bytes", "bytes_max", "out_bytes")
+    __slots__ = ("_free", "_kept_bytes", "_viewed", "bytes_max", "out_bytes")
 
-    def __init__(self, commit: Callable[[], None], bytes_max: int) -> None:
-        self._commit = commit
+    def __init__(self, bytes_max: int) -> None:
         self._free: dict[int, list[Memory]] = {}
+        self._viewed: list[Memory] = []
         self._kept_bytes = 0
         self.bytes_max: Final = bytes_max
         self.out_bytes = 0
 
     def fits(self, size: int) -> bool:
-        """Whether a buffer of this size may still be taken."""
-        return self.out_bytes + rounded(size) <= self.bytes_max
+        """Whether so much more may be taken."""
+        return self.out_bytes + size <= self.bytes_max
 
     def take(self, size: int) -> Memory:
         """A buffer of at least this size, its bytes undefined."""
@@ -49,7 +49,6 @@ class Arena:
         free = self._free.get(wanted)
         if not free:
             return room(wanted)
-        self._commit()
         self._kept_bytes -= wanted
         return free.pop()
 
@@ -59,4 +58,10 @@ class Arena:
         self.out_bytes -= size
         if self._kept_bytes + size <= KEPT_BYTES_MAX:
             self._kept_bytes += size
-            self._free.setdefault(size, []).append(buffer)
+            self._viewed.append(buffer)
+
+    def settle(self) -> None:
+        """Nothing views what was given back so far."""
+        for buffer in self._viewed:
+            self._free.setdefault(len(buffer), []).append(buffer)
+        self._viewed.clear()

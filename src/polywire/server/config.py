@@ -11,11 +11,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+from polywire.broker.access import ANONYMOUS_NAME
 from polywire.broker.settings import HOUR_US, RECORD_ROOM_BYTES, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
 from polywire.protocols.kafka07.codec import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.server.logins import LOGIN_WIRES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
 MEBI: Final = 1024 * 1024
@@ -29,7 +31,8 @@ RETENTION_MIB_MAX: Final = 2**40  # more than any disk
 IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a processor busy
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
-LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "polywire"})  # those with words for a login
+# Where wires without a login listen when nothing is said, as long as nobody has to log in (decision 0028).
+USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
@@ -80,19 +83,24 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose.
+    flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without one,
+        flux and kafka07, which have no login, listen where they usually do, and with users nowhere.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
     ready_file: written once all listeners accept, removed when they do no longer.
     durability: least level of any acknowledgement, ``written`` or ``synced``.
     users: file of the users who may log in (``server.users``); without one the broker is open, or keeps the users it was given before.
-    insecure: whether it may listen beyond this machine although nobody has to log in.
+    insecure: whether it may listen beyond this machine although nobody has to log in, or passwords travel as they are.
+    audit_log: file that logins, refusals and administration are appended to, besides the log.
     partition_count: of topics made automatically.
     drain_timeout_s: how long owed answers may hold up a stop.
     slot_bytes, slot_count_min, slot_count_max, sync_interval_ms: of the journal; without one the log's own default counts.
+    scrub_hours: every stored segment is verified once in so many hours; 0 for never.
     retention_hours: how long topics without a setting of their own keep records; 0 for ever.
     retention_mib: how much each partition of such a topic keeps; 0 sets no limit.
+    offsets_retention_hours: how long positions that nobody uses are kept; 0 for ever.
+    state_mib, owner_share: what may be kept for peers beside records, and the share of it that one user or address may have.
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
@@ -104,9 +112,9 @@ class ServeConfig:
     """
 
     data_dir: Path = Path("polywire-data")
-    flux: str = "127.0.0.1:9092"
+    flux: str | None = None
     cursus: str = "127.0.0.1:9000"
-    kafka07: str = "127.0.0.1:9093"
+    kafka07: str | None = None
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
     any_wire: str = OFF
@@ -118,6 +126,7 @@ class ServeConfig:
     users: Path | None = None
     durability: Level = Level.WRITTEN
     insecure: bool = False
+    audit_log: Path | None = None
     partition_count: int = DEFAULT_PARTITION_COUNT
     drain_timeout_s: float = 5.0
     slot_bytes: int | None = None
@@ -126,7 +135,11 @@ class ServeConfig:
     sync_interval_ms: int | None = None
     idle_poll_us: int = 100
     retention_hours: float = 0.0
+    scrub_hours: float = 168.0
     retention_mib: int = 0
+    offsets_retention_hours: float = 168.0
+    state_mib: int = 256
+    owner_share: float = 0.5
     cursus_dialect: str = AUTO
     cursus_compression: str = AUTO
     cursus_idle_timeout_s: float = CURSUS_IDLE_TIMEOUT_S
@@ -142,6 +155,9 @@ class ServeConfig:
             partition_count=self.partition_count,
             retention_age_us=int(self.retention_hours * HOUR_US),
             retention_bytes=self.retention_mib * MEBI,
+            positions_expiry_us=int(self.offsets_retention_hours * HOUR_US),
+            state_bytes_max=self.state_mib * MEBI,
+            owner_share=self.owner_share,
         )
 
     def log_settings(self) -> LogSettings:
@@ -152,6 +168,7 @@ class ServeConfig:
             slot_count_min=self.slot_count_min or usual.slot_count_min,
             slot_count_max=self.slot_count_max or usual.slot_count_max,
             sync_interval_ms=self.sync_interval_ms or usual.sync_interval_ms,
+            scrub_hours=self.scrub_hours,
         )
 
     def listeners(self) -> Mapping[str, Address]:
@@ -163,6 +180,7 @@ class ServeConfig:
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
+            ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
         ):
             if not 0 <= value <= limit:
@@ -171,7 +189,7 @@ class ServeConfig:
                 )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
-        given = {**{wire: getattr(self, wire) for wire in WIRES}, ANY: self.any_wire}
+        given = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}
         given |= {wire + TLS_SUFFIX: text for wire, text in self.tls.items()}
         addresses = {name: address for name, text in given.items() if (address := parse_address(text)) is not None}
         if not addresses:
@@ -181,6 +199,34 @@ class ServeConfig:
             if name.endswith(TLS_SUFFIX) and self.tls_certificate is None:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"TLS needs a certificate: --tls-certificate listener={name}")
             self._check_slots(name)
+        return addresses
+
+    def address_of(self, wire: str) -> str:
+        """Where a wire listens: as given, or the usual place."""
+        given: str | None = getattr(self, wire)
+        return USUAL[wire] if given is None else given
+
+    def served(self, *, has_users: bool, has_anonymous: bool) -> Mapping[str, Address]:
+        """The listeners of a broker whose users are known: with users, wires without a login only where they were asked for by name.
+
+        Raises Invalid(INVALID_REQUEST) when nobody could do anything there, and as ``listeners``.
+        """
+        addresses = dict(self.listeners())
+        if not has_users:
+            return addresses
+        for wire in USUAL:
+            if getattr(self, wire) is None:
+                addresses.pop(wire, None)
+            certified = self.tls_client_authority is not None
+            nameless = [name for name in (wire, wire + TLS_SUFFIX) if name in addresses]
+            if nameless and not has_anonymous and not (certified and nameless == [wire + TLS_SUFFIX]):
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    f"the {wire} wire has no login: with users its peers may do what the user {ANONYMOUS_NAME!r} may, and there is none."
+                    f" Add one (polywire user add {ANONYMOUS_NAME} --permissions ...), or leave --{wire} out",
+                )
+        if not addresses:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "wires without a login are off where users are: nothing to serve")
         return addresses
 
     def _check_slots(self, name: str) -> None:
@@ -196,13 +242,14 @@ class ServeConfig:
             )
 
     def _check_reach(self, name: str, address: Address) -> None:
-        """Beyond this machine only those who log in, or have a certificate of their own, are served."""
+        """Beyond this machine only those who log in under TLS, or have a certificate of their own, are served."""
         if (
             self.insecure
             or address.is_loopback
             or (name.endswith(TLS_SUFFIX) and self.tls_client_authority is not None)
         ):
             return
+        is_secret = name.endswith(TLS_SUFFIX) or (name == ANY and self.tls_certificate is not None)
         name = name.removesuffix(TLS_SUFFIX)
         if self.users is None:
             raise Invalid(
@@ -216,8 +263,24 @@ class ServeConfig:
                 "this wire has no login, so listening beyond this machine needs --insecure"
                 f" listener={name} address={address}",
             )
+        if not is_secret:
+            instead = "--tls-certificate" if name == ANY else f"--{name}-tls"
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"passwords would travel as they are, so listening beyond this machine needs TLS ({instead}) or --insecure"
+                f" listener={name} address={address}",
+            )
 
-    def any_wires(self) -> frozenset[str] | None:
+    @property
+    def any_plain(self) -> bool:
+        """Whether the listener for all wires takes them without TLS, too."""
+        address = parse_address(self.any_wire)
+        return address is None or self.insecure or address.is_loopback
+
+    def any_wires(self, *, has_users: bool = False) -> frozenset[str] | None:
         """The wires that the listener for all of them recognises; None: every one."""
         address = parse_address(self.any_wire)
-        return None if address is None or self.insecure or address.is_loopback else LOGIN_WIRES
+        if address is None or self.insecure or address.is_loopback:
+            asked_for = LOGIN_WIRES.union(wire for wire in USUAL if getattr(self, wire) not in (None, OFF))
+            return asked_for if address is not None and has_users else None
+        return LOGIN_WIRES

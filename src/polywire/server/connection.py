@@ -4,178 +4,75 @@ Promises: a session is offered its bytes in order, each exactly once beyond what
 many of its answers wait for the peer; bytes handed to the broker are not overwritten before their turn was committed. Whatever one peer
 does, floods, stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the
 broker's verbs.
+
+**No callback of ours runs while the loop asks for a buffer.** libuv asks for memory and reads into it without looking again whether the
+connection still is open and still reads (its issue 2399): a connection paused or closed in between ends the process. To commit is to answer
+peers, this one among them, and an answer may pause or close. So ``get_buffer`` only finds memory: it commits nothing, and pauses, writes to
+and closes no connection, its own or another; ``Hub.lending`` is true meanwhile, and whoever does so is stopped by an assertion. What needs
+more is done at the end of ``buffer_updated``, when the loop expects anything. Memory that a write batch may still view is not waited for:
+``get_buffer`` finds other memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from polywire.errors import PeerError
+from polywire.errors import Busy, PeerError
 from polywire.protocols.base import Session, SessionFactory
-from polywire.server.arena import BUFFER_BYTES_MIN, Arena, Memory, rounded
-from polywire.server.idle import IdlePoll
+from polywire.server.arena import BUFFER_BYTES_MIN, Memory, rounded
+from polywire.server.hub import Hub
+from polywire.server.landing import FREE_BYTES_MIN, LANDING_BYTES
+from polywire.server.logins import Standing
+from polywire.server.memory import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, Progress
+from polywire.server.recognition import host_and_port, is_loopback, recognise, spelled
 from polywire.types import Buffer
 
+if TYPE_CHECKING:
+    from polywire.broker.access import Principal
+
 log = structlog.get_logger("polywire.server")
-
-PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
-SMALL_FRAME_BYTES: Final = 64 * 1024  # an unfinished frame up to this size may wait for ever
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of connections.
-
-    connections_max: open at once; each may cost a buffer. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a
-    larger one. turn_bytes_max: read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one
-    connection above which nothing more is read from it. receive_total_bytes_max, backlog_total_bytes_max: of all connections; when
-    passed, the one stalled longest is closed. stalled_s: how long a large unfinished frame, or answers nobody takes, may stand still.
-    unknown_s: how long a connection may hide its wire.
-    """
-
-    connections_max: int = 4_096
-    receive_bytes_max: int = 1024 * 1024
-    turn_bytes_max: int = 2 * 1024 * 1024
-    backlog_bytes_max: int = 1024 * 1024
-    receive_total_bytes_max: int = 64 * 1024 * 1024
-    backlog_total_bytes_max: int = 64 * 1024 * 1024
-    stalled_s: int = 30
-    unknown_s: int = 10
-
-
-class Intake(Protocol):
-    """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
-
-    @property
-    def appended(self) -> int:
-        """Batches taken so far; it grows while a session is offered bytes that produce."""
-
-    @property
-    def congested(self) -> bool:
-        """Whether peers that produce should be read no further for now."""
-
-    def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when there is no congestion (any more)."""
-
-    def commit(self) -> None:
-        """Write this turn now."""
-
-
-class Hub:
-    """What the connections of one server share.
-
-    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
-    ``_held`` are those that wait for the intake.
-    """
-
-    __slots__ = ("_held", "arena", "connections", "draining", "idle", "intake", "limits", "refused", "soon", "tick")
-
-    def __init__(
-        self,
-        intake: Intake,
-        limits: ConnectionLimits | None = None,
-        *,
-        idle: IdlePoll | None = None,
-        soon: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself."""
-        self.limits: Final = limits or ConnectionLimits()
-        self.intake: Final = intake
-        self.idle: Final = idle
-        self.soon: Final = soon or _call_soon
-        self.arena: Final = Arena(self.commit, self.limits.receive_total_bytes_max)
-        self._held: set[Connection] = set()
-        self.connections: set[Connection] = set()
-        self.draining = False
-        self.refused = 0
-        self.tick = 0
-
-    def commit(self) -> None:
-        """Write this turn now. What goes wrong while answers of the turn are told is not the fault of the peer that is being read."""
-        try:
-            self.intake.commit()
-        except Exception as error:
-            log.error("an answer could not be told", exc_info=error)
-
-    def sweep(self) -> None:
-        """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
-        self.tick += 1
-        for connection in list(self.connections):
-            connection.sweep()
-        if self.refused:
-            log.warning(
-                "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
-            )
-            self.refused = 0
-
-    def hold(self, connection: Connection) -> None:
-        """Let a connection whose peer produces wait until the intake has caught up."""
-        if not self._held:
-            self.intake.on_relief(self._relieved)
-        self._held.add(connection)
-
-    def _relieved(self) -> None:
-        held, self._held = self._held, set()
-        for connection in held:
-            connection.relieve()
-
-    def make_room(self, size: int, asking: Connection) -> None:
-        """See to it that a buffer of this size may be taken. Raises PeerError when nobody else holds a large one."""
-        while not self.arena.fits(size):
-            others = [
-                other for other in self.connections if other is not asking and other.held_bytes > SMALL_FRAME_BYTES
-            ]
-            if not others:
-                raise PeerError(f"no memory for a longer request bytes={size}", fatal=True)
-            slowest = min(others, key=_seen_tick)
-            slowest.abort("receive memory is short, this request has stood still longest")
-            slowest.let_go()
-
-    def check_backlog(self) -> None:
-        """Close the connection whose answers have waited longest while all of them together wait for too much."""
-        clogged = [connection for connection in self.connections if connection.backlog]
-        total = sum(connection.backlog for connection in clogged)
-        while clogged and total > self.limits.backlog_total_bytes_max:
-            slowest = min(clogged, key=_clogged_tick)
-            clogged.remove(slowest)
-            total -= slowest.backlog
-            slowest.abort("answers of all connections take too much memory, this peer has not read longest")
 
 
 class Connection(asyncio.BufferedProtocol):
     """One socket. Implements ``protocols.base.Output``.
 
-    Invariant: ``_buffer[_start:_end]`` is what the session has not consumed; what lies before may be viewed until the next commit.
+    Invariant: ``_buffer[_start:_end]`` is what the session has not consumed; the write batch ``_gathering`` may view what lies before.
     """
 
     __slots__ = (
         "_buffer",
         "_clogged",
-        "_clogged_tick",
         "_end",
         "_ended",
         "_factories",
+        "_gathering",
         "_held",
         "_hub",
+        "_landed",
         "_paused",
         "_pins",
         "_produces",
+        "_progress",
         "_receiving",
         "_released",
-        "_seen_tick",
         "_session",
+        "_spoke",
         "_start",
+        "_starved",
         "_taken",
         "_transport",
         "_view",
         "_want",
         "backlog_max",
+        "certified",
+        "clogged_tick",
+        "host",
+        "seen_tick",
+        "wire",
     )
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
@@ -189,7 +86,12 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(b"")
         self._start = 0
         self._end = 0
+        self._landed = False
         self._want = BUFFER_BYTES_MIN
+        self._progress = Progress()
+        self._starved = False
+        self._spoke = False
+        self._gathering = hub.gathering
         self._taken = 0
         self._paused = False
         self._held = False
@@ -197,25 +99,46 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = False
         self._ended = False
         self._clogged = False
-        self._clogged_tick = 0
-        self._seen_tick = hub.tick
+        self.clogged_tick = 0
+        self.seen_tick = hub.tick
+        self.host = ""
         self._released: list[Callable[[], None]] = []
         self.backlog_max = hub.limits.backlog_bytes_max
+        self.certified: Principal | None = None
+        self.wire = ""
+        """Name of the wire that is spoken, empty until that is known."""
 
     # The socket's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         hub = self._hub
-        if hub.draining or len(hub.connections) >= hub.limits.connections_max:
-            hub.refused += 1
+        self.host = host_and_port(transport.get_extra_info("peername"))[0]
+        if not hub.enter(self):
             self._transport.abort()
             return
-        hub.connections.add(self)
         # Above 0 the transport says so at once, and writes without waiting for the end of the pass.
         self._transport.set_write_buffer_limits(high=0)
         if len(self._factories) == 1:
-            self._session = self._factories[0].open(self, self.resume)
+            self._open_session(self._factories[0])
+
+    def _open_session(self, factory: SessionFactory) -> Session:
+        self.wire = factory.wire
+        self._session = session = factory.open(self, self.resume)
+        return session
+
+    def certify(self, name: str) -> bool:
+        """The peer has proved by its TLS certificate what its name is; whether it may go on."""
+        logins = self._hub.logins
+        try:
+            self.certified = logins.certify(self, name)
+        except Busy as error:
+            self.abort(error.message)
+            return False
+        if self.certified is None and not logins.is_open:
+            self.abort(f"the peer's certificate names no user name={name!r}")
+            return False
+        return True
 
     def move_to(self, transport: Any, received: bytes) -> None:
         """Go on with another transport of the same socket, from which these bytes came."""
@@ -229,54 +152,141 @@ class Connection(asyncio.BufferedProtocol):
             self.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        start, end = self._start, self._end
-        if start == end:
-            if start:
-                self._hub.commit()
-                self._start = self._end = 0
-            if self._buffer is None or len(self._buffer) < self._want:
-                self._replace(self._want)
-            return self._view
-        if self._buffer is None or self._want > len(self._buffer) or end == len(self._buffer):
-            self._replace(max(self._want, 2 * (end - start)))
-        return self._view[self._end :]
-
-    def _replace(self, size: int) -> None:
-        """Take a buffer of at least this size and move what is left to its front."""
-        left = self._view[self._start : self._end]
-        session = self._session
-        most = self._hub.limits.receive_bytes_max if session is None else session.frame_bytes_max
-        size = max(min(rounded(size), rounded(max(most, self._hub.limits.receive_bytes_max))), rounded(len(left) + 1))
-        old, self._buffer = self._buffer, None
-        self._view = memoryview(b"")
-        if old is not None:
-            self._hub.arena.give(old)
-        if not self._hub.arena.fits(size):
-            size = rounded(len(left) + 1) if rounded(len(left) + 1) <= SMALL_FRAME_BYTES else size
-            self._make_room(size)
-        self._buffer = self._hub.arena.take(size)
-        self._view = memoryview(self._buffer)
-        self._view[: len(left)] = left  # which may be the same memory: then it is moved
-        self._start, self._end = 0, len(left)
-        self._want = min(self._want, size)
-
-    def _make_room(self, size: int) -> None:
+        """Memory for what comes next. Nothing of ours may happen in here (see above)."""
+        hub = self._hub
+        hub.lending = True
         try:
-            self._hub.make_room(size, self)
-        except PeerError as error:  # uvloop is about to read: ending the transport here would end the process
-            asyncio.get_running_loop().call_soon(self.abort, error.message)
+            if not hub.intake.uncommitted:
+                hub.settle()
+            if self._buffer is None:
+                self._view, self._start = hub.memory.landing.lend()
+                self._end = self._start
+                self._landed = True
+            else:
+                self._make_free()
+            return self._view[self._end :]
+        finally:
+            hub.lending = False
+
+    def _make_free(self) -> None:
+        """Have free memory behind what the session has not consumed; no more of it than there is."""
+        if self._start == self._end and self._gathering < self._hub.gathering:
+            self._start = self._end = 0
+        left, size = self._end - self._start, len(self._view)
+        if size - self._end < (1 if left else FREE_BYTES_MIN):
+            self._replace(max(size, left + 1))
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
-        self._seen_tick = self._hub.tick
-        if self._end == len(self._view) and self._end < self._hub.limits.receive_bytes_max:
-            self._want = 4 * self._end
+        hub, landed, start = self._hub, self._landed, self._start
+        is_new = start == self._end
+        self._end = end = self._end + nbytes
+        self.seen_tick = hub.tick
+        if not self._spoke:
+            self._spoke = True
+            hub.places.spoke(self)
+        if end == len(self._view) and (filled := LANDING_BYTES if landed else end) < hub.limits.receive_bytes_max:
+            self._want = 4 * filled
         self._offer()
+        if self._start < self._end and (is_new or self._start != start):
+            self._note_progress()
+        if landed:
+            self._take_off(end)
         self._taken += nbytes
-        if self._taken >= self._hub.limits.turn_bytes_max:
+        if self._taken >= hub.limits.turn_bytes_max:
             self._let_others_read()
-        if self._hub.idle is not None:
-            self._hub.idle.came()
+        if self._buffer is not None or self._want > LANDING_BYTES:
+            self._prepare()
+        if hub.idle is not None:
+            hub.idle.came()
+
+    def _note_progress(self) -> None:
+        """What is left is the beginning of a request, or goes on from here."""
+        self.seen_tick = self._hub.tick
+        self._progress.begin(self.seen_tick, self._end - self._start)
+
+    def _take_off(self, end: int) -> None:
+        """Leave the landing, which was used up to ``end``, with what is left."""
+        landing = self._hub.memory.landing
+        landing.used(end)
+        self._landed = False
+        if self._pins:
+            self._buffer = landing.hand_over()
+            self._view = memoryview(self._buffer)
+            return
+        left = self._view[self._start : self._end]
+        self._view = memoryview(b"")
+        self._start = self._end = 0
+        if left:
+            self._view = left
+            self._end = len(left)
+            self._replace(len(left) + 1)
+
+    def _replace(self, size: int) -> None:
+        """Have a buffer of at least this size with what is left at its front."""
+        left = self._view[self._start : self._end]
+        size = rounded(size)
+        old, arena = self._buffer, self._hub.memory.arena
+        if old is not None and len(old) == size and self._gathering < self._hub.gathering and not self._pins:
+            self._view[: len(left)] = left
+            self._start, self._end = 0, len(left)
+            return
+        self._buffer = None
+        self._view = memoryview(b"")
+        if old is not None:
+            arena.give(old)
+        self._buffer = arena.take(size)
+        self._view = memoryview(self._buffer)
+        self._view[: len(left)] = left
+        self._start, self._end = 0, len(left)
+
+    def _prepare(self) -> None:
+        """Have memory for the next read, as long as others may still be answered and closed for it."""
+        hub = self._hub
+        if self._buffer is not None and self._end == len(self._view):
+            if hub.intake.uncommitted:  # the loop reads on at once: let it be into the same memory
+                hub.commit()
+            else:
+                hub.settle()
+        if self._ended or self._session is None:
+            return
+        if self._start < self._end:
+            if not self._paused:
+                self._grow()
+            return
+        wanted = min(self._want, hub.limits.receive_bytes_max)
+        if wanted <= LANDING_BYTES or hub.memory.is_short:
+            self.give_back_idle()
+        elif wanted > len(self._view) and hub.memory.arena.fits(wanted - len(self._view)):
+            self._replace(wanted)
+
+    def _grow(self) -> bool:
+        """Have room for more of an unfinished request; False when that has to wait, and then nothing is read."""
+        size, memory = len(self._view), self._hub.memory
+        wanted = self._growth()
+        if wanted > size:
+            if not memory.grant(wanted - size, self):
+                self._starved = True
+                self._pause()
+                return False
+            self._replace(wanted)
+        return True
+
+    def _growth(self) -> int:
+        """Size of the buffer that a request deserves: what the flow so far does, and what it says it needs, but of that no more than four
+        times what has come."""
+        session, left, size = self._session, self._end - self._start, len(self._view)
+        assert session is not None, "somebody has taken the beginning"
+        flow = min(self._want, self._hub.limits.receive_bytes_max) if self._want > LANDING_BYTES else 0
+        most = min(max(session.frame_bytes_max, self._hub.limits.receive_bytes_max), 4 * left)
+        wanted = 2 * size if left == size else session.wanted()
+        return rounded(max(flow, min(wanted, most), left + 1))
+
+    def go_on_receiving(self) -> None:
+        """There may be memory now."""
+        self._starved = False
+        if self._session is not None and not self._ended and self._grow():
+            self._note_progress()
+            self._take_up()
 
     def _let_others_read(self) -> None:
         """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
@@ -288,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
         self._ended = True
-        self._seen_tick = self._hub.tick
+        self.seen_tick = self._hub.tick
         session = self._session
         if session is None:
             return False
@@ -301,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._clogged = True
-        self._clogged_tick = self._hub.tick
+        self.clogged_tick = self._hub.tick
 
     def resume_writing(self) -> None:
         self._clogged = False
@@ -311,7 +321,7 @@ class Connection(asyncio.BufferedProtocol):
             self._take_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hub.connections.discard(self)
+        self._hub.leave(self)
         self._clogged = False
         self._ended = True
         self.let_go()
@@ -319,6 +329,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def let_go(self) -> None:
         """Have nothing received any more: the transport has ended, or will without another read."""
+        assert not self._hub.lending, "the loop asks for a buffer"
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -330,8 +341,20 @@ class Connection(asyncio.BufferedProtocol):
         self._view = memoryview(b"")
         self._start = self._end = 0
         if self._buffer is not None:
-            self._hub.arena.give(self._buffer)
+            self._hub.memory.arena.give(self._buffer)
             self._buffer = None
+        self._hub.memory.given_back()
+
+    def give_back_idle(self) -> None:
+        """Give back a buffer that holds no request."""
+        if self._start == self._end and not self._landed and self._buffer is not None and not self._pins:
+            self._give_buffer()
+            self._want = BUFFER_BYTES_MIN
+
+    def vacate(self) -> None:
+        """The transport was ended: the place is free, though the loop has not said so yet."""
+        self._hub.leave(self)
+        self.let_go()
 
     def pin(self) -> Callable[[], None]:
         """Keep what was received as it is."""
@@ -363,27 +386,21 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._receiving = False
+            self._gathering = self._hub.gathering
         self._produces = intake.appended != appended
         if self._produces and intake.congested:
             self._hold()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause()
-        elif self._start < self._end:
-            self._want = max(self._want, rounded(session.wanted()))
 
     def _recognise(self) -> Session | None:
         """Find out which wire the peer speaks."""
-        prefix = bytes(self._view[self._start : min(self._end, self._start + PREFIX_BYTES_MAX)])
-        undecided = False
-        for factory in self._factories:
-            known = factory.recognise(prefix)
-            if known:
-                self._session = factory.open(self, self.resume)
-                return self._session
-            undecided = undecided or known is None
-        if not undecided or len(prefix) >= PREFIX_BYTES_MAX:
-            self.abort("no wire begins with these bytes")
-        return None
+        try:
+            factory = recognise(self._factories, self._view[self._start : self._end])
+        except PeerError as error:
+            self.abort(error.message)
+            return None
+        return None if factory is None else self._open_session(factory)
 
     def fail(self, error: PeerError) -> None:
         """The session gave up outside of ``receive``."""
@@ -409,17 +426,23 @@ class Connection(asyncio.BufferedProtocol):
     def _take_up(self) -> None:
         """Offer what waited, then read on, unless the session pauses again."""
         session = self._session
-        if session is None or self._ended or not self._paused or self._held:
+        if session is None or self._ended or not self._paused or self._held or self._starved:
             return
         if session.paused() or self.backlog > self.backlog_max:
             return
         self._paused = False
         if self._start < self._end:
             self._offer()
-        if not self._paused and not self._hub.draining and not self._ended:
-            self._transport.resume_reading()
-        else:
+            self._note_progress()
+        if self._paused or self._hub.draining or self._ended:
             self._paused = True
+        elif self._start < self._end and self._growth() > len(self._view):
+            self._paused = self._starved = True  # others may have to go: not from inside of what resumed this one
+            self._hub.soon(self.go_on_receiving)
+        else:
+            if self._want <= LANDING_BYTES:
+                self.give_back_idle()
+            self._transport.resume_reading()
 
     def _hold(self) -> None:
         """Wait, with what was not offered yet, until the intake has caught up."""
@@ -434,6 +457,7 @@ class Connection(asyncio.BufferedProtocol):
         self._take_up()
 
     def _pause(self) -> None:
+        assert not self._hub.lending, "the loop asks for a buffer"
         if not self._paused:
             self._paused = True
             if not self._transport.is_closing():
@@ -449,25 +473,21 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def peer(self) -> str:
         """Address of the peer."""
-        name = self._transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+        return spelled(self._transport.get_extra_info("peername"))
 
     @property
     def local(self) -> tuple[str, int]:
-        """Host and port that the peer connected to; a host of IPv6 digits as a name where there is one, because wires split at colons."""
-        name = self._transport.get_extra_info("sockname")
-        if not isinstance(name, tuple):
-            return "localhost", 0
-        return "localhost" if name[0] == "::1" else name[0], name[1]
+        """Host and port that the peer connected to."""
+        return host_and_port(self._transport.get_extra_info("sockname"))
 
     @property
     def on_loopback(self) -> bool:
         """Whether the peer is on this machine."""
-        name = self._transport.get_extra_info("peername")
-        return not isinstance(name, tuple) or ip_address(name[0].partition("%")[0]).is_loopback
+        return is_loopback(self._transport.get_extra_info("peername"))
 
     def write(self, data: Buffer) -> None:
         """Send bytes."""
+        assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
             self._transport.write(data)
             if self._clogged:
@@ -475,6 +495,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
         """Send parts in order; ``released`` once the kernel has them."""
+        assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
             self._transport.writelines(parts)
             if self._clogged:
@@ -496,14 +517,48 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close once everything written was sent."""
+        assert not self._hub.lending, "the loop asks for a buffer"
         self._transport.close()
+
+    def identified(self, principal: Principal | None) -> None:
+        """Say who the peer is."""
+        self._hub.logins.identify(self, principal or self.certified)
 
     # What the hub asks
 
     @property
     def held_bytes(self) -> int:
-        """Size of the receive buffer, if it can be had back."""
-        return 0 if self._buffer is None or (self._session is None and self._pins) else len(self._buffer)
+        """Size of the receive buffer."""
+        return 0 if self._buffer is None else len(self._buffer)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second in which an unfinished request arrives."""
+        return self._progress.rate(self._hub.tick, self._end - self._start)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a request hardly arrives, for no reason of ours."""
+        unfinished = self._start < self._end and not self._paused and not self._landed
+        return unfinished and self._is_slow(STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
+
+    def _is_slow(self, ticks: int, bytes_per_s: int) -> bool:
+        """Whether nothing came for so long, or for longer than that less than so much."""
+        if self._hub.tick - self.seen_tick >= ticks:
+            return True
+        return self._progress.is_slow(self._hub.tick, self._end - self._start, ticks, bytes_per_s)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request is arriving, or would be if there was memory."""
+        if self._paused and not self._starved:
+            return False
+        return self._start < self._end and not self._ended and not self.is_stalled
+
+    @property
+    def standing(self) -> Standing:
+        """How well the peer is known."""
+        return self._hub.logins.standing(self) if self._spoke else Standing.SILENT
 
     @property
     def is_waiting(self) -> bool:
@@ -516,37 +571,30 @@ class Connection(asyncio.BufferedProtocol):
 
     def sweep(self) -> None:
         """A second has passed."""
-        hub, quiet = self._hub, self._hub.tick - self._seen_tick
-        if self._clogged and hub.tick - self._clogged_tick > hub.limits.stalled_s:
+        hub, quiet = self._hub, self._hub.tick - self.seen_tick
+        if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:
             self.abort("the peer does not read its answers")
         elif self._session is None and quiet > hub.limits.unknown_s:
             self.abort("the peer did not say which wire it speaks")
         elif self._ended and quiet > hub.limits.stalled_s:
             self.abort("the peer has finished and nothing is left to say")
         elif self._start < self._end and not self._paused:
-            if self.held_bytes > SMALL_FRAME_BYTES and quiet > hub.limits.stalled_s:
+            if self._is_slow(hub.limits.stalled_s + 1, BYTES_PER_S_MIN):
                 self.abort("a request stands still in its middle")
-        elif quiet > 1 and self._start == self._end and self._buffer is not None and not self._paused:
-            self._start = self._end = 0
-            self._view = memoryview(b"")
-            hub.arena.give(self._buffer)
-            self._buffer = None
-            self._want = BUFFER_BYTES_MIN
+        elif quiet > 1 and not self._paused:
+            self.give_back_idle()
+
+    def end(self, reason: str) -> None:
+        """Carry out nothing more, and close once everything written was sent."""
+        log.info("connection closed", peer=self.peer, reason=reason)
+        self._ended = True
+        self._pause()
+        self.let_go()
+        self._transport.close()
 
     def abort(self, reason: str) -> None:
         """Close at once, dropping what was not sent."""
+        assert not self._hub.lending, "the loop asks for a buffer"
         log.info("connection dropped", peer=self.peer, reason=reason)
         self._ended = True
         self._transport.abort()
-
-
-def _call_soon(callback: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_soon(callback)
-
-
-def _seen_tick(connection: Connection) -> int:
-    return connection._seen_tick
-
-
-def _clogged_tick(connection: Connection) -> int:
-    return connection._clogged_tick

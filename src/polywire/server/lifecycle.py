@@ -12,18 +12,20 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from polywire.broker.access import DEFAULT_NAME, Access
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Denied
 from polywire.protocols.base import SessionFactory
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
@@ -35,13 +37,17 @@ from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.protocols.workbench import Workbench
+from polywire.server.audit import AuditLog
 from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
-from polywire.server.connection import Hub
+from polywire.server.descriptors import raise_limit, share
+from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.server.private import close_to_others, make_private
+from polywire.server.reload import Reload
 from polywire.server.tls import server_tls
-from polywire.server.users import read_users
+from polywire.server.users import load_users
 from polywire.server.zookeeper import Registration
 from polywire.types import Level
 
@@ -53,6 +59,7 @@ EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_SECOND_SIGNAL: Final = 130
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
+READY_MODE: Final = 0o644  # where a broker listens is no secret
 FLUSH_TIMEOUT_S: Final = 1.0  # for the last answers to leave
 
 
@@ -60,7 +67,8 @@ def run(config: ServeConfig) -> int:
     """Serve until told to stop; returns the exit code."""
     lines = LineLimit(SystemClock())
     set_up_log(lines)
-    _raise_file_limit()
+    make_private()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which asks for a reload, and before there is one for nothing
     try:
         with asyncio.Runner(loop_factory=_new_loop()) as runner:
             return runner.run(serve(config, lines))
@@ -74,21 +82,39 @@ def run(config: ServeConfig) -> int:
 
 async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
     """Open the broker, listen, wait for the end. ``lines`` is told when seconds have passed. Raises BrokerError when it cannot start."""
-    addresses = config.listeners()
-    server = Server(config, lines)
+    config.listeners()  # what cannot be is refused before anything is opened
+    users = None if config.users is None else load_users(config.users)
+    close_to_others(config.data_dir)
+    audit = AuditLog(SystemClock(), config.audit_log)
+    server = Server(config, lines, audit)
     broker = server.open_broker()
-    hub = Hub(broker, idle=IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us))
+    broker.access.audit = audit.record
+    idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
+    limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
+    hub = Hub(broker, limits, idle=idle, identities=broker.access)
+    hub.logins.audit = audit.record
+    broker.access.on_end(hub.logins.end)
     try:
-        if config.users is not None:
-            broker.access.configure(read_users(config.users))
+        access = broker.access
+        if users is not None:
+            access.configure(users)
+            assert not access.is_open, "with users somebody has to log in"
+        addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         factories = _factories(broker, config)
         tls = server_tls(config)
-        listeners = await open_listeners(hub, addresses, factories, any_wires=config.any_wires(), tls=tls)
+        listeners = await open_listeners(
+            hub,
+            addresses,
+            factories,
+            any_wires=config.any_wires(has_users=not access.is_open),
+            any_plain=config.any_plain,
+            tls=tls,
+        )
         server.registration = _registration(config, listeners)
     except BrokerError:
         broker.close()
         raise
-    server.watch_signals()
+    server.watch_signals(Reload(broker.access, config.users, tls, audit))
     _announce(config, listeners, broker.access)
     return await server.wait(broker, hub, listeners)
 
@@ -99,15 +125,17 @@ class Server:
     Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
     """
 
-    __slots__ = ("_config", "_exit_code", "_lines", "_loop", "_stopping", "registration")
+    __slots__ = ("_audit", "_config", "_exit_code", "_lines", "_loop", "_stopping", "registration", "shares")
 
-    def __init__(self, config: ServeConfig, lines: LineLimit | None) -> None:
+    def __init__(self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog) -> None:
+        self._audit = audit
         self._config = config
         self._lines = lines
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
         self.registration: Registration | None = None
+        self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     def open_broker(self) -> Broker:
         """Recover the data directory. Raises BrokerError."""
@@ -117,7 +145,7 @@ class Server:
             config.broker_settings(),
             self._loop,
             SystemClock(),
-            log_settings=config.log_settings(),
+            log_settings=replace(config.log_settings(), open_blobs_max=self.shares.blobs),
             on_failure=self.storage_failed,
         )
 
@@ -127,8 +155,9 @@ class Server:
         self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
-    def watch_signals(self) -> None:
-        """Stop in good order on the first signal, at once on the second."""
+    def watch_signals(self, reload: Callable[[], None]) -> None:
+        """Stop in good order on the first signal, at once on the second; SIGHUP takes files up anew."""
+        self._loop.add_signal_handler(signal.SIGHUP, reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._signalled, number)
 
@@ -155,6 +184,8 @@ class Server:
             broker.close()
         await _hang_up(hub)
         _withdraw(self._config.ready_file)
+        self._audit.sweep(stopping=True)
+        self._audit.close()
         if self._lines is not None:
             self._lines.sweep(stopping=True)
         log.info("stopped", exit_code=self._exit_code)
@@ -163,9 +194,10 @@ class Server:
     async def _sweep(self, hub: Hub, broker: Broker) -> None:
         while True:
             if self.registration is not None:
-                self.registration.update(broker.topics())
+                self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
             hub.sweep()
+            self._audit.sweep()
             if self._lines is not None:
                 self._lines.sweep()
 
@@ -178,6 +210,15 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registr
     registration = Registration(config.kafka07_zookeeper, places[0])
     registration.start()
     return registration
+
+
+def _registered(broker: Broker) -> list[Topic]:
+    """What clients of ZooKeeper are told of: what those who come without a login may see."""
+    try:
+        who = broker.access.nameless(None)
+    except Denied:  # all come with certificates
+        return []
+    return [topic for topic in broker.topics() if broker.access.permits(who, Action.TOPIC_DESCRIBE, topic)]
 
 
 async def drain(hub: Hub, timeout_s: float) -> None:
@@ -209,7 +250,7 @@ async def _hang_up(hub: Hub) -> None:
 
 def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
     """Every wire this broker speaks."""
-    advertised = parse_address(config.flux)
+    advertised = parse_address(config.address_of("flux"))
     flux = FluxSettings(
         host=advertised.host if advertised is not None else "127.0.0.1",
         port=advertised.port if advertised is not None else 0,
@@ -260,6 +301,7 @@ def _write_whole(path: Path, text: str) -> None:
     """Replace a file so that nobody ever sees half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(READY_MODE)
     os.replace(temporary, path)
 
 
@@ -276,11 +318,3 @@ def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
-
-
-def _raise_file_limit() -> None:
-    """A connection costs a descriptor: use all the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

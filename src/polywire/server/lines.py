@@ -13,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from polywire.clock import Clock
+from polywire.escaping import escaped
 
 LINES_MAX: Final = 20  # of one event in a window: enough to see what happens; some 2,000 bytes a second at the worst
 WINDOW_S: Final = 10.0
@@ -31,6 +32,14 @@ class _Window:
         self.written = 0
         self.left_out = 0
         self.level = "info"
+
+
+def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor of structlog: facts may be words of peers, and a log is read on terminals."""
+    for name, value in line.items():
+        if isinstance(value, str):
+            line[name] = "\n".join(map(escaped, value.split("\n"))) if name == "exception" else escaped(value)
+    return line
 
 
 class LineLimit:
@@ -79,6 +88,7 @@ def set_up_log(limit: LineLimit) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            escape,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,8 +14,9 @@ from typing import Any, Final
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.base import SessionFactory
 from polywire.server.config import ANY, TLS_SUFFIX, Address
-from polywire.server.connection import Connection, Hub
-from polywire.server.tls import TlsConnection
+from polywire.server.connection import Connection
+from polywire.server.hub import Hub
+from polywire.server.tls import ServerTls, TlsConnection
 
 ACCEPT_BACKLOG: Final = 1024  # connections the kernel may hold before they are accepted
 KEEP_ALIVE: Final = {
@@ -41,9 +41,11 @@ async def open_listeners(
     factories: Sequence[SessionFactory],
     *,
     any_wires: Collection[str] | None = None,
-    tls: ssl.SSLContext | None = None,
+    any_plain: bool = True,
+    tls: ServerTls | None = None,
 ) -> list[Listener]:
-    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a context.
+    """Listen on every address; the listener for all wires recognises ``any_wires``, every one without, and TLS where there is a certificate;
+    without ``any_plain`` it takes nothing but TLS.
 
     Raises Busy(BUSY) with the address that cannot be had.
     """
@@ -53,9 +55,9 @@ async def open_listeners(
     for name, address in addresses.items():
         wire = name.removesuffix(TLS_SUFFIX)
         spoken = among_all if wire == ANY else [by_wire[wire]]
-        context = tls if name == ANY or name.endswith(TLS_SUFFIX) else None
+        spoken_tls = tls if name == ANY or name.endswith(TLS_SUFFIX) else None
         try:
-            opened.append(await _listen(hub, name, address, spoken, context))
+            opened.append(await _listen(hub, name, address, spoken, spoken_tls, plain_too=name == ANY and any_plain))
         except OSError as error:
             close_listeners(opened)
             reason = error.strerror or str(error)
@@ -64,13 +66,19 @@ async def open_listeners(
 
 
 async def _listen(
-    hub: Hub, name: str, address: Address, spoken: Sequence[SessionFactory], context: ssl.SSLContext | None
+    hub: Hub,
+    name: str,
+    address: Address,
+    spoken: Sequence[SessionFactory],
+    tls: ServerTls | None,
+    *,
+    plain_too: bool,
 ) -> Listener:
     loop = asyncio.get_running_loop()
 
     def connect() -> Any:
         connection = Connection(hub, spoken)
-        return connection if context is None else TlsConnection(hub, connection, context, plain_too=name == ANY)
+        return connection if tls is None else TlsConnection(hub, connection, tls.context, plain_too=plain_too)
 
     server = await loop.create_server(connect, address.host, address.port, backlog=ACCEPT_BACKLOG)
     for listening in server.sockets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,7 +17,9 @@ import structlog
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import ServeConfig
-from polywire.server.connection import Connection, Hub
+from polywire.server.connection import Connection
+from polywire.server.hub import Hub
+from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
 
 RECORD_BYTES: Final = 16 * 1024  # a record holds no more
@@ -50,11 +52,31 @@ def server_context(certificate: Path, key: Path | None, client_authority: Path |
     return context
 
 
-def server_tls(config: ServeConfig) -> ssl.SSLContext | None:
-    """The context of a broker's listeners, if it has a certificate. Raises Invalid(INVALID_REQUEST)."""
-    if config.tls_certificate is None:
-        return None
-    return server_context(config.tls_certificate, config.tls_key, config.tls_client_authority)
+class ServerTls:
+    """The certificate that peers are shown; connections from now on see the one of the latest ``reload``."""
+
+    __slots__ = ("_config", "context")
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises Invalid(INVALID_REQUEST)."""
+        self._config = config
+        self.context = self._load()
+
+    def reload(self) -> None:
+        """Take up the files as they are now. Raises Invalid(INVALID_REQUEST); then nothing has changed."""
+        self.context = self._load()
+
+    def _load(self) -> ssl.SSLContext:
+        config = self._config
+        assert config.tls_certificate is not None, "there is a certificate"
+        context = server_context(config.tls_certificate, config.tls_key, config.tls_client_authority)
+        warn_of_readable(config.tls_key or config.tls_certificate)
+        return context
+
+
+def server_tls(config: ServeConfig) -> ServerTls | None:
+    """TLS of a broker's listeners, if it has a certificate. Raises Invalid(INVALID_REQUEST)."""
+    return None if config.tls_certificate is None else ServerTls(config)
 
 
 def is_hello(prefix: bytes) -> bool | None:
@@ -64,6 +86,12 @@ def is_hello(prefix: bytes) -> bool | None:
     if not known.startswith(prefix[:2]) and not prefix.startswith(known):
         return False
     return prefix[5] == 1 if len(prefix) >= HELLO_BYTES else None
+
+
+def common_name(certificate: Mapping[str, Any]) -> str:
+    """The common name that a verified certificate was issued to; empty when it has none, or more than one."""
+    names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
 
 
 class TlsConnection(asyncio.BufferedProtocol):
@@ -200,6 +228,9 @@ class TlsConnection(asyncio.BufferedProtocol):
     def _shake_hands(self) -> None:
         assert self._engine is not None, "the peer speaks TLS"
         self._engine.do_handshake()
+        certificate = self._engine.getpeercert()
+        if certificate and not self._connection.certify(common_name(certificate)):
+            return
         self._open = True
         self._cancel_timer()
         self._send()

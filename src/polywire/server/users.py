@@ -18,6 +18,7 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.server.private import check_secret
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"[^:\s#][^:\r\n]{0,254}")
@@ -34,6 +35,22 @@ def read_users(path: Path) -> list[ConfiguredUser]:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"a user stands twice in the file file={str(path)!r} name={name!r}"
             )
+    return users
+
+
+def load_users(path: Path) -> list[ConfiguredUser]:
+    """The users a broker starts with, at least one: who asks for a login must never get an open broker.
+
+    Raises as ``read_users``, and Invalid(INVALID_REQUEST) for a file without users, or one that others may read or change.
+    """
+    check_secret(path)
+    users = read_users(path)
+    if not users:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the users file holds no user, so anybody could do anything; add one: polywire user add NAME --users {path}"
+            f" file={str(path)!r}",
+        )
     return users
 
 

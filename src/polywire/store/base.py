@@ -6,19 +6,25 @@ what a blob holds.
 
 from __future__ import annotations
 
+import errno
 import mmap
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from polywire.errors import Corrupt, ErrorCode, Invalid
+from polywire.errors import Busy, Corrupt, ErrorCode, Invalid
+from polywire.matching import WORD, consists_of
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves room for the temporary suffix within the 255 bytes file systems allow
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (design §4)
+OPEN_BLOBS_MAX: Final = 64  # kept open, with up to two descriptors each: well below the usual limit of 1,024
 BLOCK_BYTES: Final = 4096  # direct reads begin and end at multiples of this, in memory and in the file
 
-_NAME: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
+DESCRIPTORS_RETRY_MS: Final = 1000
+
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_FIRST: Final = WORD + "_"
+_NAME: Final = _FIRST + ".-"
 
 
 class BlobExists(Exception):
@@ -29,21 +35,28 @@ class BlobMissing(Exception):
     """There is no blob of this name. Whoever was told of the name decides what that means."""
 
 
+def no_descriptor(error: OSError) -> Busy | None:
+    """The error of a file that could not be opened because too many are, which passes: nothing is wrong with the storage. None for any
+    other."""
+    if error.errno not in _NO_DESCRIPTOR:
+        return None
+    return Busy(ErrorCode.BUSY, f"too many files are open: {error.strerror}", retry_after_ms=DESCRIPTORS_RETRY_MS)
+
+
 class Blob(Protocol):
-    """One open blob, shared by all who opened it. Views stay valid after it was deleted, until the last of them is gone."""
+    """One open blob, shared by all who opened it; it can be read after it was deleted. It is read, never mapped: touching a mapped page that
+    lies on a bad place of the disk, or behind the end of a file that was cut short, ends the process instead of the read."""
 
     @property
     def size(self) -> int:
         """Bytes of the blob."""
 
-    def map(self) -> memoryview:
-        """The whole blob as a read-only view; mapped, not read, where the store can."""
-
     def pread_into(self, out: Buffer, position: int) -> int:
         """Fill the writable ``out`` from ``position``; returns the bytes read, fewer only at the blob's end. Raises Unavailable."""
 
-    def is_warm(self, start: int, stop: int) -> bool:
-        """Whether touching these bytes of ``map()`` waits for no disk."""
+    def read_now(self, out: Buffer, position: int) -> bool:
+        """Fill the writable ``out`` from ``position`` if that waits for no disk; False when it would, or the blob ends before, or the store
+        cannot tell: then ``out`` holds anything."""
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Bytes [start, stop), cut at the blob's end, read past the page cache where the store can, into ``block``: writable memory that
@@ -77,6 +90,10 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """Remove a blob; a name that does not exist is no error."""
 
+    def delete_in_steps(self, name: str) -> Iterator[int]:
+        """Remove a blob like ``delete``, its space a piece at a time: the name is gone with the first step, each tells how many bytes it
+        freed, 0 while others still read the blob. Who stops half-way, or deletes a blob for ever read, leaves the rest to the system."""
+
     def size(self, name: str) -> int:
         """Bytes of a blob. Raises BlobMissing."""
 
@@ -88,8 +105,10 @@ def aligned_buffer(size: int) -> memoryview:
 
 def check_blob_name(name: str) -> None:
     """Refuse a name no store may hold. Raises Invalid(INVALID_NAME)."""
-    if len(name) > BLOB_NAME_BYTES_MAX or _NAME.fullmatch(name) is None:
-        raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name!r}")
+    parts = name.split("/", 1)
+    named = all(part and part[0] in _FIRST and consists_of(part, _NAME) for part in parts)
+    if len(name) > BLOB_NAME_BYTES_MAX or not named:
+        raise Invalid(ErrorCode.INVALID_NAME, f"invalid blob name name={name[:BLOB_NAME_BYTES_MAX]!r}")
 
 
 def blob_corrupt(name: str, reason: str) -> Corrupt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
+import fcntl
 import os
 import secrets
 import threading
@@ -19,26 +19,27 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.store.base import BLOCK_BYTES, BlobExists, BlobMissing, check_blob_name
+from polywire.store.base import BLOCK_BYTES, OPEN_BLOBS_MAX, BlobExists, BlobMissing, check_blob_name, no_descriptor
 from polywire.store.libc import find_call
-from polywire.store.residency import Residency
 from polywire.types import Buffer
-
-OPEN_BLOBS_MAX: Final = 64  # three descriptors each: well below the usual limit of 1,024
-MAPPED_BYTES_MAX: Final = 128 * 1024 * 1024  # mapped pages count as the broker's memory, which stays below 500 MB
 
 WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a new blob, before the disk is asked to begin with them
 
+FREED_BYTES: Final = (
+    16 * 1024 * 1024
+)  # of a deleted file at once: some 5 ms of the disk, its journal and the page cache
+
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_RWF_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 _O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 _SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
 _sync_file_range: Final = find_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Turn the system's errors into ours; a full disk is the only one that passes by itself."""
+    """Turn the system's errors into ours; a full disk and too many open files pass by themselves."""
     try:
         yield
     except OSError as error:
@@ -47,32 +48,31 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
 
 def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
     reason = error.strerror or str(error)
-    if error.errno in _DISK_FULL:
+    if error.errno in DISK_FULL:
         return Busy(ErrorCode.DISK_FULL, f"disk is full path={str(path)!r}")
+    busy = no_descriptor(error)
+    if busy is not None:
+        return busy
     return Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} file: {reason} path={str(path)!r}")
 
 
 class FileBlob:
-    """One open file, mapped when first asked for."""
+    """One open file. With ``exact``, the system brings into its page cache what is asked for and nothing ahead of it: what is found there was
+    read by somebody who looked at it."""
 
-    __slots__ = ("_descriptor", "_direct", "_path", "_residency", "_size", "_view")
+    __slots__ = ("_descriptor", "_direct", "_path", "_size")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exact: bool = False) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
+        if exact:
+            _advise(self._descriptor, 0, 0, "POSIX_FADV_RANDOM")
         self._size = os.fstat(self._descriptor).st_size
-        self._view: memoryview | None = None
-        self._residency: Residency | None = None
         self._direct = -1
 
     @property
     def size(self) -> int:
         return self._size
-
-    def map(self) -> memoryview:
-        if self._view is None:
-            self._view = self._mapped()
-        return self._view
 
     def pread_into(self, out: Buffer, position: int) -> int:
         view, done = memoryview(out), 0
@@ -89,10 +89,13 @@ class FileBlob:
         if start < stop:  # to the system, no bytes mean all that follow
             _advise(self._descriptor, start, stop - start, "POSIX_FADV_WILLNEED")
 
-    def is_warm(self, start: int, stop: int) -> bool:
-        if self._residency is None:
-            self._residency = Residency(self.map())
-        return self._residency.holds(start, min(stop, self._size))
+    def read_now(self, out: Buffer, position: int) -> bool:
+        if not _RWF_NOWAIT:
+            return False
+        try:
+            return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT) == len(out)
+        except OSError:  # it would wait, the file system cannot tell, or who goes on to read it is told
+            return False
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
@@ -125,23 +128,15 @@ class FileBlob:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _mapped(self) -> memoryview:
-        if self._size == 0:
-            return memoryview(b"")
-        with _storage_errors("map", self._path):
-            return memoryview(mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
-
 
 class OpenBlobs:
     """The bounded set of open files, least recently used out first. A blob put out closes when its last holder lets go."""
 
-    __slots__ = ("_blobs", "_bytes", "_bytes_max", "_count_max", "_lock")
+    __slots__ = ("_blobs", "_count_max", "_lock")
 
-    def __init__(self, *, count_max: int = OPEN_BLOBS_MAX, bytes_max: int = MAPPED_BYTES_MAX) -> None:
+    def __init__(self, *, count_max: int = OPEN_BLOBS_MAX) -> None:
         self._blobs: OrderedDict[str, FileBlob] = OrderedDict()
-        self._bytes = 0
         self._count_max = count_max
-        self._bytes_max = bytes_max
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -158,18 +153,13 @@ class OpenBlobs:
         """Keep a blob; when another thread was first, its blob is returned instead."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
-            if known is blob:
-                self._bytes += blob.size
-            while len(self._blobs) > 1 and (len(self._blobs) > self._count_max or self._bytes > self._bytes_max):
-                _, oldest = self._blobs.popitem(last=False)
-                self._bytes -= oldest.size
+            while len(self._blobs) > self._count_max:
+                self._blobs.popitem(last=False)
             return known
 
     def drop(self, name: str) -> None:
         with self._lock:
-            blob = self._blobs.pop(name, None)
-            if blob is not None:
-                self._bytes -= blob.size
+            self._blobs.pop(name, None)
 
 
 class FileStore:
@@ -177,15 +167,9 @@ class FileStore:
 
     __slots__ = ("_open", "_root")
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        open_blobs_max: int = OPEN_BLOBS_MAX,
-        mapped_bytes_max: int = MAPPED_BYTES_MAX,
-    ) -> None:
+    def __init__(self, root: Path, *, open_blobs_max: int = OPEN_BLOBS_MAX) -> None:
         self._root = root
-        self._open = OpenBlobs(count_max=open_blobs_max, bytes_max=mapped_bytes_max)
+        self._open = OpenBlobs(count_max=open_blobs_max)
 
     def delete_remains(self, directory: str) -> list[str]:
         """Delete temporary files that a crash left in a directory; returns their names. Call it before anybody writes."""
@@ -226,7 +210,7 @@ class FileStore:
         path = self._path(name)
         with _storage_errors("open", path):
             try:
-                return self._open.add(name, FileBlob(path))
+                return self._open.add(name, FileBlob(path, exact=True))
             except FileNotFoundError:
                 raise BlobMissing(name) from None
 
@@ -246,6 +230,32 @@ class FileStore:
         with _storage_errors("delete", path):
             path.unlink(missing_ok=True)
 
+    def delete_in_steps(self, name: str) -> Iterator[int]:
+        """See ``Store``. A file that is unlinked while somebody has it open is freed at once, by whoever closes it last; one of some size
+        keeps the file system's journal, and so every sync, waiting. So the last to have it open is this, and it cuts the file down."""
+        path = self._path(name)
+        with _storage_errors("delete", path):
+            try:
+                descriptor = os.open(path, os.O_RDWR | _O_CLOEXEC)
+            except FileNotFoundError:
+                self._open.drop(name)
+                return
+            try:
+                path.unlink(missing_ok=True)
+                self._open.drop(name)
+                while (others := _others_have_it_open(descriptor)) is True:
+                    yield 0
+                if others is None:  # it is freed when it is closed
+                    return
+                size = os.fstat(descriptor).st_size
+                while size > 0:
+                    freed = min(size, FREED_BYTES)
+                    size -= freed
+                    os.ftruncate(descriptor, size)
+                    yield freed
+            finally:
+                os.close(descriptor)
+
     def size(self, name: str) -> int:
         path = self._path(name)
         with _storage_errors("measure", path):
@@ -262,6 +272,20 @@ class FileStore:
         if not path.is_dir():
             path.mkdir(exist_ok=True)
             _sync_directory(path.parent)
+
+
+def _others_have_it_open(descriptor: int) -> bool | None:
+    """Whether anybody else, in any process, has this file open or mapped: a reader would find its end, or worse, where it is cut. None where
+    the system cannot tell."""
+    take, give_back = getattr(fcntl, "F_SETLEASE", None), fcntl.F_UNLCK
+    if take is None:
+        return None
+    try:
+        fcntl.fcntl(descriptor, take, fcntl.F_WRLCK)  # Linux gives the lease to the only one
+        fcntl.fcntl(descriptor, take, give_back)
+    except OSError as error:
+        return True if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return False
 
 
 def _write_file(path: Path, parts: Iterable[Buffer]) -> None:

@@ -5,7 +5,7 @@ Promises: the Store port to the letter, without a disk. Must not know: files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from polywire.store.base import BlobExists, BlobMissing, check_blob_name
 from polywire.types import Buffer
@@ -23,16 +23,13 @@ class MemoryBlob:
     def size(self) -> int:
         return len(self._content)
 
-    def map(self) -> memoryview:
-        return memoryview(self._content)
-
     def pread_into(self, out: Buffer, position: int) -> int:
         part = self._content[position : position + len(out)]
         memoryview(out)[: len(part)] = part
         return len(part)
 
-    def is_warm(self, start: int, stop: int) -> bool:
-        return True
+    def read_now(self, out: Buffer, position: int) -> bool:
+        return self.pread_into(out, position) == len(out)
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
         part = self._content[start:stop]
@@ -70,6 +67,11 @@ class MemoryStore:
     def delete(self, name: str) -> None:
         check_blob_name(name)
         self._blobs.pop(name, None)
+
+    def delete_in_steps(self, name: str) -> Iterator[int]:
+        size = len(self._blobs.get(name, b""))
+        self.delete(name)
+        yield size
 
     def size(self, name: str) -> int:
         return len(self._content(name))

@@ -7,7 +7,7 @@ an error before anything happened, a slow answer, a torn blob, a stale list, a l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from polywire.errors import ErrorCode, Unavailable
@@ -104,6 +104,11 @@ class FaultyStore:
     def delete(self, name: str) -> None:
         fault = self._begin(Verb.DELETE, name)
         self._store.delete(name)
+        self._end(Verb.DELETE, name, fault)
+
+    def delete_in_steps(self, name: str) -> Iterator[int]:
+        fault = self._begin(Verb.DELETE, name)
+        yield from self._store.delete_in_steps(name)
         self._end(Verb.DELETE, name, fault)
 
     def size(self, name: str) -> int:

@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Loop, PartitionLog, Replay
+from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader, Column
 from polywire.testing.memory_partition import MemoryPartition
@@ -87,6 +87,7 @@ class MemoryLog:
         self._scheduled = False
         self._history: list[list[_Entry]] = []
         self._synced = 0
+        self._written: list[Callable[[BrokerError | None], None]] = []
         self._waiting_sync: list[Callable[[BrokerError | None], None]] = []
         self._sync_scheduled = False
         self._snapshot: tuple[bytes, int] | None = None
@@ -150,12 +151,12 @@ class MemoryLog:
 
     # Additions
 
-    def reserve(self, size: int, *, data: bool = True) -> None:
+    def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         self._check_open()
         if size > GROUP_BYTES_MAX:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={GROUP_BYTES_MAX}")
         if size + sum(entry.size for entry in self._turn) > GROUP_BYTES_MAX:
-            self.commit()
+            self.write()
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         entry = _Entry(_Kind.BATCH, parts=[(partition.incarnation, bytes(batch))], level=level)
@@ -231,8 +232,8 @@ class MemoryLog:
         """Whether something was added since the last commit."""
         return bool(self._turn)
 
-    def commit(self) -> None:
-        """Write the turn as one group."""
+    def write(self) -> None:
+        """Write the turn as one group; nobody is told from in here."""
         turn, self._turn = self._turn, []
         if not turn or self._failure is not None:
             return
@@ -245,10 +246,17 @@ class MemoryLog:
                 self._waiting_sync.append(entry.done)
                 self._schedule_sync()
             elif entry.done is not None:
-                entry.done(None)
+                self._written.append(entry.done)
         if self._floor is Level.SYNCED:
             self._schedule_sync()
         self._wake()
+
+    def commit(self) -> None:
+        """Write the turn as one group, and tell everybody whom that concerns."""
+        self.write()
+        written, self._written = self._written, []
+        for done in written:
+            done(None)
 
     def _schedule_sync(self) -> None:
         if not self._sync_scheduled:
@@ -357,7 +365,7 @@ class MemoryLog:
         This one is dead then: it answers nothing more, and what the old broker still adds goes nowhere.
         """
         self._killed = True
-        self._turn, self._waiting_sync = [], []
+        self._turn, self._waiting_sync, self._written = [], [], []
         again = MemoryLog(self._loop, self._clock, replay, floor=self._floor, epoch=self.epoch + 1)
         groups = self._history[: self._synced] if synced_only else list(self._history)
         skipped = 0

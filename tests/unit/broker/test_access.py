@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from polywire.broker.access import DEFAULT_NAME, DEFAULT_PASSWORD, ROOT, ConfiguredUser, Principal, User
+from polywire.broker.access import (
+    DEFAULT_NAME,
+    DEFAULT_PASSWORD,
+    KEPT_AS,
+    NEXT_ID_KEY,
+    ROOT,
+    ConfiguredUser,
+    Principal,
+    User,
+)
+from polywire.broker.actions import Action
+from polywire.broker.audit import AuditEvent, Outcome
+from polywire.broker.login_queue import ADDRESS_FREE, DELAY_MIN_S
 from polywire.broker.passwords import check_password, hash_password
 from polywire.broker.permissions import ALL, EVERYTHING, Grants, Permission, opened, parse_grants
 from polywire.broker.settings import BrokerSettings
@@ -18,6 +30,7 @@ from polywire.types import TopicName
 ORDERS = TopicName("shop", "orders")
 HASH = hash_password("secret")
 ALICE = ConfiguredUser("alice", HASH, EVERYTHING)
+NOTHING_GRANTED = Grants()
 WAIT_S_MAX = 10.0
 
 
@@ -58,8 +71,8 @@ def test_an_open_broker_lets_everybody_in(memory: MemoryBroker) -> None:
     assert access.is_open
     assert access.anonymous() is ROOT
     assert log_in(memory, DEFAULT_NAME, DEFAULT_PASSWORD) is ROOT
-    for permission in Permission:
-        access.check(ROOT, permission, ORDERS)
+    for action in Action:
+        access.authorize(ROOT, action, ORDERS)
     assert refused(log_in(memory, DEFAULT_NAME, "other")) is ErrorCode.LOGIN_FAILED
     assert refused(log_in(memory, "other", DEFAULT_PASSWORD)) is ErrorCode.LOGIN_FAILED
 
@@ -73,10 +86,10 @@ def test_configured_users_close_the_broker(memory: MemoryBroker) -> None:
     assert caught.value.code is ErrorCode.LOGIN_REQUIRED
     assert refused(log_in(memory, DEFAULT_NAME, DEFAULT_PASSWORD)) is ErrorCode.LOGIN_FAILED
     with pytest.raises(Denied):
-        access.check(ROOT, Permission.CONSUME, ORDERS)
+        access.authorize(ROOT, Action.FETCH, ORDERS)
     alice = log_in(memory, "alice", "secret")
     assert isinstance(alice, Principal)
-    access.check(alice, Permission.MANAGE_SERVERS)
+    access.authorize(alice, Action.CLUSTER_ALTER)
     assert access.recall("alice", "secret") == alice
     assert access.recall("alice", "wrong") is None
     assert log_in(memory, "alice", "secret") == alice, "and from what is remembered"
@@ -97,9 +110,10 @@ def test_configured_users_follow_their_file(memory: MemoryBroker) -> None:
     assert not access.is_open, "users stay when the next start names no file"
     access.configure([ConfiguredUser("bob", HASH, EVERYTHING)])
     assert [user.name for user in access.users()] == ["bob"]
-    access.configure([])
-    assert access.is_open
-    assert [user.name for user in access.users()] == [DEFAULT_NAME]
+    with pytest.raises(Invalid):
+        access.configure([])
+    assert not access.is_open, "an empty list opens the broker to nobody"
+    assert [user.name for user in access.users()] == ["bob"]
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -114,10 +128,10 @@ def test_users_outlive_restarts(memory: MemoryBroker, snapshot: bool) -> None:
     assert access.user(user.id).name == "carol"
     assert log_in(memory, "carol", "sing") == principal
     assert access.log_in_with_token(token) == principal
-    access.check(principal, Permission.PRODUCE, ORDERS)
-    for permission, name in ((Permission.CONSUME, ORDERS), (Permission.PRODUCE, TopicName("shop", "paid"))):
+    access.authorize(principal, Action.PRODUCE, ORDERS)
+    for action, name in ((Action.FETCH, ORDERS), (Action.PRODUCE, TopicName("shop", "paid"))):
         with pytest.raises(Denied) as caught:
-            access.check(principal, permission, name)
+            access.authorize(principal, action, name)
         assert caught.value.code is ErrorCode.DENIED
 
 
@@ -127,10 +141,10 @@ def test_changes_count_at_once(memory: MemoryBroker) -> None:
     principal = Principal(user.id, "dave")
     token = access.create_token(user, "t", None)
     access.grant(access.user("dave"), parse_grants(["consume"]))
-    assert access.allows(principal, Permission.CONSUME, ORDERS)
-    assert not access.allows(principal, Permission.PRODUCE, ORDERS)
+    assert access.permits(principal, Action.FETCH, ORDERS)
+    assert not access.permits(principal, Action.PRODUCE, ORDERS)
     access.update_user(access.user("dave"), active=False)
-    assert not access.allows(principal, Permission.CONSUME, ORDERS)
+    assert not access.permits(principal, Action.FETCH, ORDERS)
     assert refused(log_in(memory, "dave", "first")) is ErrorCode.LOGIN_FAILED
     with pytest.raises(Denied):
         access.log_in_with_token(token)
@@ -145,10 +159,140 @@ def test_changes_count_at_once(memory: MemoryBroker) -> None:
     assert refused(log_in(memory, "david", "first")) is ErrorCode.LOGIN_FAILED
     assert isinstance(log_in(memory, "david", "second"), Principal)
     access.delete_user(access.user("david"))
-    assert not access.allows(principal, Permission.CONSUME, ORDERS)
+    assert not access.permits(principal, Action.FETCH, ORDERS)
     with pytest.raises(Missing) as caught:
         access.user("david")
     assert caught.value.code is ErrorCode.USER_MISSING
+
+
+def test_ids_are_never_given_twice(memory: MemoryBroker) -> None:
+    first = create(memory, "first", "x")
+    memory.broker.access.delete_user(first)
+    memory.run()
+    second = create(memory, "second", "x")
+    assert second.id > first.id
+    memory.broker.access.delete_user(second)
+    memory.run()
+    memory.log.take_snapshot()
+    access = memory.restart().access
+    assert create(memory, "third", "x").id > second.id
+    access.configure([ALICE])
+    alice = access.user("alice").id
+    access.configure([ConfiguredUser("bob", HASH, EVERYTHING)])
+    access.configure([ALICE, ConfiguredUser("bob", HASH, EVERYTHING)])
+    assert access.user("alice").id > access.user("bob").id > alice
+
+
+def test_ids_go_on_where_they_were_not_counted_yet(memory: MemoryBroker) -> None:
+    user = create(memory, "first", "x")
+    memory.broker.set_wire_state(KEPT_AS, NEXT_ID_KEY, None)
+    memory.run()
+    memory.restart()
+    assert create(memory, "second", "x").id == user.id + 1
+
+
+def test_what_ends_logins(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    ended: list[int] = []
+    access.on_end(ended.append)
+
+    def told_once(user: User) -> None:
+        memory.run()
+        assert ended == [user.id]
+        ended.clear()
+
+    user = create(memory, "mallory", "first", EVERYTHING)
+    by_password = log_in(memory, "mallory", "first")
+    assert isinstance(by_password, Principal)
+    by_token = access.log_in_with_token(access.create_token(user, "one", None))
+    other = access.create_token(access.user("mallory"), "two", None)
+    by_other = access.log_in_with_token(other)
+    access.delete_token(access.user("mallory"), "one")
+    told_once(user)
+    assert [access.is_current(login) for login in (by_password, by_token, by_other)] == [True, False, True]
+    assert not access.permits(by_token, Action.FETCH, ORDERS)
+    answers: list[Any] = []
+    access.change_password(access.user("mallory"), "first", "second", done=lambda *answer: answers.append(answer))
+    assert settle(memory, answers)[1] is None
+    told_once(user)
+    assert not access.is_current(by_password)
+    assert not access.is_current(by_other)
+    assert access.is_current(access.renewed(by_password)), "who replaced it goes on"
+    with pytest.raises(Denied):
+        access.log_in_with_token(other)
+    again = log_in(memory, "mallory", "second")
+    assert isinstance(again, Principal)
+    access.update_user(access.user("mallory"), active=False)
+    told_once(user)
+    access.update_user(access.user("mallory"), active=True)
+    memory.run()
+    assert not access.is_current(again), "a login does not come back with its user"
+    again = log_in(memory, "mallory", "second")
+    assert isinstance(again, Principal)
+    access.delete_user(access.user("mallory"))
+    told_once(user)
+    assert not access.is_current(again)
+    assert not access.permits_somewhere(again, Action.FETCH)
+
+
+def test_configured_users_that_change_are_logged_out(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    access.configure([ALICE, ConfiguredUser("bob", HASH, EVERYTHING)])
+    memory.run()
+    ended: list[int] = []
+    access.on_end(ended.append)
+    bob = access.user("bob")
+    access.configure([ALICE, ConfiguredUser("bob", HASH, NOTHING_GRANTED)])
+    memory.run()
+    assert not ended, "other permissions count from the next request on"
+    access.configure([ALICE, ConfiguredUser("bob", hash_password("other"), EVERYTHING)])
+    memory.run()
+    access.configure([ALICE])
+    memory.run()
+    assert ended == [bob.id, bob.id]
+
+
+def test_tokens_that_have_expired_end_logins(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    user = create(memory, "niaj", "x", EVERYTHING)
+    principal = access.log_in_with_token(access.create_token(user, "t", memory.clock.now_us() + 1_000_000))
+    assert access.is_current(principal)
+    memory.advance(1)
+    assert not access.is_current(principal)
+
+
+def test_nobody_gives_what_it_does_not_have(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    access.configure([ALICE])
+    clerk_user = create(memory, "clerk", "x", parse_grants(["manage_users", "consume@shop"]))
+    create(memory, "boss", "x", EVERYTHING)
+    clerk = Principal(clerk_user.id, "clerk")
+    alice = Principal(access.user("alice").id, "alice")
+    allowed = parse_grants(["read_users", "consume@shop/orders"])
+    answers: list[Any] = []
+    access.create_user("reader", "x", allowed, by=clerk, done=lambda *answer: answers.append(answer))
+    assert settle(memory, answers)[1] is None
+    for words in ("admin", "consume", "produce@shop", "consume@other/orders"):
+        grants = parse_grants([words])
+        with pytest.raises(Denied):
+            access.create_user("more", "x", grants, by=clerk, done=lambda *_: None)
+        for name in ("reader", "clerk"):
+            with pytest.raises(Denied):
+                access.grant(access.user(name), grants, by=clerk)
+    boss = access.user("boss")
+    with pytest.raises(Denied):
+        access.grant(boss, None, by=clerk)
+    with pytest.raises(Denied):
+        access.delete_user(boss, by=clerk)
+    with pytest.raises(Denied):
+        access.update_user(boss, active=False, by=clerk)
+    with pytest.raises(Denied):
+        access.change_password(boss, "x", "y", by=clerk, done=lambda *_: None)
+    access.delete_user(access.user("reader"), by=clerk)
+    access.grant(boss, parse_grants(["consume"]), by=alice)
+    access.delete_user(access.user("clerk"), by=alice)
+    with pytest.raises(Denied):
+        access.create_user("late", "x", parse_grants(["read_users"]), by=clerk, done=lambda *_: None)
 
 
 def test_tokens(memory: MemoryBroker) -> None:
@@ -190,11 +334,44 @@ def test_limits() -> None:
     with pytest.raises(Busy):
         access.create_token(access.user("frank"), "two", None)
     told: list[Any] = []
-    access.log_in("frank", "x", told.append)
+    for _ in range(2):
+        access.log_in("frank", "x", told.append)
     with pytest.raises(Busy):
         access.log_in("frank", "x", told.append)
     assert isinstance(settle(memory, told), Principal)
+    assert isinstance(settle(memory, told), Principal)
     assert refused(log_in(memory, "frank", "x" * 2000)) is ErrorCode.LOGIN_FAILED
+
+
+def test_a_crowd_of_guessers_gives_way_to_another_address() -> None:
+    memory = MemoryBroker(BrokerSettings(logins_waiting_max=2))
+    access = memory.broker.access
+    create(memory, "frank", "x")
+    guesses: list[Any] = []
+    for port in range(3):
+        access.log_in("frank", "wrong", guesses.append, peer=f"10.0.0.1:{port}")
+    with pytest.raises(Busy):
+        access.log_in("frank", "wrong", guesses.append, peer="10.0.0.1:9")
+    told: list[Any] = []
+    access.log_in("frank", "x", told.append, peer="10.0.0.2:1")
+    assert isinstance(settle(memory, told), Principal)
+    memory.run()
+    assert sorted(type(guess).__name__ for guess in guesses) == ["Busy", "Denied", "Denied"]
+
+
+def test_a_guesser_waits_longer_and_longer(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    access.configure([ALICE])
+    told: list[Any] = []
+    for port in range(ADDRESS_FREE):
+        access.log_in("alice", "wrong", told.append, peer=f"10.0.0.1:{port}")
+        assert isinstance(settle(memory, told), Denied)
+    access.log_in("alice", "wrong", told.append, peer="10.0.0.1:99")
+    for _ in range(100):
+        memory.run()
+    assert not told
+    memory.advance(DELAY_MIN_S)
+    assert isinstance(settle(memory, told), Denied)
 
 
 def test_two_who_want_one_name(memory: MemoryBroker) -> None:
@@ -218,11 +395,11 @@ def test_rights_include_others() -> None:
 def test_grants_in_words() -> None:
     grants = parse_grants(["read_servers", "consume@shop", "produce@shop/orders", "consume@shop/orders"]).opened()
     assert grants.allow(Permission.READ_SERVERS, None, None)
-    assert grants.allow(Permission.CONSUME, TopicName("shop", "other"), None)
-    assert grants.allow(Permission.CONSUME, None, "shop")
-    assert grants.allow(Permission.PRODUCE, ORDERS, None)
-    assert not grants.allow(Permission.PRODUCE, None, "shop")
-    assert not grants.allow(Permission.CONSUME, TopicName("default", "orders"), None)
+    assert grants.allow(Permission.CONSUME, "shop", "other")
+    assert grants.allow(Permission.CONSUME, "shop", None)
+    assert grants.allow(Permission.PRODUCE, "shop", "orders")
+    assert not grants.allow(Permission.PRODUCE, "shop", None)
+    assert not grants.allow(Permission.CONSUME, "default", "orders")
     for word in ("fly", "consume@", ""):
         with pytest.raises(Invalid):
             parse_grants([word])
@@ -232,3 +409,46 @@ def test_hashes() -> None:
     assert check_password(HASH, "secret")
     assert not check_password(HASH, "Secret")
     assert not check_password("rubbish", "secret")
+
+
+def test_a_login_that_is_over_may_do_nothing(memory: MemoryBroker) -> None:
+    """Not even what everybody who has logged in may do."""
+    access = memory.broker.access
+    access.configure([ALICE])
+    user = create(memory, "trent", "first")
+    login = log_in(memory, "trent", "first")
+    assert isinstance(login, Principal)
+    access.authorize(login, Action.TOKEN_CREATE)
+    told: list[Any] = []
+    access.change_password(user, "first", "second", done=lambda *answer: told.append(answer))
+    assert settle(memory, told)[1] is None
+    for action in Action:
+        if action is not Action.CONNECT:
+            assert not access.permits(login, action), action
+            assert not access.permits_somewhere(login, action), action
+    with pytest.raises(Denied):
+        access.create_token(access.user("trent"), "late", None, by=login)
+
+
+def test_the_audit_has_logins_refusals_and_administration(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    access.configure([ALICE])
+    events: list[AuditEvent] = []
+    access.audit = events.append
+    told: list[Any] = []
+    for password in ("wrong", "secret"):
+        access.log_in("alice", password, told.append, peer="10.0.0.1:5")
+        answer = settle(memory, told)
+    assert isinstance(answer, Principal)
+    assert answer.peer == "10.0.0.1:5"
+    assert (events[0].action, events[0].outcome, events[0].peer) == ("login", Outcome.REFUSED, "10.0.0.1:5")
+    reader = create(memory, "reader", "x")
+    events.clear()
+    access.authorize(answer, Action.TOPIC_DELETE, ORDERS)
+    access.authorize(answer, Action.FETCH, ORDERS)
+    with pytest.raises(Denied):
+        access.authorize(Principal(reader.id, "reader", peer="p:1"), Action.FETCH, ORDERS)
+    assert [(event.action, event.outcome, event.user, event.resource) for event in events] == [
+        ("topic.delete", Outcome.ALLOWED, "alice", "shop.orders"),
+        ("fetch", Outcome.REFUSED, "reader", "shop.orders"),
+    ]

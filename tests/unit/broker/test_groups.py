@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from polywire.broker import changes
 from polywire.broker.groups.assignment import assign
 from polywire.broker.groups.coordinator import Membership
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.transactors import Scope, Transactors
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
@@ -179,6 +181,24 @@ def test_groups_survive_and_members_get_one_full_timeout(memory: MemoryBroker, s
     assert join(memory, "b").generation == 5
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_members_whose_connection_ended_with_the_broker_hold_no_partitions(
+    memory: MemoryBroker, snapshot: bool
+) -> None:
+    for member in ("a", "b"):
+        memory.broker.groups.join("g", "t", member, wire="iggy", connected=True)
+    join(memory, "beating")
+    memory.run()
+    if snapshot:
+        memory.log.take_snapshot()
+    groups = memory.restart().groups
+    again = groups.join("g", "t", "c", wire="iggy", connected=True)
+    assert again.partitions == (1,)
+    assert beat(memory, "beating", again.generation).partitions == (0, 2)
+    memory.advance(9)
+    assert groups.join("g", "t", "c", wire="iggy", connected=True) == again
+
+
 def test_heartbeats_write_nothing(memory: MemoryBroker) -> None:
     join(memory, "a")
     memory.run()
@@ -308,3 +328,51 @@ def test_a_connected_member_needs_no_sign_of_life(memory: MemoryBroker) -> None:
     groups = memory.restart().groups
     memory.advance(60)
     assert groups.join("g", "t", "c", wire="iggy").partitions == (0, 1), "connections end with the broker"
+
+
+def test_a_change_is_as_large_as_what_changed_however_many_members_stay(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode = changes.encode
+
+    def measured(value: changes.Change | changes.Snapshot) -> bytes:
+        data = encode(value)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(changes, "encode", measured)
+    members = [f"member-{number:04}" for number in range(900)]
+    for member in members:
+        memory.broker.groups.join("g", "t", member, wire="polywire")
+    assert max(sizes) < 200
+    memory.broker.groups.join("g", "t", "one more", wire="polywire", assignor=Assignor.RANGE)
+    memory.broker.groups.leave("g", "t", "member-0007", None, wire="polywire")
+    assert max(sizes) < 200
+    memory.run()
+    snapshot = memory.broker._state.snapshot()
+    memory.restart()
+    assert memory.broker._state.snapshot() == snapshot
+    view = memory.broker.groups.view("g", "t")
+    assert view is not None
+    members.remove("member-0007")
+    assert [member.id for member in view.members] == [*members, "one more"]
+
+
+def test_positions_of_a_transaction_are_told_once_each(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    transacting = memory.broker.transacting
+    transactor = transacting.begin_epoch("x", done=None)
+    transacting.begin(transactor, done=None)
+    transactor = transacting.find("x") or transactor
+    told: list[changes.TransactionOffsets] = []
+    apply = memory.broker._state.transactors.apply_offsets
+
+    def applied(_: Transactors, change: changes.TransactionOffsets) -> None:
+        told.append(change)
+        apply(change)
+
+    monkeypatch.setattr(Transactors, "apply_offsets", applied)
+    for partition in range(3):
+        transacting.put_offsets(transactor, Scope("t", "g", "m", 1), {partition: 5}, done=None)
+    assert [change.offsets for change in told] == [{partition: 5} for partition in range(3)]
+    assert transactor.offsets == {0: 5, 1: 5, 2: 5}

@@ -150,6 +150,18 @@ def test_retention_looks_at_a_bounded_number_and_comes_round() -> None:
     assert (first(memory, "a"), first(memory, "b")) == (1, 1)
 
 
+def test_retention_goes_on_when_the_log_had_no_room() -> None:
+    memory = MemoryBroker(BrokerSettings(retention_age_us=1, retention_partitions_max=8, retention_interval_s=1000))
+    for topic in ("a", "b"):
+        fill(memory, topic, TopicSettings(), 1)
+    memory.log.disk_full = True
+    memory.advance(1001)
+    assert (first(memory, "a"), first(memory, "b")) == (0, 0)
+    memory.log.disk_full = False
+    memory.advance(1000)
+    assert (first(memory, "a"), first(memory, "b")) == (1, 1)
+
+
 def test_a_closed_broker_does_nothing_more(memory: MemoryBroker) -> None:
     answers = Answers()
     partition = memory.broker.ensure_topic("a").partitions[0]

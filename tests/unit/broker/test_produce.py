@@ -13,6 +13,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
 from polywire.records import batch as batches
 from polywire.testing.broker import MemoryBroker
+from polywire.testing.clock import SimulatedClock
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 
@@ -198,6 +199,47 @@ def test_idle_producers_are_forgotten_and_their_number_is_bounded() -> None:
     memory.advance(1.1)
     assert produced(memory, batch_by(b"c", 0, 0)) == 4
     assert produced(memory, batch_by(b"c", 0, 1)) == 5
+
+
+def step(memory: MemoryBroker, days: float) -> None:
+    """Set the wall clock, as an operator may."""
+    assert isinstance(memory.clock, SimulatedClock)
+    memory.clock.step(days * 86_400)
+
+
+def test_a_wall_clock_set_forward_and_back_forgets_no_producer(memory: MemoryBroker) -> None:
+    produced(memory, batch_by(b"p", 0, 0))
+    for days in (31, -31, -31, 31):
+        step(memory, days)
+        assert produced(memory, batch_by(b"p", 0, 0)) == 0
+        memory.restart()
+        assert produced(memory, batch_by(b"p", 0, 0)) == 0
+    step(memory, -31)
+    produced(memory, batch_by(b"p", 0, 1))  # stored in the past
+    step(memory, 31)
+    memory.restart()
+    assert [produced(memory, batch_by(b"p", 0, number)) for number in (0, 1, 2)] == [0, 1, 2]
+
+
+def test_a_producer_that_was_forgotten_and_began_anew_is_known_after_a_restart() -> None:
+    memory = MemoryBroker(BrokerSettings(producer_expiry_us=1_000_000))
+    for number in range(3):
+        produced(memory, batch_by(b"p", 0, number))
+    memory.advance(1.1)
+    assert produced(memory, batch_by(b"p", 0, 0)) == 3
+    memory.restart()
+    assert produced(memory, batch_by(b"p", 0, 0)) == 3
+    assert produced(memory, batch_by(b"p", 0, 1)) == 4
+
+
+def test_a_producer_is_forgotten_when_time_has_passed_whatever_restarts_there_were() -> None:
+    memory = MemoryBroker(BrokerSettings(producer_expiry_us=10_000_000))
+    produced(memory, batch_by(b"p", 5, 0))
+    memory.advance(6)
+    produced(memory, batch_by(b"q", 5, 0))
+    memory.restart()
+    memory.advance(11)
+    assert [produced(memory, batch_by(producer, 0, 0)) for producer in (b"p", b"q")] == [2, 3]
 
 
 def test_a_producer_without_an_epoch_is_only_recorded(memory: MemoryBroker) -> None:

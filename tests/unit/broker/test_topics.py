@@ -38,10 +38,15 @@ def test_creating_answers_at_its_level(memory: MemoryBroker) -> None:
 
 
 def test_full_names_are_unique_over_streams(memory: MemoryBroker) -> None:
-    memory.broker.create_topic(TopicName("a.b", "c"))
+    made = memory.broker.create_topic(TopicName("a", "b.c"))
     with pytest.raises(Conflict) as caught:
-        memory.broker.create_topic(TopicName("a", "b.c"))
+        memory.broker.create_topic(TopicName.parse("a.b.c"))
     assert caught.value.code is ErrorCode.TOPIC_EXISTS
+    for squatter in (TopicName("a.b", "c"), TopicName("default", "a.b.c"), TopicName("default", "a.x")):
+        with pytest.raises(Invalid) as invalid:
+            memory.broker.create_topic(squatter)
+        assert invalid.value.code is ErrorCode.INVALID_TOPIC
+    assert memory.broker.topic("a.b.c") is made
 
 
 @pytest.mark.parametrize("name", ["", "a b", "..", "x" * 250, "__own"])

@@ -9,6 +9,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactions import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
+from polywire.testing.clock import SimulatedClock
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 
@@ -160,6 +161,19 @@ def test_young_writers_are_never_forgotten() -> None:
     publish(memory, 0, writer="c")
     assert not publish(memory, 0, writer="a").duplicate
     assert publish(memory, 0, writer="c").duplicate
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_wall_clock_set_forward_and_back_forgets_no_writer(memory: MemoryBroker, restarts: bool) -> None:
+    assert isinstance(memory.clock, SimulatedClock)
+    publish(memory, 7)
+    for days in (31, -62, 31):
+        memory.clock.step(days * 86_400)
+        if restarts:
+            memory.restart()
+        publish(memory, 0, writer=f"other-{days}")  # forgets who was idle for too long
+        assert publish(memory, 7).duplicate
+    assert not publish(memory, 8).duplicate
 
 
 def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: MemoryBroker) -> None:

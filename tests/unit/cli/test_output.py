@@ -62,3 +62,30 @@ def test_a_note_stays_on_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == text + "\n"
+
+
+HOSTILE = "a\x1b]0;title\x07\x9b2J\u202eb\nc\x7f"
+SAFE = r"a\x1b]0;title\x07\x9b2J\u202eb\x0ac\x7f"
+
+
+def test_names_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": HOSTILE}]
+    print_list(rows, columns=("name",), form=ListFormat.TABLE)
+    assert capsys.readouterr().out.splitlines()[1].strip() == SAFE
+    for form in (ListFormat.JSON, ListFormat.JSONL):
+        print_list(rows, columns=("name",), form=form)
+        printed = capsys.readouterr().out
+        assert printed.isascii()
+        assert printed.replace("\n", "").isprintable()
+        found = json.loads(printed)
+        assert (found[0] if form is ListFormat.JSON else found) == rows[0], "it means the same"
+    print_list(rows, columns=("name",), form=ListFormat.CSV)
+    assert HOSTILE in capsys.readouterr().out, "another program gets what there is"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_list(rows, columns=("name",), form=ListFormat.CSV)
+    assert SAFE in capsys.readouterr().out
+
+
+def test_notes_do_not_control_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    note(f"error: no such topic name={HOSTILE}")
+    assert SAFE in capsys.readouterr().err

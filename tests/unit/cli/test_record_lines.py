@@ -161,3 +161,20 @@ def test_what_is_no_record_is_refused(line: str | bytes, reason: str) -> None:
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert reason in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_records_do_not_control_the_terminal() -> None:
+    value = "a\x1b[2J\x9b\u202eb\x7f".encode()
+    record = Record(value=value, key=value)
+    line = line_of_record(record, topic="t", partition=0, form=LineFormat.JSONL)
+    assert line.decode().strip().isprintable()
+    assert read(line) == replace(record, append_time_us=0)
+    assert line_of_record(record, topic="t", partition=0, form=LineFormat.RAW) == value + b"\n", (
+        "programs get the bytes"
+    )
+    shown = line_of_record(record, topic="t", partition=0, form=LineFormat.RAW, for_terminal=True)
+    assert shown == rb"a\x1b[2J\x9b\u202eb\x7f" + b"\n"
+    for_terminal = line_of_record(
+        Record(value=b"\xff\x1b"), topic="t", partition=0, form=LineFormat.RAW, for_terminal=True
+    )
+    assert for_terminal == rb"\xff\x1b" + b"\n"

@@ -14,7 +14,8 @@ from polywire.clock import SystemClock
 from polywire.log.settings import LogSettings
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.server.config import Address
-from polywire.server.connection import Connection, Hub
+from polywire.server.connection import Connection
+from polywire.server.hub import Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.testing.broker import MemoryBroker
 

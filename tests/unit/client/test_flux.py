@@ -16,7 +16,7 @@ from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.records.columns import Header, Record
 from polywire.server.config import Address
-from polywire.server.connection import Hub
+from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, Level

@@ -15,7 +15,7 @@ from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.config import Address
-from polywire.server.connection import Hub
+from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, KeyHash, Level
@@ -88,7 +88,7 @@ def test_streams_are_the_front_of_a_full_name() -> None:
         async with served() as (memory, (client,)):
             await client.create_topic("shop.eu.orders", 2)
             await client.create_topic("plain", 1)
-            assert memory.broker.topic("shop.eu.orders").name.stream == "shop.eu"
+            assert memory.broker.topic("shop.eu.orders").name.stream == "shop"
             assert [info.name for info in await client.topics()] == ["plain", "shop.eu.orders"]
             with pytest.raises(Conflict) as caught:
                 await client.create_topic("plain", 1)

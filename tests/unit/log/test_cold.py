@@ -63,8 +63,8 @@ def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     ((window, error),) = place.told
     assert error is None
     assert window is not None
-    assert b"".join(bytes(piece) for piece, _ in window.pieces) == b"".join(batch.content for batch in place.stored)
-    assert [end for _, end in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
+    assert b"".join(bytes(piece.data) for piece in window.pieces) == b"".join(batch.content for batch in place.stored)
+    assert [piece.end for piece in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
 
 
 def test_many_small_pieces_share_one_block() -> None:
@@ -74,7 +74,7 @@ def test_many_small_pieces_share_one_block() -> None:
     place.worker.work()
     window = place.told[0][0]
     assert window is not None
-    assert [bytes(piece) for piece, _ in window.pieces] == [batch.content for batch in place.stored]
+    assert [bytes(piece.data) for piece in window.pieces] == [batch.content for batch in place.stored]
 
 
 def test_a_small_read_takes_one_segment() -> None:
@@ -84,7 +84,7 @@ def test_a_small_read_takes_one_segment() -> None:
     window = place.told[0][0]
     assert window is not None
     assert len(window.pieces) == 1
-    assert bytes(window.pieces[0][0]).startswith(place.stored[0].content)
+    assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
 
 
 def test_who_asks_for_the_same_waits_for_the_same() -> None:
@@ -137,4 +137,4 @@ def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     assert 1 <= len(direct) < 20
     last = place.cold.find((PARTITION, 0, (1 << 20) + 19))
     assert last is not None
-    assert bytes(last.pieces[0][0]).startswith(place.stored[0].content)
+    assert bytes(last.pieces[0].data).startswith(place.stored[0].content)

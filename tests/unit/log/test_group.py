@@ -7,6 +7,7 @@ import pytest
 from polywire.errors import Invalid
 from polywire.log.group import Entry, EntryKind, GroupHead, bad_entry, mergeable_records, read_directory, read_group
 from polywire.records.batch import check_header, read_header
+from polywire.records.checksum import xxh64
 from polywire.records.columns import HEADER_BYTES, Record
 from polywire.records.rows import from_records
 from polywire.types import Buffer
@@ -44,7 +45,7 @@ def test_group_reads_back() -> None:
     assert check_header(slot, batch.position)
     assert (staged.kind, staged.partition, staged.argument) == (EntryKind.STAGED, 8, 99)
     assert slot[staged.position : staged.position + 16] == TOKEN
-    assert change == Entry(EntryKind.CHANGE, 0, 0, change.position, 6)
+    assert change == Entry(EntryKind.CHANGE, 0, 0, change.position, 6, xxh64(b"change"))
     assert slot[change.position : change.position + 6] == b"change"
 
 

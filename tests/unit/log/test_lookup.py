@@ -24,27 +24,15 @@ NEVER = 2**62
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a segment is in memory, and the loop's thread may not touch any."""
     home = threading.current_thread()
-    warmed: set[object] = set()
-    for verb in ("pread_into", "read_direct", "map"):
+    for verb in ("pread_into", "read_direct"):
         plain = getattr(FileBlob, verb)
 
         def guarded(blob: FileBlob, *args: object, plain: Callable[..., object] = plain, verb: str = verb) -> object:
-            away = threading.current_thread() is not home
-            assert away or (verb == "map" and blob in warmed), f"the loop waits for the disk in {verb}"
+            assert threading.current_thread() is not home, f"the loop waits for the disk in {verb}"
             return plain(blob, *args)
 
         monkeypatch.setattr(FileBlob, verb, guarded)
-    read = FileBlob.pread_into
-
-    def is_warm(blob: FileBlob, start: int, stop: int) -> bool:
-        return blob in warmed
-
-    def pread_into(blob: FileBlob, out: memoryview, position: int) -> int:
-        warmed.add(blob)
-        return read(blob, out, position)
-
-    monkeypatch.setattr(FileBlob, "is_warm", is_warm)
-    monkeypatch.setattr(FileBlob, "pread_into", pread_into)
+    monkeypatch.setattr(FileBlob, "read_now", lambda *_: False)
 
 
 def fill_slot(rig: Rig, partition: FilePartition) -> None:

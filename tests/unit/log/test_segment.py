@@ -7,9 +7,10 @@ from array import array
 import pytest
 
 from polywire.errors import Corrupt, ErrorCode, Missing
-from polywire.log.segment import EntryCache, Segment, read_info
+from polywire.log.segment import TRAILER, EntryCache, Segment, read_info
 from polywire.log.segment_write import Part, RunSource, write_segment
 from polywire.records.batch import record_at_address
+from polywire.records.checksum import xxh64
 from polywire.store.memory import MemoryStore
 from tests.unit.log.batches import Partition, Slot, make_batch
 
@@ -194,7 +195,7 @@ def test_staged_runs_keep_their_batches_as_they_are() -> None:
     assert [(run.partition, run.token) for run in segment.info] == [(0, token), (1, b""), (1, other), (1, token)]
     run = segment.info.find(1, token)
     assert run is not None
-    assert segment.view(run.position, run.stop) == b"".join(staged)
+    assert segment.stored(run.position, run.stop) == b"".join(staged)
     assert (run.first_offset, run.next_offset, run.next_address, run.record_count) == (0, 0, 0, 3)
     assert segment.info.epochs_of(run) == []
     assert segment.info.find(2, token) is segment.info.find(0) is None
@@ -218,27 +219,61 @@ def test_wrong_batches_are_not_written() -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty"])
 def test_damaged_footers_are_corrupt(damage: str) -> None:
-    slot = Slot(1, 2)
-    for time_us in range(3):
-        slot.append(1, [b"a"], time_us=time_us)
-        slot.append(2, [b"b"], time_us=time_us, epoch=time_us)
-    store, segment = stored(slot)
-    content = store.get(NAME)
-    data_bytes = segment.info.data_bytes
+    store, segment = footed()
+    content, data_bytes = store.get(NAME), segment.info.data_bytes
+    half = (len(content) - data_bytes) // 2
     damaged: list[bytes] = []
-    if damage == "flip":
-        for at in range(data_bytes, len(content)):
-            damaged.append(content[:at] + bytes((content[at] ^ 1 << at % 8,)) + content[at + 1 :])
+    if damage == "flip":  # the same place of both footers, or of both trailers
+        for at in range(data_bytes, data_bytes + half):
+            damaged.append(flipped(flipped(content, at), at + half))
     elif damage == "cut":
-        damaged = [content[:size] for size in range(data_bytes, len(content))]
+        damaged = [content[:size] for size in range(data_bytes, data_bytes + half)]
     elif damage == "grow":
-        damaged = [content + b"\0" * 8, b"\0" * 8 + content]
+        damaged = [b"\0" * 8 + content]
     else:
         damaged = [b"", bytes(64), bytes(500)]
     for number, broken in enumerate(damaged):
         store.put_new(f"broken-{number}", [broken])
         with pytest.raises(Corrupt):
             Segment.open(store, f"broken-{number}")
+
+
+def test_one_sound_footer_is_enough() -> None:
+    store, segment = footed()
+    content, data_bytes = store.get(NAME), segment.info.data_bytes
+    half = (len(content) - data_bytes) // 2
+    damaged = [flipped(content, at) for at in range(data_bytes, len(content))]
+    damaged += [content[:size] for size in range(data_bytes + half, len(content))]
+    for number, broken in enumerate(damaged):
+        store.put_new(f"half-{number}", [broken])
+        found = Segment.open(store, f"half-{number}")
+        assert (found.info.runs, found.info.epochs) == (segment.info.runs, segment.info.epochs)
+        assert found.read(2, 1, 1000) == segment.read(2, 1, 1000)
+
+
+def test_a_footer_of_version_1_is_read() -> None:
+    store, segment = footed()
+    content, data_bytes = store.get(NAME), segment.info.data_bytes
+    single = content[: data_bytes + (len(content) - data_bytes) // 2]
+    trailer = bytearray(single[-TRAILER.size :])
+    trailer[4] = 1
+    trailer[-8:] = xxh64(trailer[:-8]).to_bytes(8, "little")
+    store.put_new("old", [single[: -TRAILER.size], trailer])
+    found = Segment.open(store, "old")
+    assert (found.info.runs, found.info.epochs) == (segment.info.runs, segment.info.epochs)
+    assert found.read(2, 1, 1000) == segment.read(2, 1, 1000)
+
+
+def footed() -> tuple[MemoryStore, Segment]:
+    slot = Slot(1, 2)
+    for time_us in range(3):
+        slot.append(1, [b"a"], time_us=time_us)
+        slot.append(2, [b"b"], time_us=time_us, epoch=time_us)
+    return stored(slot)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes((content[at] ^ 1 << at % 8,)) + content[at + 1 :]
 
 
 def test_damaged_batches_are_corrupt_when_read() -> None:
@@ -251,9 +286,8 @@ def test_damaged_batches_are_corrupt_when_read() -> None:
     store.put_new("broken", [content])
     segment = Segment.open(store, "broken")
     for read in (
-        lambda: segment.read(1, 3, 1000),
-        lambda: segment.by_time(1, 3),
-        lambda: segment.by_address(1, slot.partitions[1].batches[3].address),
+        lambda: segment.read(1, 1, 1000),
+        lambda: segment.by_address(1, slot.partitions[1].batches[1].address),
         lambda: write_segment(store, "anew", [RunSource.of_segments([(segment, segment.run(1))])]),
     ):
         with pytest.raises(Corrupt):
@@ -272,7 +306,7 @@ def test_segments_are_joined_into_one() -> None:
         runs.append((Segment(store, info), info.run(0)))
     joined = Segment(store, write_segment(store, NAME, [RunSource.of_segments(runs)]))
     run = joined.run(1)
-    assert joined.view(run.position, run.stop) == whole.partitions[1].content
+    assert joined.stored(run.position, run.stop) == whole.partitions[1].content
     assert (run.first_offset, run.next_offset) == (0, 12)
 
 
@@ -292,13 +326,15 @@ def test_entries_are_cached_within_a_bound() -> None:
     assert [cache.get(name) is None for name in "cde"] == [True, True, False]
 
 
-def test_warmth_needs_the_entries_too() -> None:
+def test_what_waits_for_no_disk_needs_the_entries_too() -> None:
     slot = large_slot()
     store, _ = stored(slot)
     cache = EntryCache()
     segment = Segment.open(store, NAME, cache)
-    assert segment.read_warm(4, 17, 1000) is None
-    segment.locate(4, 17, 1000)
-    assert segment.read_warm(4, 17, 1000) == segment.read(4, 17, 1000)
+    assert segment.locate_now(4, 17, 1000) is None
+    place = segment.locate(4, 17, 1000)
+    assert segment.locate_now(4, 17, 1000) == place
+    block = memoryview(bytearray(place[1] - place[0]))
+    assert segment.pieces_now(block, 4, *place) == segment.pieces(memoryview(bytearray(block)), 4, *place)
     cache.drop(NAME)
-    assert segment.read_warm(4, 17, 1000) is None
+    assert segment.locate_now(4, 17, 1000) is None

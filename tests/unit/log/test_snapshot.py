@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.snapshot import Snapshot, get_snapshot, put_snapshot
+from polywire.log.snapshot import Snapshot, copies_sound, get_snapshot, put_snapshot
 from polywire.records.checksum import xxh64
 from polywire.store.memory import MemoryStore
 
@@ -49,11 +49,37 @@ def test_what_does_not_verify_is_corrupt() -> None:
     store = MemoryStore()
     put_snapshot(store, "a", GIVEN)
     content = bytes(store.get("a"))
-    later = content[:4] + b"\x03" + content[5:-8]
-    more = content[:24] + b"\x03" + content[25:-8]
+    half = len(content) // 2
+    once = content[: content.index(b"state") + 5]
+    later = once[:4] + b"\x04" + once[5:]
+    more = once[:24] + b"\x03" + once[25:]
+    both = bytearray(content)
+    both[3] ^= 1
+    both[half + 70] ^= 1
     for number, damaged in enumerate(
-        (content[:-1], b"", content[:40], b"?" + content[1:], sealed(later), sealed(more))
+        (b"", content[:40], sealed(later), sealed(more), bytes(both), content[: len(once)])
     ):
         store.put_new(f"b{number}", (damaged,))
         with pytest.raises(Corrupt):
             get_snapshot(store, f"b{number}")
+
+
+def test_one_sound_copy_is_enough() -> None:
+    store = MemoryStore()
+    put_snapshot(store, "a", GIVEN)
+    content = bytes(store.get("a"))
+    for at in range(0, len(content), 7):
+        store.put_new(f"b{at}", (content[:at] + bytes((content[at] ^ 0x10,)) + content[at + 1 :],))
+        assert get_snapshot(store, f"b{at}") == get_snapshot(store, "a")
+    assert copies_sound(store, "a") == (2, 2)
+    assert copies_sound(store, "b7") == (1, 2)
+
+
+def test_one_of_version_2_is_read() -> None:
+    store = MemoryStore()
+    put_snapshot(store, "a", GIVEN)
+    content = bytes(store.get("a"))
+    once = content[: content.index(b"state") + 5]
+    store.put_new("b", (sealed(once[:4] + b"\x02" + once[5:]),))
+    assert get_snapshot(store, "b") == get_snapshot(store, "a")
+    assert copies_sound(store, "b") == (1, 1)

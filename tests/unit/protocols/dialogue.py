@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Self, TypeVar
 
+from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import PeerError
@@ -51,6 +52,7 @@ class Dialogue:
     backlog = 0
     backlog_max = 1 << 20
     on_loopback = True
+    certified: Principal | None = None
     local = ("127.0.0.1", 1)
 
     def __init__(self, world: World[SessionFactory]) -> None:
@@ -61,6 +63,7 @@ class Dialogue:
         self.closed = False
         self.gave_up: PeerError | None = None
         self.pins = 0
+        self.principal: Principal | None = None
         self._pending = b""
         self._offering = False
         self.session = world.factory.open(self, self._resumed)
@@ -88,6 +91,9 @@ class Dialogue:
         assert error.fatal
         self.gave_up = error
         self.closed = True
+
+    def identified(self, principal: Principal | None) -> None:
+        self.principal = principal
 
     def pin(self) -> Callable[[], None]:
         self.pins += 1

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from polywire.protocols.base import Output
 from polywire.server.config import OFF, WIRES, ServeConfig
-from polywire.server.connection import Connection, ConnectionLimits, Hub
+from polywire.server.connection import Connection
+from polywire.server.hub import ConnectionLimits, Hub
 
 SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # each wire is a field of text
 
@@ -14,8 +15,9 @@ SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # e
 class Wire:
     """A transport as asyncio's and uvloop's behave with a write limit of 0: what is not taken at once is told and kept."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, host: str = "127.0.0.1") -> None:
         self.connection = connection
+        self.host = host
         self.sent = bytearray()
         self.kept = bytearray()
         self.takes = True
@@ -30,7 +32,7 @@ class Wire:
         return len(self.kept)
 
     def get_extra_info(self, name: str) -> object:
-        return ("127.0.0.1", 5)
+        return (self.host, 5)
 
     def is_closing(self) -> bool:
         return self.closing
@@ -154,6 +156,8 @@ class Place:
     def __init__(self, *wires: FramesWire, limits: ConnectionLimits | None = None) -> None:
         self.commits = 0
         self.congested = False
+        self.viewed = False
+        self.when_asked: Callable[[], None] | None = None
         self.relief: list[Callable[[], None]] = []
         self.wires = wires or (FramesWire(),)
         self.soon: list[Callable[[], None]] = []
@@ -164,15 +168,23 @@ class Place:
         """As if every frame produced something."""
         return sum(len(session.frames) for wire in self.wires for session in wire.opened)
 
+    @property
+    def uncommitted(self) -> bool:
+        """Whether a write batch may view what was received; connections ask in the middle of looking for memory."""
+        if self.when_asked is not None:
+            self.when_asked()
+        return self.viewed
+
     def on_relief(self, callback: Callable[[], None]) -> None:
         self.relief.append(callback)
 
     def commit(self) -> None:
         self.commits += 1
+        self.viewed = False
 
-    def connect(self) -> Wire:
+    def connect(self, host: str = "127.0.0.1") -> Wire:
         connection = Connection(self.hub, self.wires)
-        transport = Wire(connection)
+        transport = Wire(connection, host)
         connection.connection_made(transport)  # type: ignore[arg-type]
         return transport
 

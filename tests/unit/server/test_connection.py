@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from polywire.errors import PeerError
 from polywire.server.arena import BUFFER_BYTES_MIN
-from polywire.server.connection import ConnectionLimits
+from polywire.server.hub import ConnectionLimits
+from polywire.server.landing import CHUNK_BYTES
+from polywire.server.places import QUIET_TICKS
 from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send
+
+
+def memory(transport: Wire) -> int:
+    """Address of what the next bytes are read into."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(transport.connection.get_buffer(-1)))
+
+
+def taken(place: Place) -> int:
+    """Bytes of buffers that connections hold."""
+    return place.hub.memory.arena.out_bytes - CHUNK_BYTES
 
 
 def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
@@ -21,13 +35,77 @@ def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
     assert all(len(frame) == 1000 for frame in place.session.frames)
 
 
-def test_a_turn_is_committed_before_its_bytes_are_overwritten() -> None:
+def test_bytes_that_a_write_batch_views_are_not_overwritten() -> None:
     place = Place()
     transport = place.connect()
+    connection = transport.connection
+    place.session.size = 1000
+    seen: list[memoryview] = []
+    for number in range(100, 200):
+        view = connection.get_buffer(-1)
+        view[:1000] = bytes([number]) * 1000
+        connection.buffer_updated(1000)
+        place.viewed = True
+        seen.append(view[:1000])
+    assert [bytes(view) for view in seen] == [bytes([number]) * 1000 for number in range(100, 200)]
+
+
+def test_memory_is_used_again_once_the_write_batch_is_committed() -> None:
+    place = Place()
+    transport = place.connect()
+    first = memory(transport)
     send(transport, b"abc")
-    before = place.commits
-    transport.connection.get_buffer(-1)
-    assert place.commits == before + 1
+    place.viewed = True
+    assert memory(transport) == first + 3
+    place.viewed = False
+    assert memory(transport) == first
+
+
+def test_a_full_buffer_is_committed_and_used_again() -> None:
+    place = Place()
+    transport = place.connect()
+    place.session.size = 1024
+    send(transport, bytes(1_500 * 1024))
+    first = memory(transport)
+    place.viewed = True
+    commits = place.commits
+    send(transport, bytes(place.hub.limits.receive_bytes_max))
+    assert place.commits == commits + 1
+    assert memory(transport) == first
+
+
+def test_what_is_left_at_the_end_of_a_full_buffer_moves_to_its_front() -> None:
+    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
+    transport = place.connect()
+    place.session.size = 1000
+    data = bytes(index % 251 for index in range(3_000_000))
+    for start in range(0, len(data), 600_000):
+        place.viewed = True
+        send(transport, data[start : start + 600_000])
+    assert b"".join(place.session.frames) == data
+    assert taken(place) == place.hub.limits.receive_bytes_max
+
+
+@pytest.mark.parametrize("doing", ["commit", "pause", "close", "abort", "fail", "write", "write_many", "let_go"])
+def test_nothing_of_ours_happens_while_the_loop_asks_for_a_buffer(doing: str) -> None:
+    place = Place()
+    transport, other = place.connect(), place.connect()
+    connection = other.connection
+    actions = {
+        "commit": place.hub.commit,
+        "pause": connection.stop_reading,
+        "close": connection.close,
+        "abort": lambda: connection.abort("for a test"),
+        "fail": lambda: connection.fail(PeerError("for a test", fatal=True)),
+        "write": lambda: connection.write(b"x"),
+        "write_many": lambda: connection.write_many([b"x"]),
+        "let_go": connection.let_go,
+    }
+    place.when_asked = actions[doing]
+    with pytest.raises(AssertionError, match="asks for a buffer"):
+        transport.connection.get_buffer(-1)
+    place.when_asked = None
+    actions[doing]()
 
 
 def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
@@ -88,20 +166,20 @@ def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
     place.session.size = place.session.need = 3_000_000
     send(transport, b"x" * 3_000_000)
     assert [len(frame) for frame in place.session.frames] == [3_000_000]
-    assert place.hub.arena.out_bytes == 4 * 1024 * 1024
+    assert taken(place) == 4 * 1024 * 1024
 
 
 def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
     place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
     transport = place.connect()
     send(transport, b"x" * 4_000_000)
-    assert place.hub.arena.out_bytes == place.hub.limits.receive_bytes_max
+    assert taken(place) == place.hub.limits.receive_bytes_max
     for _ in range(3):
         place.hub.sweep()
-    assert place.hub.arena.out_bytes == 0
+    assert taken(place) == 0
     send(transport, b"y")
     assert place.session.frames[-1] == b"y"
-    assert place.hub.arena.out_bytes == BUFFER_BYTES_MIN
+    assert taken(place) == 0, "what is read whole needs no buffer"
 
 
 def test_a_paused_session_is_offered_the_rest_once_it_resumes() -> None:
@@ -220,13 +298,90 @@ def test_a_peer_that_hides_its_wire_is_dropped() -> None:
 
 def test_connections_have_a_limit() -> None:
     place = Place(limits=ConnectionLimits(connections_max=2))
-    place.connect()
-    second = place.connect()
+    for transport in (place.connect(), place.connect()):
+        send(transport, b"F")
     third = place.connect()
     assert third.aborted
-    assert not second.aborted
-    second.abort()
+    assert place.hub.refused == 1
+    next(iter(place.hub.connections)).abort("for a test")
     assert not place.connect().aborted
+
+
+def test_who_never_said_anything_gives_way_to_who_comes() -> None:
+    place = Place(limits=ConnectionLimits(connections_max=3))
+    spoken, silent, younger = place.connect(), place.connect(), place.connect()
+    send(spoken, b"F")
+    assert not place.connect().aborted
+    assert [silent.aborted, younger.aborted, spoken.aborted] == [True, False, False]
+    assert not place.connect().aborted
+    assert younger.aborted
+    assert len(place.hub.connections) == 3
+
+
+def test_who_has_been_quiet_for_a_while_gives_way_to_who_comes() -> None:
+    place = Place(limits=ConnectionLimits(connections_max=2))
+    quiet, busy = place.connect(), place.connect()
+    send(quiet, b"F")
+    for _ in range(QUIET_TICKS):
+        place.hub.sweep()
+        send(busy, b"F")
+    assert not place.connect().aborted
+    assert quiet.aborted
+    assert not busy.aborted
+
+
+def test_an_address_with_most_of_the_places_gives_way_to_one_with_few() -> None:
+    place = Place(limits=ConnectionLimits(connections_max=8))
+    many = [place.connect(host="10.0.0.1") for _ in range(8)]
+    for transport in many:
+        send(transport, b"F")
+    assert place.connect(host="10.0.0.1").aborted
+    assert not place.connect(host="10.0.0.2").aborted
+    assert sum(transport.aborted for transport in many) == 1
+
+
+def test_requests_that_have_just_begun_take_memory_in_proportion() -> None:
+    place = Place()
+    for number in range(1_100):
+        transport = place.connect()
+        session = place.wires[0].opened[-1]
+        session.size, session.need = 4_000_000, 4_000_000
+        send(transport, bytes(1 + number % 100))
+    assert taken(place) <= 1_100 * BUFFER_BYTES_MIN
+    large = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = 2_000_000
+    send(large, bytes(2_000_000))
+    assert len(session.frames) == 1
+
+
+def test_requests_that_go_on_arriving_wait_for_memory_and_come_to_their_end() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=3 * 1024 * 1024))
+    transports = [place.connect() for _ in range(20)]
+    sessions = place.wires[0].opened
+    for session in sessions:
+        session.size = session.need = 300_000
+    sent = dict.fromkeys(transports, 0)
+    for turn in range(10_000):
+        for transport in transports:
+            if transport.reading and sent[transport] < 300_000:
+                send_some(transport, sent)
+        go_on, place.soon[:] = list(place.soon), []
+        for call in go_on:
+            call()
+        if turn % 100 == 99:
+            place.hub.sweep()
+        if all(size == 300_000 for size in sent.values()):
+            break
+    assert [len(session.frames) for session in sessions] == [1] * 20
+    assert not any(transport.aborted for transport in transports)
+
+
+def send_some(transport: Wire, sent: dict[Wire, int]) -> None:
+    view = transport.connection.get_buffer(-1)
+    size = min(len(view), 300_000 - sent[transport])
+    transport.connection.buffer_updated(size)
+    sent[transport] += size
 
 
 def stalled(place: Place, size: int) -> Wire:
@@ -249,7 +404,7 @@ def test_short_of_memory_the_longest_stalled_request_goes() -> None:
     assert old.aborted
     assert not young.aborted
     assert not third.aborted
-    assert place.hub.arena.out_bytes <= 5 * 1024 * 1024
+    assert taken(place) <= 5 * 1024 * 1024
 
 
 def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
@@ -259,22 +414,34 @@ def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
     place.hub.sweep()
     old = stalled(place, 1_500_000)
     place.hub.sweep()
+    place.hub.sweep()
     young = stalled(place, 1_500_000)
     assert pinned.aborted, "its peer has stood still longest"
     assert old.aborted, "what is pinned is not had back"
     assert not young.aborted
-    taken = place.hub.arena.out_bytes
+    before = taken(place)
     unpin()
-    assert place.hub.arena.out_bytes == taken - 2 * 1024 * 1024
+    assert taken(place) == before - 2 * 1024 * 1024
 
 
-def test_a_large_request_may_not_stand_still_for_ever() -> None:
+def test_a_request_may_not_stand_still_for_ever() -> None:
     place = Place()
-    large, small = stalled(place, 2_000_000), stalled(place, 2_000)
+    large, small, idle = stalled(place, 2_000_000), stalled(place, 2_000), place.connect()
     for _ in range(place.hub.limits.stalled_s + 1):
         place.hub.sweep()
     assert large.aborted
-    assert not small.aborted
+    assert small.aborted
+    assert not idle.aborted
+
+
+def test_a_request_that_trickles_in_may_not_go_on_for_ever() -> None:
+    place = Place()
+    transport = stalled(place, 20_000)
+    for _ in range(place.hub.limits.stalled_s + 1):
+        assert not transport.aborted
+        send(transport, b"x")
+        place.hub.sweep()
+    assert transport.aborted
 
 
 def test_answers_nobody_takes_are_dropped_in_the_end() -> None:

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit
+from polywire.server.lines import LINES_MAX, WINDOW_S, LineLimit, escape
 from polywire.testing.clock import SimulatedClock
 
 
@@ -69,3 +69,13 @@ def test_what_ends_the_process_is_always_written(lines: Lines) -> None:
     for _ in range(LINES_MAX + 1):
         lines.log.critical("storage failed")
     assert len(lines.capture.entries) == LINES_MAX + 1
+
+
+def test_words_of_peers_do_not_control_the_terminal() -> None:
+    line = {"event": "x", "reason": "a\x1b[2J\nb", "exception": "Traceback\n  a\x1b", "count": 1}
+    assert escape(None, "info", line) == {
+        "event": "x",
+        "reason": r"a\x1b[2J\x0ab",
+        "exception": "Traceback\n  a\\x1b",
+        "count": 1,
+    }

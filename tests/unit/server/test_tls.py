@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import ssl
 import subprocess
@@ -18,11 +20,18 @@ import pytest
 from polywire.client import connect
 from polywire.client.bulk import BulkConnection
 from polywire.client.sync import connect as connect_sync
-from polywire.errors import Invalid, Unavailable
+from polywire.clock import SystemClock
+from polywire.errors import Denied, Invalid, Unavailable
+from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.flux.metadata import FluxSettings
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.server.config import ServeConfig
-from polywire.server.tls import is_hello, server_context
+from polywire.server.config import Address, ServeConfig
+from polywire.server.hub import Hub
+from polywire.server.listener import close_listeners, open_listeners
+from polywire.server.tls import ServerTls, is_hello, server_context
+from polywire.server.users import add_user
+from polywire.testing.broker import MemoryBroker
 from polywire.types import Level
 from tests.broker_process import WIRES, BrokerProcess
 
@@ -232,6 +241,40 @@ def test_certificates_of_clients(tmp_path: Path, certificates: Certificates) -> 
         assert broker.stop() == 0
 
 
+def test_a_certificate_says_which_user_a_peer_is(tmp_path: Path, certificates: Certificates) -> None:
+    users = tmp_path / "users"
+    add_user(users, "client", "unused", "manage_streams@shop")
+    options = ["--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key")]
+    options += ["--tls-client-authority", certificates.path("authority"), "--users", str(users)]
+    for wire in ("polywire", "flux"):
+        options += [f"--{wire}-tls", "127.0.0.1:0"]
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        host, port = broker.addresses["polywire-tls"]
+        known = BulkConnection(host, port, tls=certificates.context("client"))
+        known.create_topic("shop.orders", 1)
+        with pytest.raises(Denied):
+            known.create_topic("other.orders", 1)
+        known.close()
+        assert flux_over_tls(broker, certificates, "client", b"PRODUCE|shop.orders k:v").startswith(b"V1|1|OK|")
+        assert b"not allowed" in flux_over_tls(broker, certificates, "client", b"PRODUCE|other.orders k:v")
+        assert flux_over_tls(broker, certificates, "server", b"PRODUCE|shop.orders k:v") == b"", (
+            "nobody is called server"
+        )
+        assert "certificate names no user" in broker.log_text()
+        assert broker.stop() == 0
+
+
+def flux_over_tls(broker: BrokerProcess, certificates: Certificates, own: str, line: bytes) -> bytes:
+    """What a peer with a certificate of its own is answered; nothing when it is not served."""
+    plain = socket.create_connection(broker.addresses["flux-tls"], timeout=10)
+    with suppress(ConnectionError, ssl.SSLError), plain:
+        peer = certificates.context(own).wrap_socket(plain, server_hostname="localhost")
+        with peer:
+            peer.sendall(b"V1|1|" + line + b"\n")
+            return peer.recv(1000)
+    return b""
+
+
 def test_settings_that_make_no_sense(tmp_path: Path, certificates: Certificates) -> None:
     with pytest.raises(Invalid, match="certificate"):
         ServeConfig(tls={"flux": "127.0.0.1:0"}).listeners()
@@ -251,3 +294,74 @@ def test_hello_is_known_by_its_first_bytes() -> None:
     assert [is_hello(hello[:size]) for size in range(8)] == [None] * 6 + [True, True]
     for other in (b"P", b"\x16\x04", b"\x16\x03\x01\x02\x00\x00", b"\x00\x00\x00\x05"):
         assert is_hello(other) is False
+
+
+def shown_by(address: tuple[str, int], certificates: Certificates) -> object:
+    """Who the certificate names that a broker shows."""
+    context = certificates.context()
+    context.check_hostname = False
+    with context.wrap_socket(socket.create_connection(address, timeout=5)) as tls:
+        certificate = tls.getpeercert()
+        assert certificate is not None
+        return certificate["subject"]
+
+
+def test_a_certificate_is_taken_up_anew(tmp_path: Path, certificates: Certificates) -> None:
+    pem, key = tmp_path / "broker.pem", tmp_path / "broker.key"
+
+    def place(name: str) -> None:
+        pem.write_bytes(Path(certificates.path(name)).read_bytes())
+        key.write_bytes(Path(certificates.path(name, "key")).read_bytes())
+        key.chmod(0o600)
+
+    place("server")
+    tls = ("--polywire-tls", "127.0.0.1:0", "--tls-certificate", str(pem), "--tls-key", str(key))
+    with BrokerProcess(tmp_path / "data", *tls, wires=()) as broker:
+
+        def reload(times: int) -> object:
+            os.kill(broker.pid, signal.SIGHUP)
+            deadline = time.monotonic() + 20
+            while broker.log_text().count("event=reloaded") < times:
+                assert time.monotonic() < deadline, broker.log_text()
+                time.sleep(0.02)
+            return shown_by(broker.addresses["polywire-tls"], certificates)
+
+        host, port = broker.addresses["polywire-tls"]
+        before = BulkConnection(host, port, tls=certificates.context())
+        before.create_topic("t", 1)
+        place("client")
+        assert reload(1) == ((("commonName", "client"),),)
+        key.write_text("rubbish")
+        assert reload(2) == ((("commonName", "client"),),), "what was there stays"
+        assert "could not reload" in broker.log_text()
+        before.create_topic("u", 1)
+        before.close()
+        assert broker.stop() == 0
+
+
+def test_a_port_of_all_wires_may_take_nothing_but_tls(certificates: Certificates) -> None:
+    pem, key = Path(certificates.path("server")), Path(certificates.path("server", "key"))
+    tls = ServerTls(ServeConfig(tls_certificate=pem, tls_key=key))
+
+    def plain(address: tuple[str, int]) -> bytes:
+        with socket.create_connection(address, timeout=5) as peer, suppress(ConnectionResetError):
+            peer.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
+            peer.shutdown(socket.SHUT_WR)
+            return peer.recv(100)
+        return b""
+
+    async def ask(*, any_plain: bool) -> bytes:
+        memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
+        factories = [FluxFactory(memory.broker, FluxSettings())]
+        place = {"any": Address("127.0.0.1", 0)}
+        hub = Hub(memory.broker)
+        listeners = await open_listeners(hub, place, factories, any_plain=any_plain, tls=tls)
+        address = listeners[0].address
+        answer = await asyncio.to_thread(plain, (address.host, address.port))
+        close_listeners(listeners)
+        while hub.connections:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0.01)
+        return answer
+
+    assert asyncio.run(ask(any_plain=True)).startswith(b"V1|1|")
+    assert not asyncio.run(ask(any_plain=False)).startswith(b"V1")

@@ -11,7 +11,8 @@ import pytest
 from polywire.broker.passwords import check_password
 from polywire.broker.permissions import EVERYTHING, Permission
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.server.config import LOGIN_WIRES, ServeConfig
+from polywire.server.config import OFF, ServeConfig
+from polywire.server.logins import LOGIN_WIRES
 from polywire.server.users import add_user, read_users, remove_user
 from tests.unit.server.peers import SILENT
 
@@ -59,12 +60,55 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> N
         read_users(path)
 
 
+def test_wires_without_a_login_are_off_where_users_are_unless_asked_for() -> None:
+    usual = ServeConfig()
+    assert {"flux", "kafka07"} <= set(usual.served(has_users=False, has_anonymous=True))
+    assert not {"flux", "kafka07"} & set(usual.served(has_users=True, has_anonymous=False))
+    asked = replace(SILENT, flux="127.0.0.1:1", polywire="127.0.0.1:2")
+    assert set(asked.served(has_users=True, has_anonymous=True)) == {"flux", "polywire"}
+    with pytest.raises(Invalid, match=r"polywire user add anonymous .* or leave --flux out"):
+        asked.served(has_users=True, has_anonymous=False)
+    tls = replace(SILENT, tls={"kafka07": "127.0.0.1:3"}, tls_certificate=Path("c"))
+    with pytest.raises(Invalid, match="kafka07 wire has no login"):
+        tls.served(has_users=True, has_anonymous=False)
+    certified = replace(tls, tls_client_authority=Path("a"))
+    assert set(certified.served(has_users=True, has_anonymous=False)) == {"kafka07-tls"}
+    alone = replace(SILENT, kafka07=None)
+    with pytest.raises(Invalid, match="nothing to serve"):
+        alone.served(has_users=True, has_anonymous=True)
+
+
 def test_listening_wider_with_users() -> None:
     users = Path("polywire.users")
-    off = replace(SILENT, any_wire="0.0.0.0:1", users=users)
+    off = replace(SILENT, any_wire="0.0.0.0:1", users=users, tls_certificate=Path("broker.pem"))
     assert set(off.listeners()) == {"any"}
+    assert not off.any_plain
     assert off.any_wires() == LOGIN_WIRES
     assert ServeConfig(any_wire="127.0.0.1:1", users=users).any_wires() is None
     assert ServeConfig(any_wire="0.0.0.0:1", insecure=True).any_wires() is None
+    local = ServeConfig(any_wire="127.0.0.1:1", users=users)
+    assert local.any_wires(has_users=True) == LOGIN_WIRES
+    assert replace(local, flux=OFF).any_wires(has_users=True) == LOGIN_WIRES
+    assert replace(local, flux="127.0.0.1:2").any_wires(has_users=True) == LOGIN_WIRES | {"flux"}
     with pytest.raises(Invalid, match="this wire has no login"):
         ServeConfig(flux="0.0.0.0:9092", users=users).listeners()
+
+
+@pytest.mark.parametrize("wire", sorted(LOGIN_WIRES))
+def test_passwords_do_not_travel_as_they_are(wire: str) -> None:
+    known = replace(SILENT, users=Path("polywire.users"))
+    wide = replace(known, **{wire: "0.0.0.0:1"})  # type: ignore[arg-type]  # each wire is a field of text
+    with pytest.raises(Invalid, match=f"--{wire}-tls"):
+        wide.listeners()
+    assert set(replace(wide, insecure=True).listeners()) == {wire}
+    under = replace(known, tls={wire: "0.0.0.0:1"}, tls_certificate=Path("broker.pem"))
+    assert set(under.listeners()) == {f"{wire}-tls"}
+
+
+def test_the_port_of_all_wires_takes_nothing_but_tls_from_elsewhere() -> None:
+    any_wire = replace(SILENT, users=Path("polywire.users"), any_wire="0.0.0.0:1")
+    with pytest.raises(Invalid, match="--tls-certificate"):
+        any_wire.listeners()
+    assert not replace(any_wire, tls_certificate=Path("broker.pem")).any_plain
+    assert replace(any_wire, insecure=True).any_plain
+    assert replace(any_wire, any_wire="127.0.0.1:1").any_plain

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
-import mmap
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
-from polywire.store import file, residency
+from polywire.log.worker import storage_failed
+from polywire.store import file
+from polywire.store.address import address_of
 from polywire.store.base import aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
-from polywire.store.residency import Residency, address_of
 
 
 def descriptors() -> int:
@@ -28,22 +26,13 @@ def test_few_files_stay_open(tmp_path: Path) -> None:
     for number in range(10):
         store.put_new(f"b{number}", [bytes([number]) * 5000])
     before = descriptors()
-    views = [store.open(f"b{number}").map() for number in range(10)]
-    assert [view[4999] for view in views] == list(range(10))
-    views.clear()
+    for number in range(10):
+        out = bytearray(5000)
+        assert store.open(f"b{number}").pread_into(out, 0) == 5000
+        assert out == bytes([number]) * 5000
     gc.collect()
     assert descriptors() - before <= 2 * 3
     assert store.open("b9") is store.open("b9")
-
-
-def test_mapped_bytes_are_bounded(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, mapped_bytes_max=10_000)
-    for number in range(5):
-        store.put_new(f"b{number}", [bytes(4000)])
-    before = descriptors()
-    for number in range(5):
-        store.open(f"b{number}").map()
-    assert descriptors() - before == 2 * 2
 
 
 def test_remains_of_a_crash_are_deleted(tmp_path: Path) -> None:
@@ -135,8 +124,8 @@ def test_a_bad_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: py
 def test_bytes_that_are_expected_are_asked_for_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = FileStore(tmp_path), []
     store.put_new("blob", [bytes(100)])
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)))
     blob = store.open("blob")
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)))
     blob.expect(10, 30)
     blob.expect(30, 30)  # to the system, no bytes would mean all that follow
     assert asked == [(10, 20)]
@@ -144,50 +133,52 @@ def test_bytes_that_are_expected_are_asked_for_and_no_others(tmp_path: Path, mon
     blob.expect(10, 30)  # no more than a hint
 
 
-def test_residency_is_told_page_by_page(tmp_path: Path) -> None:
+def test_reading_at_once_waits_for_no_disk(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_new("one", [bytes(64 << 12)])
     blob = store.open("one")
-    if blob.is_warm(0, 64 << 12):
+    if blob.read_now(bytearray(64 << 12), 0):
         pytest.skip("this file system keeps what was written, so there is nothing cold to see")
-    blob.pread_into(bytearray(1), 0)
+    out = bytearray(b"x" * (1 << 12))
     blob.pread_into(bytearray(1 << 12), 32 << 12)
-    assert blob.is_warm(32 << 12, 33 << 12)
+    if not blob.read_now(out, 32 << 12):
+        pytest.skip("this file system cannot tell what is in memory")
+    assert out == bytes(1 << 12)
 
 
-def test_what_was_just_found_in_memory_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads on from where he was asks for the new pages alone, and a page that is not there is noticed however it is asked for."""
-    page, asked, now = mmap.PAGESIZE, list[tuple[int, int]](), [100.0]
-    mapping = aligned_buffer(64 * page)
-    here = set(range(32))
-
-    def mincore(address: int, size: int, states: int) -> int:
-        start = (address - address_of(mapping)) // page
-        stop = start + -(-size // page)
-        asked.append((start, stop))
-        told = (ctypes.c_ubyte * (stop - start)).from_address(states)
-        told[:] = [1 if number in here else 0 for number in range(start, stop)]
-        return 0
-
-    monkeypatch.setattr(residency, "_mincore", mincore)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    known = Residency(mapping)
-    assert known.holds(0, 8 * page)
-    assert known.holds(page, 3 * page)
-    assert known.holds(4 * page, 16 * page)
-    assert asked == [(0, 8), (8, 16)]
-    assert known.holds(0, 8 * page)
-    assert asked[2:] == [(0, 8)], "what lies before the last read is asked for"
-    assert not known.holds(4 * page, 33 * page)
-    assert known.holds(8 * page, 8 * page)
-    now[0] += 1
-    assert known.holds(0, 8 * page)
-    assert asked[3:] == [(8, 33), (0, 8)]
+def test_a_file_cut_short_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("one", [b"x" * 10_000])
+    blob = store.open("one")
+    os.truncate(tmp_path / "one", 5_000)
+    assert blob.pread_into(bytearray(10_000), 0) == 5_000
+    assert not blob.read_now(bytearray(10_000), 0)
+    with pytest.raises(Unavailable):
+        blob.read_direct(aligned_buffer(20_480), 0, 10_000)
 
 
-def test_ordinary_memory_is_resident() -> None:
+def test_addresses_are_those_of_the_first_byte() -> None:
     buffer = aligned_buffer(1 << 16)
     assert address_of(buffer) % 4096 == 0
-    buffer[:] = bytes(1 << 16)
-    assert Residency(buffer).holds(5, 1 << 16)
     assert address_of(buffer[100:]) == address_of(buffer) + 100
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_no_failed_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("a", [b"content"])
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(Busy, match="too many files are open"):
+            store.put_new("b", [b"content"])
+        with pytest.raises(Busy, match="too many files are open"):
+            store.open("a")
+        assert isinstance(storage_failed(OSError(number, "Too many open files")), Busy)
+    assert store.get("a") == b"content"
+    store.put_new("b", [b"content"])

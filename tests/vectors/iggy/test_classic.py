@@ -85,6 +85,18 @@ def test_login_and_creations_of_d1d() -> None:
     assert peer.ask(POLL_D1) == bytes.fromhex("0000000010000000") + bytes.fromhex("01000000000000000000000000000000")
 
 
+def test_shapes_overrule_the_text_of_a_login() -> None:
+    """A client in use logs in as 0.6 and goes on as 0.8."""
+    peer = World().connect()
+    peer.ask(LOGIN_NEW)
+    assert peer.ask(CREATE_STREAM_D2)[:4] == bytes(4)
+    assert peer.ask(CREATE_TOPIC_D2)[:4] == bytes(4)
+    assert peer.ask(POLL_D2) == bytes.fromhex("0000000010000000") + bytes(16), "partition 0, where 0.6 has 1"
+    peer.world.memory.advance(0.000005)
+    assert peer.ask(SEND_56) == EMPTY
+    assert peer.ask(POLL_D2) == POLLED_D2B
+
+
 @pytest.mark.parametrize(
     ("dialect", "send", "poll", "polled"),
     [

@@ -86,6 +86,15 @@ def test_a_message_goes_in_and_comes_out(peer: Dialogue) -> None:
     assert peer.headered(2, POLL, code=100, number=3) == (0, bytes(16)), "auto commit, and nothing more"
 
 
+def test_a_record_tells_its_partition(peer: Dialogue) -> None:
+    assert peer.headered(160, SEND[:20] + b"\x02" + SEND[21:], number=3)[0] == 0
+    status, body = peer.headered(2, POLL[:21] + b"\x02" + POLL[22:], code=100, number=3)
+    record = body[16:]
+    assert (status, body[:4], record[:8]) == (0, b"\x02\0\0\0", b"\x02" + bytes(7))
+    covered = record[:40] + record[48:52] + record[256:264]
+    assert int.from_bytes(record[40:48], "little") == xxhash.xxh3_64_intdigest(covered)
+
+
 def test_a_part_of_what_was_sent_together_is_polled(peer: Dialogue) -> None:
     bodies = [bytes([number]) * 30 for number in range(5)]
     frames = b""
@@ -311,3 +320,21 @@ def test_a_repeat_behind_a_send_is_still_a_repeat(peer: Dialogue) -> None:
     peer.feed(headered(160, SEND, number=4) + create)
     peer.pass_by()
     assert peer.take().endswith(first)
+
+
+def test_a_topic_tells_the_options_it_was_given_and_those_it_has_unasked() -> None:
+    peer = registered()
+    peer.headered(128, CREATE_STREAM, number=1)
+    week = bytes.fromhex("020e0000006d6573736167655f6578706972790206000000") + b"7 days"
+    status, body = peer.headered(132, bytes.fromhex("02066f7264657273010000000470616964") + week, number=2)
+    given = bytes.fromhex("020e0000006d6573736167655f6578706972790c08000000") + (7 * 86_400_000_000).to_bytes(
+        8, "little"
+    )
+    assert status == 0
+    at = body.index(len(given).to_bytes(4, "little") + given) + 4 + len(given)
+    unasked = int.from_bytes(body[at : at + 4], "little")
+    assert len(body) == at + 4 + unasked + 40, "the one partition is behind the options"
+    assert body[at + 4 : at + 4 + unasked].count(b"durability\x02\x0a\x00\x00\x00replicated") == 2
+    bad = bytes.fromhex("020a000000") + b"durability" + bytes.fromhex("0204000000") + b"fast"
+    status, body = peer.headered(132, bytes.fromhex("02066f72646572730100000001") + b"x" + bad, number=3)
+    assert body[-4:] == (4042).to_bytes(4, "little")

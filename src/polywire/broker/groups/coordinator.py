@@ -2,22 +2,24 @@
 
 Promises: every change of a group is journalled with the turn that made it, so groups survive restarts with their
 generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
-timeout. Expiry is lazy: looked at when a verb touches the group. Must not know: sockets, wire words, the journal
-beyond its ``Host``.
+timeout, but those that live as long as their connections are gone. Expiry is lazy: looked at when a verb touches the
+group. Must not know: sockets, wire words, the journal beyond its ``Host``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polywire.broker import changes
-from polywire.broker.groups.group import Group, Member, stored
-from polywire.broker.settings import BrokerSettings, check_name
-from polywire.broker.state import State
-from polywire.clock import Clock
+from polywire.broker.groups.group import Group, Member, difference, stored
+from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
+from polywire.broker.quotas import MEMBER_BYTES, Kind
+from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
+from polywire.broker.state import State, binding_size, group_size
+from polywire.clock import Clock, ElapsedClock
 from polywire.errors import Busy, Conflict, ErrorCode, Missing
 from polywire.log.base import Done
 from polywire.types import Assignor, Level, PositionKind
@@ -40,10 +42,14 @@ class Host(Protocol):
         name: str,
         *,
         generation: int,
+        by: Caller,
         level: Level,
         done: Done | None,
     ) -> None:
         """Store next offsets by partition number, all or none."""
+
+    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
+        """Refuse what belongs to another user. Raises Denied(DENIED)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +86,18 @@ class GroupView:
 class Coordinator:
     """All groups of one broker.
 
-    Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started.
+    Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started, if it could be.
     ``_changed`` holds when groups that still exist last changed, since the broker started.
     """
 
-    __slots__ = ("_changed", "_clock", "_host", "_seen", "_settings", "_started_at", "_state")
+    __slots__ = ("_changed", "_clock", "_elapsed", "_host", "_seen", "_settings", "_started_at", "_state")
 
-    def __init__(self, host: Host, state: State, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, host: Host, state: State, settings: BrokerSettings, clock: Clock, elapsed: ElapsedClock) -> None:
         self._host = host
         self._state = state
         self._settings = settings
         self._clock = clock
+        self._elapsed = elapsed
         self._started_at = clock.monotonic()
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
         self._changed: dict[tuple[str, str], int] = {}
@@ -106,6 +113,7 @@ class Coordinator:
         first_generation: int = 1,
         named_alone: bool = False,
         connected: bool = False,
+        by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> Membership:
@@ -116,37 +124,42 @@ class Coordinator:
         named_alone: the wire names groups without their topic, so a name has one topic at a time: joining with another topic takes
             this wire's members out of the old one, and the generation goes on counting in the new one.
         connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
+        by: who asks; the group becomes theirs if it is nobody's.
         done: called once the group is journalled at ``level``.
-        Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many groups or members.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Busy(BUSY) when there are too many groups or members.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
+        owner = self._check_owner(by, topic, group)
         made: list[changes.Change] = []
-        left = self._switch(group, topic, wire, made) if named_alone else None
+        left = self._switch(group, topic, wire, made, by) if named_alone else None
         current = self._state.groups.get((topic, group))
         now = self._clock.monotonic()
         if current is not None:
             wanted = current if left is None else current.succeeding(left)
         elif left is not None:
-            wanted = self._begin(topic, group, left.generation + 1, left.assignor)
+            wanted = self._begin(topic, group, left.generation + 1, left.assignor, heir(owner, by))
         else:
-            wanted = self._begin(topic, group, first_generation, assignor or Assignor.ROUND_ROBIN)
+            wanted = self._begin(topic, group, first_generation, assignor or Assignor.ROUND_ROBIN, heir(owner, by))
         if assignor is not None and assignor is not wanted.assignor:
             wanted = wanted.with_assignor(assignor)
-        wanted = self._refreshed(wanted, now)
-        if not wanted.has(member):
+        gone = self._expired(wanted, now)
+        wanted = wanted.changed(gone=gone, partition_count=self._host.partition_count(topic)).with_owner(
+            heir(owner, by)
+        )
+        joined = [] if wanted.has(member) else [Member(member, wire, connected)]
+        if joined:
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")
-            if self._state.member_count >= self._settings.members_total_max:
-                raise Busy(ErrorCode.BUSY, f"too many members in all groups limit={self._settings.members_total_max}")
-            wanted = wanted.with_member(Member(member, wire))
+            self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + len(member), owner=owner)
+            wanted = wanted.with_member(joined[0])
         if wanted is not current:
-            made.append(stored(wanted))
+            made.append(self._stored(wanted) if current is None else self._difference(wanted, current, gone, joined))
         self._host.change_all(made, level=level, done=done)
         if wanted is not current:
             self._forget(wanted)
         self._mark(wanted, member, math.inf if connected else now)
-        return Membership(wanted.generation, tuple(wanted.assignments[member]))
+        return Membership(wanted.generation, tuple(wanted.share(member)))
 
     def create(
         self,
@@ -155,30 +168,40 @@ class Coordinator:
         *,
         assignor: Assignor = Assignor.ROUND_ROBIN,
         generation: int = 0,
+        by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> None:
-        """Make a group without members. Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Busy(BUSY) when there are too many."""
+        """Make a group without members.
+
+        Raises Conflict(GROUP_EXISTS), Invalid(INVALID_NAME), Denied(DENIED) where positions of that name are another user's, Busy(BUSY) when
+        there are too many.
+        """
         check_name(group, self._settings.name_bytes_max)
+        owner = self._check_owner(by, topic, group)
         if (topic, group) in self._state.groups:
             raise Conflict(ErrorCode.GROUP_EXISTS, f"group exists group={group!r} topic={topic!r}")
-        begun = self._begin(topic, group, generation, assignor)
-        self._host.change_all([stored(begun)], level=level, done=done)
+        begun = self._begin(topic, group, generation, assignor, heir(owner, by))
+        self._host.change_all([self._stored(replace(begun, kept=True))], level=level, done=done)
 
-    def sync(self, group: str, topic: str, member: str, generation: int, *, wire: str) -> Membership:
+    def sync(
+        self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NOBODY
+    ) -> Membership:
         """The member's place again; counts as a sign of life. Raises as ``heartbeat``."""
-        return self.heartbeat(group, topic, member, generation, wire=wire)
+        return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
-    def heartbeat(self, group: str, topic: str, member: str, generation: int | None, *, wire: str) -> Membership:
+    def heartbeat(
+        self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller = NOBODY
+    ) -> Membership:
         """A sign of life. Without a generation it is not compared.
 
-        Raises, in this order, Missing(GROUP_MISSING), Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets
-        GENERATION_STALE, because its own call removes it first.
+        Raises, in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group, Conflict(GENERATION_STALE),
+        Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because its own call removes it first.
         """
         now = self._clock.monotonic()
-        found = self._check(group, topic, member, generation, wire=wire, now=now)
+        found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
         self._mark(found, member, now)
-        return Membership(found.generation, tuple(found.assignments[member]))
+        return Membership(found.generation, tuple(found.share(member)))
 
     def leave(
         self,
@@ -188,6 +211,7 @@ class Coordinator:
         generation: int | None,
         *,
         wire: str,
+        by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> None:
@@ -195,9 +219,9 @@ class Coordinator:
 
         Raises as ``heartbeat``.
         """
-        found = self._check(group, topic, member, generation, wire=wire, now=self._clock.monotonic())
+        found = self._check(group, topic, member, generation, wire=wire, by=by, now=self._clock.monotonic())
         without = found.changed(gone=(member,), partition_count=found.partition_count)
-        self._host.change_all([stored(without)], level=level, done=done)
+        self._host.change_all([self._difference(without, found, [member])], level=level, done=done)
         self._forget(without)
 
     def commit(
@@ -211,6 +235,7 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
+        by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> None:
@@ -218,8 +243,9 @@ class Coordinator:
 
         Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
         """
+        offsets = {partition: offset}
         self.commit_all(
-            group, topic, member, generation, {partition: offset}, wire=wire, refresh=refresh, level=level, done=done
+            group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by, level=level, done=done
         )
 
     def commit_all(
@@ -232,16 +258,17 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
+        by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Done | None = None,
     ) -> None:
         """Store the group's next offsets by partition, all or none. Raises as ``commit``."""
-        self.check_owner(group, topic, member, generation, offsets, wire=wire, refresh=refresh)
+        self.check_member(group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by)
         self._host.commit_positions(
-            topic, offsets, PositionKind.GROUP, group, generation=generation, level=level, done=done
+            topic, offsets, PositionKind.GROUP, group, generation=generation, by=by, level=level, done=done
         )
 
-    def check_owner(
+    def check_member(
         self,
         group: str,
         topic: str,
@@ -251,11 +278,12 @@ class Coordinator:
         *,
         wire: str,
         refresh: bool = False,
+        by: Caller = NOBODY,
     ) -> None:
         """Refuse a member that does not own these partitions in this generation. Raises as ``commit``."""
         now = self._clock.monotonic()
-        found = self._check(group, topic, member, generation, wire=wire, now=now)
-        owned = found.assignments[member]
+        found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
+        owned = found.share(member)
         for partition in partitions:
             if partition not in owned:
                 raise Conflict(
@@ -265,32 +293,72 @@ class Coordinator:
         if refresh:
             self._mark(found, member, now)
 
-    def delete(self, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None) -> None:
-        """End a group; its positions go with it. Raises Missing(GROUP_MISSING)."""
-        if (topic, group) not in self._state.groups:
+    def delete(
+        self, group: str, topic: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Done | None = None
+    ) -> None:
+        """End a group, its positions and its bare names, whether it has any of them or all.
+
+        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's.
+        """
+        key = self._state.topic_key(topic)
+        made: list[changes.Change] = []
+        if (topic, group) in self._state.groups:
+            made.append(changes.GroupDeleted(topic, group))
+        if self._state.positions.held(key, PositionKind.GROUP, group) is not None:
+            made.append(changes.PositionsDeleted(PositionKind.GROUP, group, *changes.split_key(key), None))
+        for wire in self._state.binding_wires:
+            bound = self._state.bindings.get((wire, group))
+            if bound is not None and bound.topic == topic:
+                made.append(changes.GroupUnbound(wire, group))
+        if not made:
             raise _group_missing(group, topic)
-        key = changes.split_key(self._state.topic_key(topic))
-        positions = changes.PositionsDeleted(PositionKind.GROUP, group, *key, None)
-        self._host.change_all([changes.GroupDeleted(topic, group), positions], level=level, done=done)
+        self._check_owner(by, topic, group)
+        self._host.change_all(made, level=level, done=done)
         self._seen.pop((topic, group), None)
         self._changed.pop((topic, group), None)
 
+    def sweep(self, group: str, topic: str) -> None:
+        """Take out the members of a group that nobody touches any more, so that nobody else takes them out. Raises Busy(DISK_FULL)."""
+        found = self._state.groups.get((topic, group))
+        if found is None or not found.members:
+            return
+        seen = self._seen.get((topic, group), {})
+        latest = max(seen.get(member.id, self._started_at) for member in found.members)
+        if latest < self._clock.monotonic() - self._settings.group_expiry_us / SECOND_US:
+            gone = [member.id for member in found.members]
+            without = found.changed(gone=gone, partition_count=found.partition_count)
+            self._host.change_all([self._difference(without, found, gone)], level=Level.WRITTEN, done=None)
+            self._forget(without)
+
     def bind(
-        self, wire: str, group: str, topic: str, *, level: Level = Level.WRITTEN, done: Done | None = None
+        self,
+        wire: str,
+        group: str,
+        topic: str,
+        *,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
     ) -> None:
         """Have a wire that names groups alone mean this topic by this name; the group itself begins with its first member.
 
-        Raises Invalid(INVALID_NAME), Busy(BUSY) when there are too many names.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) where the name or the group is another user's, Busy(BUSY) when there are too many names.
         """
         check_name(group, self._settings.name_bytes_max)
-        bindings = self._state.bindings
-        if (wire, group) not in bindings and len(bindings) >= self._settings.groups_max:
-            raise Busy(ErrorCode.BUSY, f"too many names of groups limit={self._settings.groups_max}")
-        self._host.change_all([changes.GroupBound(wire, group, topic)], level=level, done=done)
+        self._check_owner(by, topic, group)
+        owner = self._check_binding(by, wire, group)
+        self._admit_binding(by, wire, group, topic)
+        self._host.change_all(
+            [changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us())], level=level, done=done
+        )
 
     def bound(self, wire: str) -> dict[str, str]:
         """The topics a wire means by the names of groups, by name."""
-        return {name: topic for (of, name), topic in self._state.bindings.items() if of == wire}
+        return {name: bound.topic for (of, name), bound in self._state.bindings.items() if of == wire}
+
+    def owner(self, topic: str, group: str) -> int:
+        """Whose group it is."""
+        return self._state.group_owner(topic, group)
 
     def find(self, group: str, topic: str) -> GroupView | None:
         """A group as it is."""
@@ -299,16 +367,25 @@ class Coordinator:
 
     def topic_of(self, wire: str, group: str) -> str | None:
         """The topic a wire that names groups alone means by this name."""
-        return self._state.bindings.get((wire, group))
+        bound = self._state.bindings.get((wire, group))
+        return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """All groups, or those of a topic, by topic and name, as they are: nobody expires by being looked at."""
+        """All groups, or those of a topic, by topic and name, over the partitions of now: nobody expires by being looked at."""
         now = self._clock.monotonic()
-        keys = sorted(key for key in self._state.groups if topic is None or key[0] == topic)
-        return [self._view(self._state.groups[key], now) for key in keys]
+        topics = sorted(self._state.group_names) if topic is None else [topic]
+        return [self._view(self._state.groups[name, group], now) for name in topics for group in self.names(name)]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Topic and name of all groups, in no order."""
+        return list(self._state.groups)
+
+    def names(self, topic: str) -> list[str]:
+        """The groups of a topic, by name."""
+        return sorted(self._state.group_names.get(topic, ()))
 
     def view(self, group: str, topic: str) -> GroupView | None:
-        """One group as it is."""
+        """One group, over the partitions of now."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
@@ -318,13 +395,16 @@ class Coordinator:
         return found is not None and found.has(member)
 
     def _view(self, group: Group, now: float) -> GroupView:
+        group = group.changed(
+            gone=(), partition_count=self._host.partition_count(group.topic)
+        )  # as its members will find it
         seen = self._seen.get((group.topic, group.name), {})
         members = tuple(
             MemberView(
                 id=member.id,
                 wire=member.wire,
                 idle_s=max(now - seen.get(member.id, self._started_at), 0.0),
-                partitions=tuple(group.assignments[member.id]),
+                partitions=tuple(group.share(member.id)),
             )
             for member in group.members
         )
@@ -338,41 +418,78 @@ class Coordinator:
             changed_at_us=self._changed.get((group.topic, group.name)),
         )
 
-    def _begin(self, topic: str, group: str, generation: int, assignor: Assignor) -> Group:
-        if len(self._state.groups) >= self._settings.groups_max:
-            raise Busy(ErrorCode.BUSY, f"too many groups limit={self._settings.groups_max}")
-        return Group(topic, group, generation, assignor, self._host.partition_count(topic))
+    def _begin(self, topic: str, group: str, generation: int, assignor: Assignor, owner: int) -> Group:
+        self._state.quotas.admit(Kind.GROUPS, NOBODY, group_size(group, topic), owner=owner)
+        return Group(topic, group, generation, assignor, self._host.partition_count(topic), owner=owner)
 
-    def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change]) -> Group | None:
-        """Point the wire's name at this topic; returns the group it pointed at before, which the new one goes on from."""
+    def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
+        """Refuse one more bare name of a group where there are too many. Raises Busy(BUSY)."""
+        if (wire, group) not in self._state.bindings:
+            self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
+
+    def _check_owner(self, by: Caller, topic: str, group: str) -> int:
+        """Refuse another user's group; returns whose it is. Raises Denied(DENIED)."""
+        owner = self._state.group_owner(topic, group)
+        self._host.check_owner(by, owner, "group", group)
+        return owner
+
+    def _check_binding(self, by: Caller, wire: str, group: str) -> int:
+        """The same for a wire's bare name of a group, and for the group that it means."""
         bound = self._state.bindings.get((wire, group))
-        if bound == topic:
+        if bound is None:
+            return UNOWNED
+        self._host.check_owner(by, bound.owner, "group", group)
+        self._check_owner(by, bound.topic, group)
+        return bound.owner
+
+    def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change], by: Caller) -> Group | None:
+        """Point the wire's name at this topic; returns the group it pointed at before, which the new one goes on from."""
+        owner = self._check_binding(by, wire, group)
+        bound = self._state.bindings.get((wire, group))
+        if bound is not None and bound.topic == topic:
             return None
-        made.append(changes.GroupBound(wire, group, topic))
-        old = None if bound is None else self._state.groups.get((bound, group))
+        self._admit_binding(by, wire, group, topic)
+        made.append(changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us()))
+        old = None if bound is None else self._state.groups.get((bound.topic, group))
         if old is None:
             return None
-        gone = {member.id for member in old.members if member.wire == wire}
+        gone = [member.id for member in old.members if member.wire == wire]
         remaining = old.changed(gone=gone, partition_count=old.partition_count)
         if remaining is not old:
-            made.append(stored(remaining))
+            made.append(self._difference(remaining, old, gone))
         return old
 
-    def _refreshed(self, group: Group, now: float) -> Group:
-        """Without members not seen for longer than the timeout, over the partitions the topic has now."""
+    def _stored(self, group: Group) -> changes.GroupStored:
+        return stored(group, self._elapsed.now_us())
+
+    def _difference(
+        self, now: Group, was: Group, gone: Sequence[str], joined: Sequence[Member] = ()
+    ) -> changes.GroupChanged:
+        return difference(now, was, gone=gone, joined=joined, at_us=self._elapsed.now_us())
+
+    def _expired(self, group: Group, now: float) -> list[str]:
+        """Members not seen for longer than the timeout, and those whose connection an earlier start had."""
         seen = self._seen.get((group.topic, group.name), {})
         oldest = now - self._settings.member_timeout_s
-        gone = {member.id for member in group.members if seen.get(member.id, self._started_at) < oldest}
-        return group.changed(gone=gone, partition_count=self._host.partition_count(group.topic))
+        return [
+            member.id
+            for member in group.members
+            if seen.get(member.id, -math.inf if member.connected else self._started_at) < oldest
+        ]
 
-    def _check(self, group: str, topic: str, member: str, generation: int | None, *, wire: str, now: float) -> Group:
+    def _check(
+        self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
+    ) -> Group:
         """The group check of FLUX dossier §10; the order of its steps is part of the promise."""
         found = self._state.groups.get((topic, group))
-        if found is None or self._state.bindings.get((wire, group), topic) != topic:
+        bound = self._state.bindings.get((wire, group))
+        if found is None or (bound is not None and bound.topic != topic):
             raise _group_missing(group, topic)
-        refreshed = self._refreshed(found, now)
+        self._check_owner(by, topic, group)
+        gone = self._expired(found, now)
+        refreshed = found.changed(gone=gone, partition_count=self._host.partition_count(topic))
         if refreshed is not found:
-            self._host.change_all([stored(refreshed)], level=Level.WRITTEN, done=None)
+            self._host.change_all([self._difference(refreshed, found, gone)], level=Level.WRITTEN, done=None)
             self._forget(refreshed)
         if generation is not None and generation != refreshed.generation:
             raise Conflict(

@@ -1,30 +1,38 @@
 """One consumer group as a value, and its transitions (FLUX dossier §10, without the wire's words).
 
 Promises: pure; every transition that changes members, assignor or partition count adds exactly one to the generation
-and assigns anew. Must not know: clocks, the journal, other groups, wires beyond the name a member joined over.
+and assigns anew; a member more or less costs no look at the others. Must not know: clocks, the journal, other groups, wires beyond the name
+a member joined over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from polywire.broker.changes import GroupStored, MemberStored
-from polywire.broker.groups.assignment import assign
+from polywire.broker.changes import GroupChanged, GroupStored, MemberStored
+from polywire.broker.groups.assignment import ordered, ordered_by, share
+from polywire.broker.owners import UNOWNED
 from polywire.types import Assignor
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member and the wire it joined over."""
+    """A member and the wire it joined over; ``connected``: it lives as long as its connection, so never beyond a start."""
 
     id: str
     wire: str
+    connected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of one topic. ``members`` are in the order in which they joined; ``assignments`` follow from the other fields."""
+    """A group of one topic. ``members`` are in the order in which they joined. ``kept``: it was made for itself, and stays when nobody
+    uses it. ``at_us``: when it last changed, by the elapsed clock.
+
+    Invariant: ``order`` is that of their ids; use the transitions, which keep it.
+    """
 
     topic: str
     name: str
@@ -32,38 +40,77 @@ class Group:
     assignor: Assignor
     partition_count: int
     members: tuple[Member, ...] = ()
-    assignments: Mapping[str, range] = field(init=False, compare=False)
+    owner: int = UNOWNED
+    kept: bool = False
+    at_us: int = 0
+    order: tuple[bytes, ...] = ()
 
-    def __post_init__(self) -> None:
-        owned = assign((member.id for member in self.members), self.partition_count, self.assignor)
-        object.__setattr__(self, "assignments", owned)
+    def _index(self, member: str) -> int:
+        key = ordered_by(member)
+        at = bisect_left(self.order, key)
+        return at if at < len(self.order) and self.order[at] == key else -1
 
     def has(self, member: str) -> bool:
         """Whether this id is a member."""
-        return member in self.assignments
+        return self._index(member) >= 0
+
+    def share(self, member: str) -> range:
+        """The partitions of a member, ascending."""
+        index = self._index(member)
+        assert index >= 0, "only members have partitions"
+        return share(index, len(self.order), self.partition_count, self.assignor)
 
     def with_assignor(self, assignor: Assignor) -> Group:
         """Partitions are dealt out another way."""
         return replace(self, assignor=assignor, generation=self.generation + 1)
 
+    def with_owner(self, owner: int) -> Group:
+        """It is somebody's; the same group when it was before."""
+        return self if owner == self.owner else replace(self, owner=owner)
+
     def with_member(self, member: Member) -> Group:
         """One more member, last in order."""
-        return replace(self, members=(*self.members, member), generation=self.generation + 1)
+        return self._joined((member,), self.generation + 1)
+
+    def _joined(self, members: tuple[Member, ...], generation: int) -> Group:
+        order = self.order
+        for member in members:
+            key = ordered_by(member.id)
+            at = bisect_left(order, key)
+            order = (*order[:at], key, *order[at:])
+        return replace(self, members=self.members + members, order=order, generation=generation)
 
     def changed(self, *, gone: Collection[str], partition_count: int) -> Group:
         """Without some members and over so many partitions: one generation for all of it, the same group when nothing differs."""
         if not gone and partition_count == self.partition_count:
             return self
-        members = tuple(member for member in self.members if member.id not in gone)
-        return replace(self, members=members, partition_count=partition_count, generation=self.generation + 1)
+        return replace(self._without(gone), partition_count=partition_count, generation=self.generation + 1)
+
+    def _without(self, gone: Collection[str]) -> Group:
+        if not gone:
+            return self
+        ids = frozenset(gone)
+        members = tuple([member for member in self.members if member.id not in ids])
+        return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
         """This group going on where ``old`` was: above both generations, and without members of its own dealing as ``old`` did."""
         assignor = self.assignor if self.members else old.assignor
         return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
 
+    def applied(self, change: GroupChanged) -> Group:
+        """The group after a change."""
+        kept = replace(
+            self._without(change.gone),
+            assignor=change.assignor,
+            partition_count=change.partition_count,
+            owner=change.owner,
+            at_us=change.at_us,
+        )
+        return kept._joined(_members(change.joined), change.generation)
 
-def stored(group: Group) -> GroupStored:
+
+def stored(group: Group, at_us: int) -> GroupStored:
     """The group as a change."""
     return GroupStored(
         topic=group.topic,
@@ -71,17 +118,51 @@ def stored(group: Group) -> GroupStored:
         generation=group.generation,
         assignor=group.assignor,
         partition_count=group.partition_count,
-        members=tuple(MemberStored(member.id, member.wire) for member in group.members),
+        members=_stored_members(group.members),
+        owner=group.owner,
+        kept=group.kept,
+        at_us=at_us,
+    )
+
+
+def difference(
+    now: Group, was: Group, *, gone: Collection[str] = (), joined: Collection[Member] = (), at_us: int
+) -> GroupChanged:
+    """What makes one group of the other: as large as what differs, however many members stay."""
+    assert len(now.members) == len(was.members) - len(gone) + len(joined), "nobody else came or went"
+    return GroupChanged(
+        topic=now.topic,
+        name=now.name,
+        generation=now.generation,
+        assignor=now.assignor,
+        partition_count=now.partition_count,
+        gone=tuple(gone),
+        joined=_stored_members(joined),
+        owner=now.owner,
+        at_us=at_us,
     )
 
 
 def restored(change: GroupStored) -> Group:
     """The group a change tells of."""
+    members = _members(change.members)
     return Group(
         topic=change.topic,
         name=change.name,
         generation=change.generation,
         assignor=change.assignor,
         partition_count=change.partition_count,
-        members=tuple(Member(member.id, member.wire) for member in change.members),
+        members=members,
+        owner=change.owner,
+        kept=change.kept,
+        at_us=change.at_us,
+        order=tuple(ordered(member.id for member in members)),
     )
+
+
+def _members(stored_members: Collection[MemberStored]) -> tuple[Member, ...]:
+    return tuple(Member(member.id, member.wire, member.connected) for member in stored_members)
+
+
+def _stored_members(members: Collection[Member]) -> tuple[MemberStored, ...]:
+    return tuple(MemberStored(member.id, member.wire, member.connected) for member in members)

@@ -7,10 +7,11 @@ the end (FLUX dossier §5). Must not know: who may commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from polywire.broker.changes import PositionsDeleted, PositionStored, TopicKey, split_key
+from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind, Usage
 from polywire.types import PositionKind
 
 
@@ -21,19 +22,39 @@ class Position(NamedTuple):
     generation: int
 
 
-Owner = tuple[PositionKind, str]
+Reader = tuple[PositionKind, str]
+
+
+class Held:
+    """One reader's positions in a topic by partition; whose they are, and when it last stored one (0: not known) or asked for one since the
+    start, by the elapsed clock."""
+
+    __slots__ = ("asked_at_us", "at_us", "name_bytes", "owner", "partitions")
+
+    def __init__(self, name: str, owner: int) -> None:
+        self.partitions: dict[int, Position] = {}
+        self.name_bytes = len(name)
+        self.owner = owner
+        self.at_us = 0
+        self.asked_at_us = 0
+
+    @property
+    def used_at_us(self) -> int:
+        """When it was last there."""
+        return max(self.at_us, self.asked_at_us)
 
 
 class Positions:
-    """All positions by topic (id, or full name while it does not exist), owner and partition.
+    """All positions by topic (id, or full name while it does not exist), consumer or group, and partition.
 
-    Invariant: ``count`` is the number of positions in the table, ``owner_count`` that of (topic, owner) pairs that have any.
+    Invariant: ``count`` is the number of positions in the table, ``owner_count`` that of (topic, consumer or group) pairs that have any.
     """
 
-    __slots__ = ("_by_topic", "count", "owner_count")
+    __slots__ = ("_by_topic", "_usage", "count", "owner_count")
 
-    def __init__(self) -> None:
-        self._by_topic: dict[TopicKey, dict[Owner, dict[int, Position]]] = {}
+    def __init__(self, usage: Usage) -> None:
+        self._by_topic: dict[TopicKey, dict[Reader, Held]] = {}
+        self._usage = usage
         self.count = 0
         self.owner_count = 0
 
@@ -42,8 +63,35 @@ class Positions:
         owners = self._by_topic.get(topic)
         if owners is None:
             return None
-        partitions = owners.get((kind, name))
-        return None if partitions is None else partitions.get(partition)
+        held = owners.get((kind, name))
+        return None if held is None else held.partitions.get(partition)
+
+    def held(self, topic: TopicKey, kind: PositionKind, name: str) -> Held | None:
+        """All that somebody has in a topic."""
+        return self._by_topic.get(topic, {}).get((kind, name))
+
+    @property
+    def latest_us(self) -> int:
+        """When any was stored last, 0 when none was."""
+        return max((held.at_us for owners in self._by_topic.values() for held in owners.values()), default=0)
+
+    def begin(self, now_us: int) -> None:
+        """Recovery is over: those without a time count from now."""
+        for owners in self._by_topic.values():
+            for held in owners.values():
+                held.at_us = held.at_us or now_us
+
+    def readers(self) -> list[tuple[TopicKey, Reader]]:
+        """Everybody who has positions in a topic."""
+        return [(topic, reader) for topic, owners in self._by_topic.items() for reader in owners]
+
+    def offsets(
+        self, topic: TopicKey, kind: PositionKind, name: str, among: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """Next offsets that somebody has in a topic, by partition number; of these partitions only where they are given."""
+        held = self.held(topic, kind, name)
+        kept = {} if held is None else held.partitions
+        return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def has_owner(self, topic: TopicKey, kind: PositionKind, name: str) -> bool:
         """Whether somebody has any position in a topic."""
@@ -52,26 +100,42 @@ class Positions:
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
         """All positions of one consumer or group: topic, partition, position."""
         for topic, owners in self._by_topic.items():
-            for partition, position in owners.get((kind, name), {}).items():
+            held = owners.get((kind, name))
+            for partition, position in held.partitions.items() if held is not None else ():
                 yield topic, partition, position
 
     def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
         """Everybody of this kind who has positions in a topic: topic, name, position by partition."""
-        for topic, owners in self._by_topic.items():
-            for (owner_kind, name), partitions in owners.items():
+        for topic, owners in list(self._by_topic.items()):  # copies: whoever asks may go on after others changed them
+            for (owner_kind, name), held in list(owners.items()):
                 if owner_kind is kind:
-                    yield topic, name, partitions
+                    yield topic, name, held.partitions
 
     def store(self, change: PositionStored) -> None:
         """Somebody's next offset is another one."""
         owners = self._by_topic.setdefault(change.topic, {})
-        partitions = owners.get((change.kind, change.name))
-        if partitions is None:
-            partitions = owners[change.kind, change.name] = {}
-            self.owner_count += 1
-        if change.partition not in partitions:
-            self.count += 1
-        partitions[change.partition] = Position(change.offset, change.generation)
+        held = owners.get((change.kind, change.name))
+        if held is None:
+            held = owners[change.kind, change.name] = Held(change.name, change.owner)
+            self._charge(held, 1)
+        if held.owner != change.owner:
+            self._charge(held, -1)
+            held.owner = change.owner
+            self._charge(held, 1)
+        if change.partition not in held.partitions:
+            self._charge_positions(held, 1)
+        held.partitions[change.partition] = Position(change.offset, change.generation)
+        held.at_us = max(held.at_us, change.at_us)
+
+    def _charge(self, held: Held, sign: int) -> None:
+        """Somebody begins (or stops) to have all this."""
+        self.owner_count += sign
+        self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
+        self._charge_positions(held, sign * len(held.partitions))
+
+    def _charge_positions(self, held: Held, count: int) -> None:
+        self.count += count
+        self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES)
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
         """A topic of this name exists now: positions that waited for it are its own."""
@@ -81,21 +145,18 @@ class Positions:
 
     def drop_topic(self, topic_id: bytes) -> None:
         """A topic ended."""
-        owners = self._by_topic.pop(topic_id, {})
-        self.owner_count -= len(owners)
-        for partitions in owners.values():
-            self.count -= len(partitions)
+        for held in self._by_topic.pop(topic_id, {}).values():
+            self._charge(held, -1)
 
     def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
         """Partitions from this number on ended."""
         owners = self._by_topic.get(topic_id, {})
-        for owner, partitions in list(owners.items()):
-            for number in [number for number in partitions if number >= partition_count]:
-                del partitions[number]
-                self.count -= 1
-            if not partitions:
-                del owners[owner]
-                self.owner_count -= 1
+        for owner, held in list(owners.items()):
+            for number in [number for number in held.partitions if number >= partition_count]:
+                del held.partitions[number]
+                self._charge_positions(held, -1)
+            if not held.partitions:
+                self._charge(owners.pop(owner), -1)
         if not owners:
             self._by_topic.pop(topic_id, None)
 
@@ -104,23 +165,23 @@ class Positions:
         owner = (change.kind, change.name)
         for topic in [change.topic] if change.topic is not None else list(self._by_topic):
             owners = self._by_topic.get(topic, {})
-            partitions = owners.get(owner, {})
-            before = len(partitions)
-            if change.partition is None:
-                partitions.clear()
-            else:
-                partitions.pop(change.partition, None)
-            self.count -= before - len(partitions)
-            if not partitions and owners.pop(owner, None) is not None:
-                self.owner_count -= 1
+            held = owners.get(owner)
+            if held is None:
+                continue
+            if change.partition is not None and held.partitions.pop(change.partition, None) is not None:
+                self._charge_positions(held, -1)
+            if change.partition is None or not held.partitions:
+                self._charge(owners.pop(owner), -1)
             if not owners:
                 self._by_topic.pop(topic, None)
 
     def snapshot(self) -> tuple[PositionStored, ...]:
         """All positions as they are."""
         return tuple(
-            PositionStored(*split_key(topic), partition, kind, name, position.offset, position.generation)
+            PositionStored(
+                *split_key(topic), partition, kind, name, position.offset, position.generation, held.owner, held.at_us
+            )
             for topic, owners in self._by_topic.items()
-            for (kind, name), partitions in owners.items()
-            for partition, position in partitions.items()
+            for (kind, name), held in owners.items()
+            for partition, position in held.partitions.items()
         )

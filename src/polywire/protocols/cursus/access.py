@@ -6,38 +6,35 @@ counts also on a broker without users. Must not know: how passwords are verified
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Access, Principal
+from polywire.broker.actions import ADMINISTRATION, Action, Resource
 from polywire.broker.permissions import Permission
+from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, Denied
+from polywire.matching import is_pattern
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded
-from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import Operation
-from polywire.types import DEFAULT_STREAM, TopicName
+from polywire.types import TopicName
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.errors import BrokerError
 
-ANYBODY: Final = "*"
 VERDICTS_MAX: Final = 100  # kept before those of connections that have gone are dropped
-PERMISSIONS: Final[Mapping[str, Permission]] = {
-    "admin": Permission.MANAGE_TOPICS,
-    "topic.read": Permission.CONSUME,
-    "topic.write": Permission.PRODUCE,
-    "group": Permission.GROUP,
-    "transaction": Permission.TRANSACTION,
+WORDS: Final[Mapping[Permission, str]] = {
+    Permission.CONSUME: "topic.read",
+    Permission.CONSUME | Permission.PRODUCE: "topic.read",
+    Permission.PRODUCE: "topic.write",
+    Permission.GROUP: "group",
+    Permission.TRANSACTION: "transaction",
 }
-_OPERATIONS: Final = {Operation.READ: Permission.CONSUME, Operation.WRITE: Permission.PRODUCE}
-_TRAILING: Final = re.compile(r"\A(.*?) principal=(\S+) auth_token=(\S+)\Z", re.DOTALL)
-_PATTERN: Final = re.compile(r"[*?]")
+"""What a permission that was missed is called on this wire; all others are ``admin`` (dossier §2.12)."""
 
 Words = tuple[str, str]
 """A principal's name and its token: a password or an access token."""
@@ -70,26 +67,42 @@ class AccessGuard:
         self._acting = self._principal(session, request)
         if self._acting is None:
             return
+        _identify(session, self._acting)
         where = self._topic_name(request)
-        for word in command.permissions:
-            if not self._allows(self._acting, PERMISSIONS[word], where):
+        for action in command.actions:
+            if not self._allows(self._acting, action, where):
+                self._access.refusal(self._acting, action, where)  # for the audit
+                word = WORDS.get(action.permission, "admin")
                 raise Refused("NOT_AUTHORIZED_FOR_OPERATION", f"command={_spoken(request)} permission={word}")
+            if action in ADMINISTRATION:
+                self._access.administers(self._acting, action, where)
 
     def admit_batch(self, session: CursusSession, /) -> None:
         """Whether the connection may write batches; it must have logged in by AUTH. What it may write to is ``admit_topic``'s."""
         self._acting = None
         if not self._access.is_open:
-            self._acting = session.principal
+            self._acting = self._connected(session)
             if self._acting is None:
                 raise Refused("authentication_required", "command=BATCH")
+            _identify(session, self._acting)
 
-    def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
+    def admits_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> bool:
         """Whether whoever acts may do this to the topic: by permission, and by the topic's own list."""
-        acting = self._acting
-        allowed = acting is None or self._access.allows(acting, _OPERATIONS[operation], topic.name)
-        if not allowed or not _is_listed(topic, operation, "" if acting is None else acting.name):
-            facts = f"operation={operation.value} topic={topic.name.full}"
-            raise Refused("NOT_AUTHORIZED_FOR_TOPIC", facts, legacy=f"not authorized for topic '{topic.name.full}'")
+        return self._access.permits(self._acting, action, topic)
+
+    def admit_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> None:
+        """Refuse whoever acts what it may not do to the topic."""
+        if not self._access.permits(self._acting, action, topic):
+            self._access.refusal(self._acting, action, topic)  # for the audit
+            operation = "write" if action.listed is Listed.WRITERS else "read"
+            name = topic.name.full if isinstance(topic, Topic) else topic.full
+            facts = f"operation={operation} topic={name}"
+            raise Refused("NOT_AUTHORIZED_FOR_TOPIC", facts, legacy=f"not authorized for topic '{name}'")
+
+    @property
+    def acting(self) -> Principal | None:
+        """Who the request that was admitted last acts for."""
+        return self._acting
 
     def payload(self, request: Request, /) -> bytes | None:
         """The request's message without the words that proved who sent it."""
@@ -110,21 +123,28 @@ class AccessGuard:
         trailing = self._trailing(session, request)
         if trailing is not None:
             return trailing
-        if session.principal is None:
+        principal = self._connected(session)
+        if principal is None:
             raise Refused("authentication_required", f"command={_spoken(request)}")
-        principal: Principal = session.principal
         return principal
+
+    def _connected(self, session: CursusSession) -> Principal | None:
+        """Who the connection is: by AUTH, else by the peer's certificate."""
+        return session.output.certified if session.principal is None else session.principal
 
     def _trailing(self, session: CursusSession, request: Request) -> Principal | None:
         """Clients append their words to the whole command, and so behind the payload; only right ones are taken for such."""
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None
-        match = _TRAILING.match(decoded(request.message))
-        if match is None:
+        payload, *words = request.message.rsplit(b" ", 2)
+        if len(words) != 2:
             return None
-        found = self.verified(session, (match[2], match[3]))
+        name, token = _value(words[0], b"principal="), _value(words[1], b"auth_token=")
+        if not name or not token:
+            return None
+        found = self.verified(session, (name, token))
         if found is not None:
-            self._payload = encoded(match[1])
+            self._payload = payload
         return found
 
     def verified(self, session: CursusSession, words: Words) -> Principal | None:
@@ -138,7 +158,8 @@ class AccessGuard:
         if verdict is not None and verdict[0] == words:
             return verdict[1]
         name, token = words
-        known = self._access.recall(name, token) or self._holder(name, token)
+        peer = session.output.peer
+        known = self._access.recall(name, token, peer=peer) or self._holder(name, token, peer)
         if known is not None:
             return known
 
@@ -151,33 +172,47 @@ class AccessGuard:
             session.wake()
 
         try:
-            self._access.log_in(name, token, done)
+            self._access.log_in(name, token, done, peer=peer)
         except Busy as error:
             raise refused(error) from None
         raise NotYet
 
-    def _holder(self, name: str, token: str) -> Principal | None:
+    def _holder(self, name: str, token: str, peer: str) -> Principal | None:
         try:
-            found = self._access.log_in_with_token(token)
+            return self._access.log_in_with_token(token, peer=peer, name=name)
         except Denied:
             return None
-        return found if found.name == name else None
 
     # What it may do
 
     def _topic_name(self, request: Request) -> TopicName | None:
         """The topic that a request names; a pattern names none, its topics are asked for one by one."""
         name = request.options.get("topic", "")
-        if not name or _PATTERN.search(name):
+        if not name or is_pattern(name):
             return None
-        topic = self._broker.find_topic(name)
-        return TopicName(DEFAULT_STREAM, name) if topic is None else topic.name
+        found = self._broker.resource(name)
+        return found.name if isinstance(found, Topic) else found  # its own list has words of its own
 
-    def _allows(self, acting: Principal, permission: Permission, where: TopicName | None) -> bool:
+    def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
         """Without a topic it is enough to have the permission somewhere: what belongs to a topic is asked for again."""
-        if where is None:
-            return self._access.allows_somewhere(acting, permission)
-        return self._access.allows(acting, permission, where)
+        if action.resource is Resource.TOPIC and where is not None:
+            return self._access.permits(acting, action, where)
+        if action.resource is Resource.BROKER:
+            return self._access.permits(acting, action)
+        return self._access.permits_somewhere(acting, action)
+
+
+def _value(word: bytes, key: bytes) -> str:
+    """What stands behind the key; empty when the word is no such argument."""
+    value = decoded(word.removeprefix(key)) if word.startswith(key) else ""
+    return value if value.split() == [value] else ""
+
+
+def _identify(session: CursusSession, principal: Principal) -> None:
+    try:
+        session.identify(principal)
+    except BrokerError as error:
+        raise refused(error) from None
 
 
 def _spoken(request: Request) -> str:
@@ -185,30 +220,20 @@ def _spoken(request: Request) -> str:
     return request.name or "PUBLISH"
 
 
-def _is_listed(topic: Topic, operation: Operation, name: str) -> bool:
-    """Whether the topic's own policy allows it (dossier §2.1)."""
-    policy = policy_of(topic)
-    match policy.auth_policy:
-        case "deny_read":
-            return operation is not Operation.READ
-        case "deny_write":
-            return operation is not Operation.WRITE
-        case "acl":
-            listed = policy.read_acl if operation is Operation.READ else policy.write_acl
-            return bool({name or ANYBODY, ANYBODY} & set(listed.split(",")))
-        case _:
-            return True
-
-
 def authenticate(session: CursusSession, request: Request, /) -> Reply:
     """AUTH: who this connection is from now on; words that are wrong make it nobody."""
     words = request.options.get("principal", ""), request.options.get("token", "")
     if not all(words):
         raise Refused("invalid_auth", "command=AUTH")
-    session.principal = session.state.guard.verified(session, words)
+    session.identify(None)
+    session.principal = None
+    found = session.state.guard.verified(session, words)
+    if found is not None:
+        _identify(session, found)
+        session.principal = found
     if session.principal is None:
         raise Refused("authentication_failed", "mechanism=PLAIN")
     return encoded(f"OK principal={words[0]} authenticated=true")
 
 
-COMMANDS: Final[Mapping[str, Command]] = {"AUTH": Command(authenticate, open=True)}
+COMMANDS: Final[Mapping[str, Command]] = {"AUTH": Command(authenticate, (Action.CONNECT,))}

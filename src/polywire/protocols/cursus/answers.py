@@ -5,16 +5,25 @@ Promises: an answer is filled once: at once, by a callback of the broker or by a
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from polywire.errors import BrokerError
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
 from polywire.protocols.ordered import Place
+from polywire.protocols.slices import Slices
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
 
 
 class Asker(Protocol):
     """What an answer needs of its session."""
+
+    @property
+    def broker(self) -> Broker:
+        """Whose loop and clock long answers are made with."""
 
     @property
     def structured(self) -> bool: ...
@@ -40,6 +49,16 @@ class Answer(Place[Asker]):
     def ok(self, body: bytes) -> None:
         """One frame with this body."""
         self.fill([frame(body)])
+
+    def make(self, parts: Iterator[bytes]) -> None:
+        """One frame whose body takes long to make; the iterator gives it, a little at a time."""
+        self.cancel = Slices(self.session.broker, parts, self._made).cancel
+
+    def _made(self, parts: list[bytes] | BrokerError) -> None:
+        if isinstance(parts, BrokerError):
+            self.fail(parts)
+        else:
+            self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
         """An error, in the words of the request's dialect."""

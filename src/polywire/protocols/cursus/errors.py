@@ -31,6 +31,8 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.GROUP_MISSING: "group_not_found",
     ErrorCode.MEMBER_MISSING: "member_not_found",
     ErrorCode.STAGE_MISSING: "transaction_not_found",
+    ErrorCode.TRANSACTION_MISSING: "transaction_not_found",
+    ErrorCode.WRITER_MISSING: "broker_error",
     ErrorCode.OFFSET_OUT_OF_RANGE: "OFFSET_OUT_OF_RANGE",
     ErrorCode.EPOCH_ENDED: "OFFSET_OUT_OF_RANGE",
     ErrorCode.TOPIC_EXISTS: "create_topic_failed",

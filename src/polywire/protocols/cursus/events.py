@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.changes import SnapshotSaved
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, Invalid
@@ -31,7 +32,6 @@ from polywire.protocols.cursus.messages import (
     quote,
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import Operation
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
@@ -41,13 +41,13 @@ TEXT_BYTES_MAX: Final = 65_535  # of an event's type and metadata, as batches ca
 _SCHEMA_MAX: Final = 2**32 - 1
 
 
-def _topic(session: CursusSession, request: Request, operation: Operation) -> Topic:
+def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
     """The topic of a stream, which must be made for events. Raises Refused."""
     name = request.need("topic")
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={name}")
-    session.state.guard.admit_topic(session, topic, operation)
+    session.state.guard.admit_topic(session, topic, action)
     if not topic.settings.event_sourcing:
         raise Refused("event_sourcing_not_enabled", f"topic={name}")
     return topic
@@ -90,7 +90,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
     version = _number(request, "version", low=0)
     schema = _number(request, "schema_version", low=0, high=_SCHEMA_MAX, usual="1")
     kind, metadata = _text(request, "event_type"), _text(request, "metadata")
-    topic = _topic(session, request, Operation.WRITE)
+    topic = _topic(session, request, Action.PRODUCE)
     key = encoded(request.need("key"))
     partition = _home(session, topic, key)
     event = Event(decoded(kind), schema, version, metadata or None)
@@ -115,7 +115,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
         request.need(name)
     payload = _message(request)
     version = _number(request, "version", low=1)
-    topic = _topic(session, request, Operation.WRITE)
+    topic = _topic(session, request, Action.PRODUCE)
     key = encoded(request.need("key"))
     partition = _home(session, topic, key)
     answer = session.later(request.dialect, blocking=True)
@@ -136,14 +136,14 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
     """STREAM_VERSION: 0 for a key without events."""
-    topic = _topic(session, request, Operation.READ)
+    topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.broker.events.version(_home(session, topic, key), key)}")
 
 
 def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
     """READ_SNAPSHOT."""
-    topic = _topic(session, request, Operation.READ)
+    topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     found = session.state.broker.events.snapshot(_home(session, topic, key), key)
     return encoded("OK snapshot=") + _json(None if found is None else _shown(found))
@@ -160,9 +160,11 @@ def _json(value: object) -> bytes:
 def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
     """READ_STREAM: what there is as JSON, then the events as a batch; an error is one frame of JSON."""
     try:
-        topic = _topic(session, request, Operation.READ)
+        for name in ("topic", "key"):
+            request.need(name)
+        first_version = _number(request, "from_version", low=1, usual="1")
+        topic = _topic(session, request, Action.FETCH)
         key = encoded(request.need("key"))
-        first_version = max(_number(request, "from_version", low=0, usual="1"), 1)
     except Refused as error:
         return _failed(error)
     partition = _home(session, topic, key)
@@ -221,28 +223,30 @@ class StreamReading:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read until all events are there, bytes must be fetched, or others must have their turn."""
+        """Read on now, and in slices when that takes long."""
+        if self._take_events(self._session.broker.clock.monotonic() + PASS_S):
+            self._session.broker.sliced.put(self._take_events)
+
+    def _take_events(self, end: float) -> bool:
+        """Read until all events are there or bytes must be fetched; whether time was up before."""
         if self._session.closed:
             self._drop()
-            return
-        now = self._session.state.broker.clock.monotonic
-        until = now() + PASS_S
+            return False
+        now = self._session.broker.clock.monotonic
         while self._next < len(self._offsets):
-            if now() >= until:
-                self._session.state.broker.loop.call_soon(self._go_on)
-                return
+            if now() >= end:
+                return True
             try:
                 read = self._session.state.broker.fetch(
                     self._partition, self._offsets[self._next], bytes_max=READ_BYTES_MAX, then=self._read_later
                 )
             except BrokerError as error:
                 self._fail(error.message)
-                return
-            if read is None:
-                return
-            if not self._take(read):
-                return
+                return False
+            if read is None or not self._take(read):
+                return False
         self._finish()
+        return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
         """The bytes had to be fetched."""
@@ -304,9 +308,9 @@ class StreamReading:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "APPEND_STREAM": Command(append, permissions=("topic.write",)),
-    "SAVE_SNAPSHOT": Command(save_snapshot, permissions=("topic.write",)),
-    "STREAM_VERSION": Command(version_of, permissions=("topic.read",)),
-    "READ_SNAPSHOT": Command(read_snapshot, permissions=("topic.read",)),
-    "READ_STREAM": Command(read_stream, permissions=("topic.read",)),
+    "APPEND_STREAM": Command(append, (Action.PRODUCE,)),
+    "SAVE_SNAPSHOT": Command(save_snapshot, (Action.PRODUCE,)),
+    "STREAM_VERSION": Command(version_of, (Action.FETCH,)),
+    "READ_SNAPSHOT": Command(read_snapshot, (Action.FETCH,)),
+    "READ_STREAM": Command(read_stream, (Action.FETCH,)),
 }

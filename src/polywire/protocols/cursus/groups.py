@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final
 
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.confirmed import GroupKey
+from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, bracketed, encoded, integer, quote
 from polywire.protocols.cursus.places import DEFAULT_GROUP
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import COORDINATOR, WIRE, Operation
+from polywire.protocols.cursus.state import COORDINATOR, WIRE
 from polywire.protocols.cursus.topics import DONE
 from polywire.types import PARTITION_COUNT_MAX, Assignor, PositionKind
 
@@ -61,11 +66,17 @@ class Place:
                 if view is None or all(member.id != self.member for member in view.members):
                     return Refused("member_not_found", f"member={self.member} group={self.group}")
                 return self.stale(view.generation)
+            case ErrorCode.DENIED:
+                return refused(error)
             case ErrorCode.PARTITION_NOT_ASSIGNED:
-                facts = f"member={self.member} group={self.group} generation={self.generation}"
-                return Refused("NOT_OWNER", f"partition={partition} {facts}")
+                return self.not_owner(partition)
             case _:
                 return Refused("coordinator_error", f"reason={quote(error.message)}")
+
+    def not_owner(self, partition: int | None) -> Refused:
+        """The partition is another member's."""
+        facts = f"member={self.member} group={self.group} generation={self.generation}"
+        return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
         """Fenced; the hint is what clients of the positional dialect look for (dossier §6.3)."""
@@ -84,32 +95,30 @@ def _number(request: Request, key: str) -> int:
     return value
 
 
-def _admit(session: CursusSession, topic: str) -> None:
+def _admit(session: CursusSession, topic: str, action: Action) -> None:
     """Whoever may not read a topic may not move its readers either. Raises Refused."""
     found = session.state.broker.find_topic(topic)
     if found is not None:
-        session.state.guard.admit_topic(session, found, Operation.READ)
+        session.state.guard.admit_topic(session, found, action)
 
 
-def _may_read(session: CursusSession, topic: str) -> bool:
-    try:
-        _admit(session, topic)
-    except Refused:
-        return False
-    return True
+def _may_see(session: CursusSession, topic: str) -> bool:
+    resource = session.state.broker.resource(topic)
+    return session.state.guard.admits_topic(session, resource, Action.GROUP_DESCRIBE)
 
 
 def _check_topic(session: CursusSession, topic: str, group: str) -> None:
     """A group belongs to one topic, but for the one that clients use when none was configured. Raises Refused."""
     expected = session.state.broker.groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        raise Refused("topic_not_assigned_to_group", f"expected={expected} actual={topic}")
+        told = expected if _may_see(session, expected) else ""
+        raise Refused("topic_not_assigned_to_group", f"expected={told} actual={topic}")
 
 
 def _member_place(session: CursusSession, request: Request, *, generation: bool = True) -> Place:
     topic, group, member = (request.need(key) for key in ("topic", "group", "member"))
     wanted = _number(request, "generation") if generation or request.options.get("generation") else None
-    _admit(session, topic)
+    _admit(session, topic, Action.GROUP_JOIN)
     _check_topic(session, topic, group)
     return Place(session, topic, group, _known(session, request, topic, group, member), wanted)
 
@@ -143,7 +152,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     broker = session.state.broker
     if broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic}")
-    _admit(session, topic)
+    _admit(session, topic, Action.GROUP_JOIN)
     _check_topic(session, topic, group)
     place = Place(session, topic, group, given, wanted)
     if wanted is not None:
@@ -161,6 +170,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
             assignor=Assignor.RANGE if new else None,
             first_generation=0,
             named_alone=group != DEFAULT_GROUP,
+            by=session.caller,
             done=answer.done,
         )
     except Invalid as error:
@@ -220,7 +230,9 @@ def _heard(place: Place) -> bytes:
     assert place.generation is not None, "a sign of life names its generation"
     groups = place.session.state.broker.groups
     try:
-        membership = groups.heartbeat(place.group, place.topic, place.member, place.generation, wire=WIRE)
+        membership = groups.heartbeat(
+            place.group, place.topic, place.member, place.generation, wire=WIRE, by=place.session.caller
+        )
     except BrokerError as error:
         raise place.refused(error) from None
     place.session.state.confirmed.mark(place.key, place.member, membership.generation)
@@ -251,7 +263,13 @@ def leave(session: CursusSession, request: Request, /) -> Reply | None:
     answer.body = encoded(f"OK group={place.group} member={place.member} left=true")
     try:
         session.state.broker.groups.leave(
-            place.group, place.topic, place.member, place.generation, wire=WIRE, done=answer.done
+            place.group,
+            place.topic,
+            place.member,
+            place.generation,
+            wire=WIRE,
+            by=session.caller,
+            done=answer.done,
         )
     except BrokerError as error:
         raise place.refused(error) from None
@@ -325,28 +343,23 @@ def _batch_regression(place: Place, partition: int, current: int, got: int) -> s
 def check_offsets(place: Place, pairs: Pairs, regression: Regression) -> None:
     """Whether the member may commit all this; counts as a sign of life. Raises Refused."""
     assert place.generation is not None, "a commit names its generation"
-    groups = place.session.state.broker.groups
-    for partition in pairs or (None,):
-        try:
-            groups.check_owner(
-                place.group,
-                place.topic,
-                place.member,
-                place.generation,
-                () if partition is None else (partition,),
-                wire=WIRE,
-                refresh=True,
-            )
-        except BrokerError as error:
-            raise place.refused(error, partition) from None
+    groups, by = place.session.state.broker.groups, place.session.caller
+    who = place.group, place.topic, place.member, place.generation
+    try:
+        owned = groups.heartbeat(*who, wire=WIRE, by=by).partitions
+    except BrokerError as error:
+        raise place.refused(error, next(iter(pairs), None)) from None
+    foreign = pairs.keys() - set(owned)
+    if foreign:
+        raise place.not_owner(next(partition for partition in pairs if partition in foreign))
     place.session.state.confirmed.mark(place.key, place.member, place.generation)
     _check_forward(place, pairs, regression)
 
 
 def _check_forward(place: Place, pairs: Pairs, regression: Regression) -> None:
-    broker = place.session.state.broker
+    positions = place.session.state.broker.positions_in(place.topic, PositionKind.GROUP, place.group, pairs)
     for partition, offset in pairs.items():
-        current = broker.position(place.topic, partition, PositionKind.GROUP, place.group)
+        current = positions.get(partition)
         if current is not None and offset < current:
             reason = regression(place, partition, current, offset)
             raise Refused("offset_regression", f"reason={quote(reason)}")
@@ -363,7 +376,13 @@ def _commit(request: Request, place: Place, pairs: Pairs, regression: Regression
 def _store(place: Place, pairs: Pairs, answer: Answer) -> None:
     generation = -1 if place.generation is None else place.generation
     place.session.state.broker.commit_positions(
-        place.topic, pairs, PositionKind.GROUP, place.group, generation=generation, done=answer.done
+        place.topic,
+        pairs,
+        PositionKind.GROUP,
+        place.group,
+        generation=generation,
+        by=place.session.caller,
+        done=answer.done,
     )
 
 
@@ -371,7 +390,7 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
     """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (dossier §8.1 row 14)."""
     topic, group = request.need("topic"), request.need("group")
     pairs = {_number(request, "partition"): _number(request, "offset")}
-    _admit(session, topic)
+    _admit(session, topic, Action.OFFSET_COMMIT)
     _check_topic(session, topic, group)
     place = Place(session, topic, group)
     _check_forward(place, pairs, _single_regression)
@@ -386,7 +405,7 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     topic = request.need("topic")
     partition = _number(request, "partition")
     group = request.need("group")
-    _admit(session, topic)
+    _admit(session, topic, Action.OFFSET_FETCH)
     _check_topic(session, topic, group)
     broker = session.state.broker
     offset = broker.position(topic, partition, PositionKind.GROUP, group)
@@ -408,18 +427,19 @@ def register(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _register(session: CursusSession, request: Request, topic: str, group: str, reply: bytes) -> Reply | None:
-    _admit(session, topic)
+    _admit(session, topic, Action.GROUP_CREATE)
     groups = session.state.broker.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        reason = f"topic mismatch (existing: {expected}, requested: {topic})"
+        told = expected if _may_see(session, expected) else ""
+        reason = f"topic mismatch (existing: {told}, requested: {topic})"
         raise Refused("register_group_failed", f"reason={quote(reason)}", legacy=reason)
     if expected == topic or group == DEFAULT_GROUP:
         return reply
     answer = session.later(request.dialect, blocking=True)
     answer.body = reply
     try:
-        groups.bind(WIRE, group, topic, done=answer.done)
+        groups.bind(WIRE, group, topic, by=session.caller, done=answer.done)
     except Invalid as error:
         raise Refused("register_group_failed", f"reason={quote(error.message)}", legacy=error.message) from None
     return None
@@ -439,7 +459,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
         group = request.need("group")
         reply = f"OK group={group} topic={topic} registered=true"
     if not group:
-        _admit(session, topic)
+        _admit(session, topic, Action.GROUP_CREATE)
         return encoded(reply)
     return _register(session, request, topic, group, encoded(reply))
 
@@ -456,25 +476,34 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
     return encoded(f"OK coordinator_id={COORDINATOR} coordinator_type={kind} host={host} port={port}")
 
 
-def list_groups(session: CursusSession, request: Request, /) -> Reply:
+def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
     """LIST_GROUPS: those that any wire made, of topics that may be read, by name."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
-    groups = session.state.broker.groups
-    pairs = {(view.name, view.topic) for view in groups.views()} | set(groups.bound(WIRE).items())
-    names = sorted({name for name, topic in pairs if _may_read(session, topic)}, key=str.encode)
-    return encoded(f"OK count={len(names)} groups={','.join(names)}")
+    session.later(request.dialect, blocking=True).make(_list(session.broker, session.state.guard.acting))
+    return None
+
+
+def _list(broker: Broker, acting: Principal | None) -> Iterator[bytes]:
+    """acting: who asked; by the time this runs others have been admitted."""
+    bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
+    found: set[str] = set()
+    for full_name, name in chain(broker.groups.pairs(), bound):
+        if broker.access.permits(acting, Action.GROUP_DESCRIBE, broker.resource(full_name)):
+            found.add(name)
+        yield b""
+    names = sorted(found, key=str.encode)
+    yield encoded(f"OK count={len(names)} groups={','.join(names)}")
 
 
 def status(session: CursusSession, request: Request, /) -> Reply:
     """GROUP_STATUS."""
     name = request.need("group")
     groups = session.state.broker.groups
-    topic = groups.topic_of(WIRE, name) or next((view.topic for view in groups.views() if view.name == name), None)
-    if topic is None:
+    topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
+    if topic is None or not _may_see(session, topic):  # a group one may not know looks like one that is not there
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
-    _admit(session, topic)
     view = groups.find(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())
     now_us = session.state.broker.clock.now_us()
     shown = {
@@ -502,20 +531,18 @@ def _instant(time_us: int) -> str:
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
 
 
-_GROUP: Final = ("group",)
-
 COMMANDS: Final[Mapping[str, Command]] = {
-    "JOIN_GROUP": Command(join, permissions=_GROUP),
-    "SYNC_GROUP": Command(sync, permissions=_GROUP),
-    "HEARTBEAT": Command(heartbeat, permissions=_GROUP),
-    "LEAVE_GROUP": Command(leave, permissions=_GROUP),
-    "COMMIT": Command(commit_unfenced, permissions=_GROUP),
-    "COMMIT_OFFSET": Command(commit_offset, permissions=_GROUP),
-    "BATCH_COMMIT": Command(batch_commit, permissions=_GROUP),
-    "FETCH_OFFSET": Command(fetch_offset, permissions=_GROUP),
-    "FIND_COORDINATOR": Command(find_coordinator, permissions=_GROUP),
-    "REGISTER_GROUP": Command(register, permissions=_GROUP),
-    "GROUP_STATUS": Command(status, permissions=_GROUP),
-    "LIST_GROUPS": Command(list_groups, alone=True, permissions=_GROUP),
-    "SUBSCRIBE": Command(subscribe, permissions=_GROUP),
+    "JOIN_GROUP": Command(join, (Action.GROUP_JOIN,)),
+    "SYNC_GROUP": Command(sync, (Action.GROUP_JOIN,)),
+    "HEARTBEAT": Command(heartbeat, (Action.GROUP_JOIN,)),
+    "LEAVE_GROUP": Command(leave, (Action.GROUP_JOIN,)),
+    "COMMIT": Command(commit_unfenced, (Action.OFFSET_COMMIT,)),
+    "COMMIT_OFFSET": Command(commit_offset, (Action.OFFSET_COMMIT,)),
+    "BATCH_COMMIT": Command(batch_commit, (Action.OFFSET_COMMIT,)),
+    "FETCH_OFFSET": Command(fetch_offset, (Action.OFFSET_FETCH,)),
+    "FIND_COORDINATOR": Command(find_coordinator, (Action.GROUP_LIST,)),
+    "REGISTER_GROUP": Command(register, (Action.GROUP_CREATE,)),
+    "GROUP_STATUS": Command(status, (Action.GROUP_LIST,)),
+    "LIST_GROUPS": Command(list_groups, (Action.GROUP_LIST,), alone=True),
+    "SUBSCRIBE": Command(subscribe, (Action.GROUP_CREATE,)),
 }

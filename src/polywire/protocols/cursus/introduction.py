@@ -6,10 +6,11 @@ Promises: a negotiation that is refused changes nothing. Must not know: topics, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
+from polywire.broker.actions import Action
+from polywire.matching import DIGITS, LOWER, consists_of
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, encoded, integer, quote
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
@@ -25,7 +26,8 @@ FEATURES: Final = (
 FEATURES_MAX: Final = 64
 FEATURES_BYTES_MAX: Final = 4096
 
-_FEATURE: Final = re.compile(r"[a-z0-9_]{1,64}")
+FEATURE_BYTES_MAX: Final = 64
+_FEATURE: Final = LOWER + DIGITS + "_"
 _ERROR_CLASSES: Final = "authorization,availability,conflict,fencing,internal,not_found,routing,validation"
 _HELP: Final = (
     "OK commands=CREATE,DELETE,LIST,PUBLISH,CONSUME,STREAM,JOIN_GROUP,SYNC_GROUP,LEAVE_GROUP,HEARTBEAT,COMMIT_OFFSET,BATCH_COMMIT,"
@@ -94,7 +96,7 @@ def _features(text: str) -> set[str]:
         reason = f"at most {FEATURES_MAX} names and {FEATURES_BYTES_MAX} bytes"
         raise _negotiation("invalid_protocol_features", f"reason={quote(reason)}")
     for name in names:
-        if _FEATURE.fullmatch(name) is None:
+        if len(name) > FEATURE_BYTES_MAX or not consists_of(name, _FEATURE):
             raise _negotiation("invalid_protocol_features", f"reason={quote(f'invalid feature name {quote(name)}')}")
     return set(names)
 
@@ -129,12 +131,12 @@ def no_cluster(session: CursusSession, request: Request, /) -> Reply:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "HELP": Command(show_help, alone=True, open=True),
-    "PROTOCOL_INFO": Command(protocol_info, alone=True, open=True),
-    "NEGOTIATE": Command(negotiate, alone=True, open=True),
-    "EXIT": Command(leave, alone=True, open=True),
-    "SETGROUP": Command(set_group, permissions=("group",)),
-    "LIST_CLUSTER": Command(list_cluster, alone=True, permissions=("admin",)),
-    "CLUSTER_STATUS": Command(no_cluster, alone=True, permissions=("admin",)),
-    "ELECT_LEADER": Command(no_cluster, permissions=("admin",)),
+    "HELP": Command(show_help, (Action.CONNECT,), alone=True),
+    "PROTOCOL_INFO": Command(protocol_info, (Action.CONNECT,), alone=True),
+    "NEGOTIATE": Command(negotiate, (Action.CONNECT,), alone=True),
+    "EXIT": Command(leave, (Action.CONNECT,), alone=True),
+    "SETGROUP": Command(set_group, (Action.GROUP_LIST,)),
+    "LIST_CLUSTER": Command(list_cluster, (Action.SERVER_DESCRIBE,), alone=True),
+    "CLUSTER_STATUS": Command(no_cluster, (Action.SERVER_DESCRIBE,), alone=True),
+    "ELECT_LEADER": Command(no_cluster, (Action.CLUSTER_ALTER,)),
 }

@@ -7,17 +7,19 @@ Must not know: sockets, sessions, the broker, what the commands do.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
 from typing import Final
 
+from polywire.matching import LOWER, UPPER, signed_64
+from polywire.types import NAME_BYTES_MAX, is_name
+
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (dossier §1.1)
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
 PREFIX_BYTES: Final = 4
-TOPIC_BYTES_MAX: Final = 249
+TOPIC_BYTES_MAX: Final = NAME_BYTES_MAX
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
 TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
 ARGUMENT_BYTES_MAX: Final = (
@@ -29,11 +31,9 @@ KEEPALIVE: Final = bytes(PREFIX_BYTES)
 _LENGTH: Final = Struct(">I")
 _TOPIC_LENGTH: Final = Struct(">H")
 _BLANK: Final = " \t\r\n"
-_NAME: Final = re.compile(r"[A-Za-z_]+(?=[ \t\r\n]|\Z)")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._=-]{1,249}")
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_TO_BLANK: Final = str.maketrans(_BLANK, " " * len(_BLANK))
 _PADDING: Final = "\0" + _BLANK
-_PADDING_BYTES: Final = _PADDING.encode()
+PADDING: Final = _PADDING.encode()  # what is trimmed from commands
 _MESSAGE: Final = b"message="
 
 
@@ -140,7 +140,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope whose payload is no command: the legacy dialect publishes it (dossier §1.3)."""
+    """An envelope with a topic whose payload is no command: the legacy dialect publishes it, unless it is empty (dossier §1.3, §8.3)."""
 
     topic: str
     payload: bytes
@@ -170,20 +170,20 @@ def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Requ
     name = _command(payload)
     if name is not None:
         return _read(payload, name, topic, last, forced)
-    if not size or not payload:
+    if not size:
         raise Refused("malformed_input", "reason=missing_topic_or_payload")
     return BarePublish(topic, payload)
 
 
 def _command(body: bytes) -> str | None:
     """The known command a text begins with, in upper case."""
-    match = _NAME.match(decoded(body[:128]).lstrip(_PADDING))
-    name = match[0].upper() if match is not None else ""
+    word = decoded(body[:128]).lstrip(_PADDING).translate(_TO_BLANK).partition(" ")[0]
+    name = word.upper() if word.isascii() else ""
     return name if name in KNOWN_NAMES else None
 
 
 def _read(body: bytes, name: str, envelope: str | None, last: Dialect, forced: Dialect | None) -> Request:
-    trimmed = body.strip(_PADDING_BYTES)
+    trimmed = body.strip(PADDING)
     after = trimmed[len(name) :].strip()
     before, marker, message = after.partition(_MESSAGE)
     if len(trimmed) > TEXT_BYTES_MAX:
@@ -284,20 +284,18 @@ def truth(value: bool) -> str:
 
 def snake(key: str) -> str:
     """``producerId`` as ``producer_id``: how errors name an argument."""
-    return re.sub(r"(?<=[a-z])([A-Z])", lambda match: "_" + match[1].lower(), key)
+    pairs = zip(key[:1] + key, key, strict=False)
+    return "".join("_" + char.lower() if before in LOWER and char in UPPER else char for before, char in pairs)
 
 
 def integer(text: str) -> int | None:
     """A signed 64-bit number in decimal, None for anything else."""
-    if _INTEGER.fullmatch(text) is None:
-        return None
-    value = int(text)
-    return value if -(2**63) <= value < 2**63 else None
+    return signed_64(text)
 
 
 def topic_fault(name: str) -> str | None:
     """Why this is no topic name, None when it is one (dossier §2.1)."""
-    if _TOPIC.fullmatch(name) is not None and name not in (".", ".."):
+    if is_name(name):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:
         return f"topic name must have 1 to {TOPIC_BYTES_MAX} bytes"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote
 from polywire.protocols.cursus.session import CursusSession
-from polywire.protocols.cursus.state import Operation
 from polywire.types import PositionKind
 
 DEFAULT_GROUP: Final = "default-group"  # of a reader that names none
@@ -28,7 +28,7 @@ def readable_topic(session: CursusSession, name: str) -> Topic:
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise failed(f"topic '{name}' does not exist")
-    session.state.guard.admit_topic(session, topic, Operation.READ)
+    session.state.guard.admit_topic(session, topic, Action.FETCH)
     return topic
 
 

@@ -11,12 +11,16 @@ from typing import Final
 
 import msgspec
 
+from polywire.broker.access_lists import access_list
 from polywire.broker.settings import HOUR_US, KEEP, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote, words
 from polywire.protocols.cursus.state import WIRE
 
 POLICY_KEYS: Final = words("cleanup_policy retention_hours retention_bytes partitioner auth_policy read_acl write_acl")
+LIST_CHARS_MAX: Final = (
+    16 * 1024
+)  # of a topic's list of principals: it is kept in memory and looked at with every request
 UNLIMITED: Final = -1  # the wire's word for a limit of ours that keeps for ever
 REPLICATION_FACTOR: Final = 3
 
@@ -87,8 +91,8 @@ def read_policy(request: Request) -> Policy:
         cleanup_policy=cleanup,
         partitioner=_choice(options, "partitioner", "hash_key", {name: name for name in _PARTITIONERS}),
         auth_policy=_choice(options, "auth_policy", "open", {name: name for name in _AUTH_POLICIES}),
-        read_acl=options.get("read_acl", ""),
-        write_acl=options.get("write_acl", ""),
+        read_acl=_list(options, "read_acl"),
+        write_acl=_list(options, "write_acl"),
         retention_hours=_limit(options, "retention_hours"),
         retention_bytes=_limit(options, "retention_bytes"),
     )
@@ -101,6 +105,13 @@ def _choice(options: Mapping[str, str], key: str, usual: str, known: Mapping[str
         spoken = key.replace("_", " ")
         raise Refused("invalid_topic_policy", f"reason={quote(f'invalid {spoken} {quote(given)}')}")
     return chosen
+
+
+def _list(options: Mapping[str, str], key: str) -> str:
+    given = options.get(key, "")
+    if len(given) > LIST_CHARS_MAX:
+        raise Refused("invalid_topic_policy", f"field={key} reason={quote(f'longer than {LIST_CHARS_MAX} characters')}")
+    return given
 
 
 def _limit(options: Mapping[str, str], key: str) -> int:
@@ -120,6 +131,7 @@ def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
         retention_age_us=age and age * HOUR_US,
         retention_bytes=_ours(policy.retention_bytes),
         compaction="compact" in policy.cleanup_policy,
+        access=access_list(policy.auth_policy, policy.read_acl, policy.write_acl),
         wire_options={**settings.wire_options, WIRE: msgspec.json.encode(kept)},
     )
 

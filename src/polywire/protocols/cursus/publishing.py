@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.cursus import codec
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.batches import LEVELS, Batch, acknowledged, read_batch
-from polywire.protocols.cursus.messages import Dialect, Refused, Request, decoded, encoded, quote
+from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, quote
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored
 from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
-from polywire.protocols.cursus.state import Operation
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
@@ -53,12 +53,14 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
     """
     if name.startswith("__"):
         raise Refused("internal_topic_write_forbidden", f"topic={name}", legacy=f"topic '{name}' does not exist")
-    topic = session.state.broker.find_topic(name)
-    if topic is None:
-        session.wait_for_topic(name)
-        raise Refused("topic_not_found", f"topic={name}", legacy=f"topic '{name}' does not exist")
-    session.state.guard.admit_topic(session, topic, Operation.WRITE)
-    return topic
+    found = session.state.broker.resource(name)
+    session.state.guard.admit_topic(
+        session, found, Action.PRODUCE
+    )  # first: who may not write there is not told whether it is there
+    if isinstance(found, Topic):
+        return found
+    session.wait_for_topic(name)
+    raise Refused("topic_not_found", f"topic={name}", legacy=f"topic '{name}' does not exist")
 
 
 def find_partition(topic: Topic, number: int) -> Partition:
@@ -163,6 +165,7 @@ class Storing:
         "_answer",
         "_batch",
         "_body",
+        "_by",
         "_error",
         "_last_offset",
         "_level",
@@ -183,6 +186,7 @@ class Storing:
         runs: Iterable[Run],
     ) -> None:
         self._session = session
+        self._by = session.caller
         self._body = body
         self._scratch = scratch
         self._runs = iter(runs)
@@ -240,7 +244,8 @@ class Storing:
             producer_epoch=run.epoch if kept else -1,
             base_sequence=sequence + stored if run.producer else 0,
         )
-        broker.produce(self._partition, batch, level=self._level, done=partial(self._stored, run.stop - start))
+        done = partial(self._stored, run.stop - start)
+        broker.produce(self._partition, batch, by=self._by, level=self._level, done=done)
 
     def _stored(self, count: int, offset: int, error: BrokerError | None) -> None:
         if error is None:
@@ -423,7 +428,8 @@ class Publishing:
                 self._session.state.broker.settle(level, self._repeated)
                 return
             batch = one_record(key, value, run)
-            self._session.state.broker.produce(self._partition, batch, level=level, done=self._stored)
+            by = self._session.caller
+            self._session.state.broker.produce(self._partition, batch, by=by, level=level, done=self._stored)
         except Rejected as error:
             self._failed(str(error))
         except BrokerError as error:
@@ -487,6 +493,8 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
     """An envelope whose payload is no command (dossier §1.3); the topic must exist, so that a typing error is no message."""
     name = request.options["topic"]
     assert request.message is not None, "a bare envelope has a payload"
+    if not request.message.strip(PADDING):
+        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy="empty command")
     if not session.state.settings.bare_publish or session.state.broker.find_topic(name) is None:
         word = decoded(request.message[:64]).split(maxsplit=1)
         raise Refused(
@@ -507,6 +515,6 @@ def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "PUBLISH": Command(publish, permissions=("topic.write",), pipelined=True),
-    BARE: Command(publish_bare, alone=True, permissions=("topic.write",), pipelined=True),
+    "PUBLISH": Command(publish, (Action.PRODUCE,), pipelined=True),
+    BARE: Command(publish_bare, (Action.PRODUCE,), alone=True, pipelined=True),
 }

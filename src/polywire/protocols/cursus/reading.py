@@ -5,15 +5,18 @@ Promises: a given offset is where reading begins; nothing of a read is used afte
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from polywire.broker.topics import Partition
-from polywire.errors import BrokerError
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Read
+from polywire.matching import is_pattern, matches
+from polywire.protocols.base import PASS_S
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, integer
@@ -30,10 +33,12 @@ from polywire.protocols.cursus.places import (
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.streaming import ValuePush
+from polywire.protocols.slices import Slices
+from polywire.types import NAME_BYTES_MAX
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed
 TOPICS_MAX: Final = 1_000  # read by one pattern
-READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
+READ_BYTES_MAX: Final = 256 * 1024  # asked of the log at a time, and framed before others may have a turn
 
 
 @dataclass(slots=True)
@@ -61,38 +66,63 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
     if offset is None and not (options.get("group") or options.get("autoOffsetReset")):
         raise Refused("invalid_consume_syntax")
     check_isolation(request)
-    places = _places(session, request, offset)
-    for place in places:
-        if place.offset < place.partition.log.first_offset:
-            raise Refused("OFFSET_OUT_OF_RANGE", out_of_range(place.partition, place.offset))
+    name = options["topic"]
+    topic = None if is_pattern(name) else readable_topic(session, name)
+    number = partition_number(options["partition"])
+    place = None if topic is None else _place(session, request, topic, number, offset)
     wait_ms = integer(options.get("wait_ms", "0"))
     if wait_ms is None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
-    number = partition_number(options["partition"])
-    wait_ms = min(max(wait_ms, 0), WAIT_MS_MAX)
-    consuming = Consuming(session, request, places, number, batch_size(request), waits=wait_ms > 0)
-    consuming.begin(wait_ms)
+    if len(name) > NAME_BYTES_MAX:
+        raise failed(f"a pattern has at most {NAME_BYTES_MAX} characters")
+    consuming = Consuming(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
+    if place is None:
+        acting = session.state.guard.acting
+        consuming.choose(_matching(session, request, acting, name=name, number=number, offset=offset))
+    else:
+        consuming.begin([place])
     return None
 
 
-def _places(session: CursusSession, request: Request, offset: int | None) -> Sequence[Place]:
-    """What is read: a partition of the topic, or of every topic that a pattern matches."""
-    name = request.options["topic"]
-    names = [name]
-    if "*" in name or "?" in name:
-        pattern = re.compile(re.escape(name).replace(r"\*", ".*").replace(r"\?", "."))
-        topics = session.state.broker.topics()
-        names = [topic.name.full for topic in topics if pattern.fullmatch(topic.name.full) is not None]
-        if not names:
-            raise failed(f"no topics match pattern '{name}'")
-        if len(names) > TOPICS_MAX:
-            raise failed(f"more than {TOPICS_MAX} topics match pattern '{name}'")
-    places = []
-    for found in names:
-        topic = readable_topic(session, found)
-        partition = readable_partition(topic, partition_number(request.options["partition"]))
-        places.append(Place(partition, start_offset(session, request, partition, offset)))
-    return places
+def _place(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> Place:
+    """The partition of one topic, and where reading begins. Raises Refused."""
+    partition = readable_partition(topic, number)
+    place = Place(partition, start_offset(session, request, partition, offset))
+    if place.offset < partition.log.first_offset:
+        raise Refused("OFFSET_OUT_OF_RANGE", out_of_range(partition, place.offset))
+    return place
+
+
+def _matching(
+    session: CursusSession,
+    request: Request,
+    acting: Principal | None,
+    *,
+    name: str,
+    number: int,
+    offset: int | None,
+) -> Iterator[Place | Refused | None]:
+    """The partition of every topic that a pattern matches, a little at a time; a refusal ends it.
+
+    acting: who asked; by the time this runs others have been admitted.
+    """
+    access = session.broker.access
+    found = 0
+    for topic in session.state.broker.topics():
+        yield None
+        if not matches(name, topic.name.full) or not access.permits(acting, Action.FETCH, topic):
+            continue
+        found += 1
+        if found > TOPICS_MAX:
+            yield failed(f"more than {TOPICS_MAX} topics match pattern '{name}'")
+            return
+        try:
+            yield _place(session, request, topic, number, offset)
+        except Refused as error:
+            yield error
+            return
+    if not found:
+        yield failed(f"no topics match pattern '{name}'")
 
 
 class Consuming:
@@ -111,36 +141,45 @@ class Consuming:
         "_session",
         "_timer",
         "_topic",
+        "_wait_ms",
         "_waits",
     )
 
-    def __init__(
-        self,
-        session: CursusSession,
-        request: Request,
-        places: Sequence[Place],
-        number: int,
-        records_max: int,
-        *,
-        waits: bool,
-    ) -> None:
-        """waits: whether it may take long; then it holds up neither batches behind it nor the end of the broker."""
+    def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
+        """wait_ms: what may take long holds up neither batches behind it nor the end of the broker."""
         self._session = session
         self._topic = request.options["topic"]
-        self._places = places
+        self._places: Sequence[Place] = ()
         self._number = number
-        self._records_max = records_max
-        self._answer: Answer = session.later(request.dialect, blocking=not waits)
-        self._answer.cancel = self._stop
+        self._records_max = batch_size(request)
+        self._wait_ms = wait_ms
+        self._answer: Answer = session.later(request.dialect, blocking=not wait_ms)
         self._open: deque[Place] = deque()
         self._filling: Filling | None = None
         self._waits: list[Callable[[], None]] = []
         self._timer: Any = None
 
-    def begin(self, wait_ms: int) -> None:
+    def choose(self, places: Iterator[Place | Refused | None]) -> None:
+        """Find out what is to be read, a little at a time."""
+        choosing: Slices[Place | Refused] = Slices(self._session.broker, places, self._chosen)
+        self._answer.cancel = choosing.cancel
+
+    def _chosen(self, found: list[Place | Refused] | BrokerError) -> None:
+        if isinstance(found, BrokerError):
+            self._fail(found)
+            return
+        refusals = [item for item in found if isinstance(item, Refused)]
+        if refusals:
+            self._answer.refuse(refusals[0])
+        else:
+            self.begin([item for item in found if isinstance(item, Place)])
+
+    def begin(self, places: Sequence[Place]) -> None:
         """Read what there is, or wait for it."""
-        if wait_ms and all(place.is_done for place in self._places):
-            self._timer = self._session.state.broker.loop.call_later(wait_ms / 1000, self._give_up)
+        self._places = places
+        self._answer.cancel = self._stop
+        if self._wait_ms and all(place.is_done for place in places):
+            self._timer = self._session.state.broker.loop.call_later(self._wait_ms / 1000, self._give_up)
             self._wait()
         else:
             self._read()
@@ -179,24 +218,35 @@ class Consuming:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read from the places that are left, until the batch is full or the bytes must be fetched."""
-        broker = self._session.state.broker
+        """Read on now, and in slices when that takes long."""
+        if self._take_places(self._session.broker.clock.monotonic() + PASS_S):
+            self._session.broker.sliced.put(self._take_places)
+
+    def _take_places(self, end: float) -> bool:
+        """Read from the places that are left, until the batch is full or the bytes must be fetched; whether time was up before."""
+        broker = self._session.broker
         while self._open:
+            if self._session.closed:
+                self._drop()
+                return False
             place = self._open[0]
-            end = place.partition.log.readable_offset
+            stop = place.partition.log.readable_offset
             try:
                 read = broker.fetch(
-                    place.partition, place.offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=end
+                    place.partition, place.offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=stop
                 )
                 if read is None:
-                    return
-                self._take(read, place, end)
+                    return False
+                self._take(read, place, stop)
             except BrokerError as error:
                 self._fail(error)
-                return
+                return False
+            if self._open and broker.clock.monotonic() >= end:
+                return True
         filling, self._filling = self._filling, None
         assert filling is not None, "a batch is filled once"
         filling.answer(self._answer, self._number)
+        return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
         """The bytes had to be fetched."""
@@ -235,6 +285,13 @@ class Consuming:
 
     def _fail(self, error: BrokerError) -> None:
         self._stop()
+        filling = self._filling
+        if (
+            isinstance(error, Corrupt) and filling is not None and filling.written
+        ):  # what lies before the damage is sound
+            self._filling = None
+            filling.answer(self._answer, self._number)
+            return
         self._drop()
         self._answer.fail(error)
 
@@ -260,5 +317,5 @@ def _consume_legacy(session: CursusSession, request: Request) -> Reply | None:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "CONSUME": Command(consume, permissions=("topic.read", "group")),
+    "CONSUME": Command(consume, (Action.FETCH, Action.OFFSET_FETCH)),
 }

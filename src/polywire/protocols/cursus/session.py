@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from polywire.broker.access import Principal
+from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, PeerError
-from polywire.protocols.base import PASS_S, Output
+from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.errors import refused
@@ -23,6 +26,7 @@ from polywire.protocols.cursus.messages import (
     Dialect,
     Refused,
     Request,
+    encoded,
     frame,
     quote,
     read_text,
@@ -53,15 +57,19 @@ class Carry(Protocol):
 class Command:
     """A command of the wire.
 
-    alone: whether it may stand without arguments. permissions: what a principal needs (dossier §2.12), all of them. open: whether also
-    those may use it who have not logged in. pipelined: whether it may begin before earlier requests are answered.
+    actions: what it asks for, all of it (dossier §2.12). alone: whether it may stand without arguments. pipelined: whether it may begin
+    before earlier requests are answered.
     """
 
     carry: Carry
+    actions: tuple[Action, ...]
     alone: bool = False
-    permissions: tuple[str, ...] = ()
-    open: bool = False
     pipelined: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether also those may use it who have not logged in."""
+        return ANYBODY.issuperset(self.actions)
 
 
 class Pushing(Protocol):
@@ -88,7 +96,9 @@ class CursusSession(OrderedSession[Answer]):
     """
 
     __slots__ = (
+        "_acting",
         "_asleep",
+        "_caller",
         "_compression",
         "_heard_at",
         "_long",
@@ -108,11 +118,13 @@ class CursusSession(OrderedSession[Answer]):
         super().__init__(state.broker, output, resume)
         self.state: Final = state
         self.dialect = state.settings.dialect or Dialect.MODERN
-        self.principal: Any = None
+        self.principal: Principal | None = None
+        self._acting: Principal | None = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
+        self._caller: Caller | None = None
         self._placed: Answer | None = None
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
@@ -126,7 +138,21 @@ class CursusSession(OrderedSession[Answer]):
     @property
     def frame_bytes_max(self) -> int:
         """Longest frame, with its length."""
-        return self.state.settings.frame_bytes_max + PREFIX_BYTES
+        return self._body_bytes_max() + PREFIX_BYTES
+
+    def _body_bytes_max(self) -> int:
+        """Longest frame without its length; little from who has yet to say who it is."""
+        frame_bytes_max = self.state.settings.frame_bytes_max
+        return min(frame_bytes_max, NOBODY_FRAME_BYTES_MAX) if self._is_nobody() else frame_bytes_max
+
+    def _is_nobody(self) -> bool:
+        return self._acting is None and self.output.certified is None and not self.broker.access.is_open
+
+    def identify(self, principal: Principal | None) -> None:
+        """This is for whom the peer acts from now on: by AUTH, or by the words in its latest request. Raises Busy."""
+        if principal is not self._acting:
+            self.output.identified(principal)
+            self._acting = principal
 
     def _waits(self) -> bool:
         return bool(
@@ -150,10 +176,13 @@ class CursusSession(OrderedSession[Answer]):
         at, stop = 0, len(data)
         now = self.state.broker.clock.monotonic
         pass_end = self._heard_at + PASS_S
+        small = min(NOBODY_FRAME_BYTES_MAX, self.state.settings.frame_bytes_max)  # anybody may send so much
         self._wanted = 0
         while stop - at >= PREFIX_BYTES and not self._waits():
             size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
-            if size > self.state.settings.frame_bytes_max:
+            if size > small and size > self._body_bytes_max():
+                if self._is_nobody():
+                    self.output.write(frame(encoded("ERROR: authentication_required")))
                 raise PeerError(f"a frame is too long bytes={size}", fatal=True)
             end = at + PREFIX_BYTES + size
             if end > stop:
@@ -198,6 +227,9 @@ class CursusSession(OrderedSession[Answer]):
     def _take(self, body: memoryview) -> bool:
         """Carry out one frame; False when it must wait and be offered again."""
         packed = self._compression or sniffed(body)
+        if packed is not None and body and self._is_nobody() and self._compression is None:
+            self.later(self.dialect).refuse(Refused("authentication_required", "command=BATCH"))
+            return True
         if packed is not None and body:
             plain = self._expanded(packed, body)
             if plain is None:
@@ -218,7 +250,7 @@ class CursusSession(OrderedSession[Answer]):
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
         """A compressed frame's bytes; None when they are too many to be expanded here."""
-        limit = self.state.settings.frame_bytes_max
+        limit = self._body_bytes_max()
         if len(body) > LARGE_BYTES:
             return None
         try:
@@ -317,6 +349,14 @@ class CursusSession(OrderedSession[Answer]):
         return "structured_errors_v1" in self.features
 
     @property
+    def caller(self) -> Caller:
+        """Who the request in hand acts for, for what belongs to somebody; known while it is carried out only."""
+        acting = self.state.guard.acting
+        if self._caller is None or self._caller.principal != acting:
+            self._caller = caller_of(acting, self.output.peer)
+        return self._caller
+
+    @property
     def closed(self) -> bool:
         """Whether the connection is gone."""
         return self._closed
@@ -399,4 +439,4 @@ def _unknown(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 BARE: Final = ""  # name of the command that an envelope without one means
-_UNKNOWN: Final = Command(_unknown, alone=True)
+_UNKNOWN: Final = Command(_unknown, (Action.SELF_DESCRIBE,), alone=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.access import Principal
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.errors import ErrorCode, Invalid
@@ -19,6 +19,7 @@ from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.workbench import Workbench
+from polywire.types import TopicName
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import Command, CursusSession
@@ -66,13 +67,6 @@ class CursusSettings:
             )
 
 
-class Operation(Enum):
-    """What a topic's own list may allow (dossier §2.12)."""
-
-    READ = "read"
-    WRITE = "write"
-
-
 class Guard(Protocol):
     """Who may do what (dossier §2.12)."""
 
@@ -86,11 +80,18 @@ class Guard(Protocol):
     def admit_batch(self, session: CursusSession, /) -> None:
         """Whether the connection may write batches. Raises Refused, NotYet."""
 
-    def admit_topic(self, session: CursusSession, topic: Topic, operation: Operation, /) -> None:
-        """Whether the connection may do this to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
+    def admits_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> bool:
+        """Whether the connection may do this to the topic."""
+
+    def admit_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> None:
+        """Refuse what the connection may not do to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
 
     def verified(self, session: CursusSession, words: tuple[str, str], /) -> Principal | None:
         """Whose name and token these are, None when they are nobody's. Raises Refused, NotYet."""
+
+    @property
+    def acting(self) -> Principal | None:
+        """Who the request that was admitted last acts for, None where nobody had to log in."""
 
     def payload(self, request: Request, /) -> bytes | None:
         """The message of the request admitted last, without the words that proved who sent it (dossier §2.12)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from polywire.broker.actions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Read
@@ -192,7 +193,7 @@ class Stream(Push):
     Invariant: registered under its key, if it has one, while it runs; counted while it runs.
     """
 
-    __slots__ = ("_keepalive", "_key")
+    __slots__ = ("_keepalive", "_key", "_reader")
 
     def __init__(
         self, session: CursusSession, topic: str, partition: Partition, offset: int, records_max: int, group: str
@@ -201,6 +202,15 @@ class Stream(Push):
         super().__init__(session, topic, partition, offset, records_max)
         self._key = (topic, partition.number, group) if group else None
         self._keepalive: Any = None
+        self._reader = session.state.guard.acting
+
+    def _step(self) -> bool:
+        state = self._session.state
+        topic = state.broker.find_topic(self._topic)
+        if topic is not None and not state.broker.access.permits(self._reader, Action.FETCH, topic):
+            self._leave("not_authorized")
+            return False
+        return super()._step()
 
     def begin(self) -> None:
         """Take over the connection."""
@@ -273,5 +283,5 @@ def stream(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "STREAM": Command(stream, permissions=("topic.read", "group")),
+    "STREAM": Command(stream, (Action.FETCH, Action.OFFSET_FETCH)),
 }

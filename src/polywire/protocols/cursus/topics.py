@@ -6,12 +6,15 @@ Promises: what a topic was created with is what is told of it; deleting removes 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
 from polywire.broker.settings import TopicSettings
-from polywire.broker.topics import Topic
+from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, encoded, integer, quote, topic_fault
@@ -24,8 +27,7 @@ from polywire.protocols.cursus.policies import (
     with_policy,
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import Operation
-from polywire.types import DEFAULT_STREAM, TopicName
+from polywire.types import TopicName
 
 CREATE_PARTITIONS: Final = 4  # when CREATE gives no number (dossier §2.1)
 DONE: Final = "\u2705"
@@ -43,9 +45,7 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 def create(session: CursusSession, request: Request, /) -> Reply | None:
     """CREATE: makes a topic, or changes one that exists."""
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
-    fault = topic_fault(name)
-    if fault is not None:
-        raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
+    _check_name(name)
     count = _positive(request, "partitions", CREATE_PARTITIONS)
     factor = _positive(request, "replication_factor", REPLICATION_FACTOR)
     policy = read_policy(request)
@@ -62,7 +62,7 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
                 event_sourcing=request.is_set("event_sourcing"),
             )
             given = with_policy(settings, policy)
-            topic = broker.create_topic(TopicName(DEFAULT_STREAM, name), count, given, done=answer.done)
+            topic = broker.create_topic(TopicName.parse(name), count, given, by=session.caller, done=answer.done)
     except (Invalid, Conflict, Busy) as error:
         raise _refused(name, error) from None
     if request.dialect is Dialect.LEGACY:
@@ -119,6 +119,13 @@ def _name(request: Request, expected: str) -> str:
     return name
 
 
+def _check_name(name: str) -> None:
+    """Refuse what can be no topic."""
+    fault = topic_fault(name)
+    if fault is not None:
+        raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
+
+
 def _positive(request: Request, key: str, usual: int) -> int:
     given = request.options.get(key)
     if given is None:
@@ -134,6 +141,7 @@ def _positive(request: Request, key: str, usual: int) -> int:
 def delete(session: CursusSession, request: Request, /) -> Reply | None:
     """DELETE: the topic with its data."""
     name = _name(request, "DELETE topic=<name>")
+    _check_name(name)
     topic = find_topic(session, name)
     answer = session.later(request.dialect, blocking=True)
     if request.dialect is Dialect.LEGACY:
@@ -155,40 +163,44 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
         return metadata(session, request)
     if request.dialect is Dialect.MODERN and request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
-    names = [topic.name.full for topic in session.state.broker.topics() if _may_read(session, topic)]
-    if request.dialect is Dialect.LEGACY:
-        return encoded(", ".join(names) or "(no topics)")
-    return encoded(f"OK count={len(names)} topics={','.join(names)}")
+    answer = session.later(request.dialect, blocking=True)
+    answer.make(_list(session.broker, session.state.guard.acting, legacy=request.dialect is Dialect.LEGACY))
+    return None
 
 
-def _may_read(session: CursusSession, topic: Topic) -> bool:
-    try:
-        session.state.guard.admit_topic(session, topic, Operation.READ)
-    except Refused:
-        return False
-    return True
+def _list(broker: Broker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
+    """acting: who asked; by the time this runs others have been admitted."""
+    names: list[str] = []
+    for topic in broker.topics():
+        if broker.access.permits(acting, Action.FETCH, topic):
+            names.append(topic.name.full)
+        yield b""
+    if legacy:
+        yield encoded(", ".join(names) or "(no topics)")
+    else:
+        yield encoded(f"OK count={len(names)} topics={','.join(names)}")
 
 
-def describe(session: CursusSession, request: Request, /) -> Reply:
+def describe(session: CursusSession, request: Request, /) -> Reply | None:
     """DESCRIBE, indented JSON."""
     topic = find_topic(session, _name(request, "DESCRIBE topic=<name>"))
-    shown = {
-        "status": "OK",
-        "topic": topic.name.full,
-        "partitions": [
-            {
-                "id": partition.number,
-                "leader": "",
-                "replicas": None,
-                "isr": None,
-                "leo": partition.log.next_offset,
-                "hwm": partition.log.readable_offset,
-            }
-            for partition in topic.partitions
-        ],
-        "policy": policy_of(topic).described(),
-    }
-    return encoded(json.dumps(shown, indent=2, ensure_ascii=False))
+    session.later(request.dialect, blocking=True).make(_description(topic))
+    return None
+
+
+def _description(topic: Topic) -> Iterator[bytes]:
+    """What ``json.dumps`` makes of it with an indent, partition by partition."""
+    policy = json.dumps({"policy": policy_of(topic).described()}, indent=2, ensure_ascii=False)
+    yield encoded(f'{{\n  "status": "OK",\n  "topic": {quote(topic.name.full)},\n  "partitions": [')
+    for partition in list(topic.partitions):
+        log = partition.log
+        comma = "," if partition.number else ""
+        yield encoded(
+            f'{comma}\n    {{\n      "id": {partition.number},\n      "leader": "",\n      "replicas": null,\n      "isr": null,'
+            f'\n      "leo": {log.next_offset},\n      "hwm": {log.readable_offset}\n    }}'
+        )
+    end = "\n  ]" if topic.partitions else "]"
+    yield encoded(end + "," + policy[1:])
 
 
 def metadata(session: CursusSession, request: Request, /) -> Reply:
@@ -203,7 +215,7 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
     )
 
 
-def list_offsets(session: CursusSession, request: Request, /) -> Reply:
+def list_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     """LIST_OFFSETS, of one partition or all."""
     topic = find_topic(session, request.need("topic"))
     chosen = topic.partitions
@@ -215,19 +227,27 @@ def list_offsets(session: CursusSession, request: Request, /) -> Reply:
         if not 0 <= number < len(chosen):
             raise Refused("partition_not_found", f"partition={number}")
         chosen = [chosen[number]]
-    logs = [(partition.number, partition.log) for partition in chosen]
-    shown = ",".join(
-        f"P{number}:earliest={log.first_offset}:latest={log.readable_offset}:leo={log.next_offset}:hwm={log.readable_offset}"
-        for number, log in logs
-    )
-    return encoded(f"OK topic={topic.name.full} partitions={len(logs)} offsets={shown}")
+    session.later(request.dialect, blocking=True).make(_offsets(topic.name.full, list(chosen)))
+    return None
+
+
+def _offsets(name: str, partitions: Sequence[Partition]) -> Iterator[bytes]:
+    yield encoded(f"OK topic={name} partitions={len(partitions)} offsets=")
+    comma = ""
+    for partition in partitions:
+        log = partition.log
+        yield encoded(
+            f"{comma}P{partition.number}:earliest={log.first_offset}:latest={log.readable_offset}"
+            f":leo={log.next_offset}:hwm={log.readable_offset}"
+        )
+        comma = ","
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "CREATE": Command(create, permissions=("admin",)),
-    "DELETE": Command(delete, permissions=("admin",)),
-    "LIST": Command(list_topics, alone=True, permissions=("topic.read",)),
-    "DESCRIBE": Command(describe, permissions=("topic.read",)),
-    "METADATA": Command(metadata, permissions=("topic.read",)),
-    "LIST_OFFSETS": Command(list_offsets, permissions=("topic.read",)),
+    "CREATE": Command(create, (Action.TOPIC_CREATE, Action.TOPIC_ALTER)),
+    "DELETE": Command(delete, (Action.TOPIC_DELETE,)),
+    "LIST": Command(list_topics, (Action.TOPIC_LIST,), alone=True),
+    "DESCRIBE": Command(describe, (Action.TOPIC_DESCRIBE,)),
+    "METADATA": Command(metadata, (Action.TOPIC_DESCRIBE,)),
+    "LIST_OFFSETS": Command(list_offsets, (Action.TOPIC_DESCRIBE,)),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.changes import PositionStored, TransactionState
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactors import Scope, Transactor
@@ -20,7 +21,6 @@ from polywire.protocols.cursus.messages import Refused, Request, encoded, intege
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.publishing import Run, find_partition, one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import Operation
 from polywire.types import KeyHash, Level, PositionKind
 
 FENCED: Final = "producer_fenced"
@@ -87,7 +87,7 @@ class Asked:
 
 
 def _find(session: CursusSession, name: str) -> Transactor:
-    found = session.state.broker.transacting.find(name)
+    found = session.state.broker.transacting.find(name, by=session.caller)
     if found is None:
         raise Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
     return found
@@ -98,7 +98,7 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
-        transactor = session.state.broker.transacting.begin_epoch(name, done=answer.done)
+        transactor = session.state.broker.transacting.begin_epoch(name, by=session.caller, done=answer.done)
     except (Invalid, Busy) as error:
         raise Refused("init_producer_failed", f"reason={quote(error.message)}") from None
     answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transactor.epoch}")
@@ -156,7 +156,7 @@ def _writable(session: CursusSession, name: str) -> Topic:
     topic = session.state.broker.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={name}")
-    session.state.guard.admit_topic(session, topic, Operation.WRITE)
+    session.state.guard.admit_topic(session, topic, Action.PRODUCE)
     return topic
 
 
@@ -204,7 +204,7 @@ def _place(session: CursusSession, request: Request) -> Place:
     found = session.state.broker.find_topic(topic)
     if found is None:
         raise Refused("topic_not_found", f"topic={topic}")
-    session.state.guard.admit_topic(session, found, Operation.READ)
+    session.state.guard.admit_topic(session, found, Action.OFFSET_COMMIT)
     return Place(session, topic, group, member, generation)
 
 
@@ -269,6 +269,8 @@ def _abort(asked: Asked, transactor: Transactor) -> Reply | None:
 def _commit(asked: Asked, transactor: Transactor) -> Reply | None:
     broker = asked.session.state.broker
     counts = f"messages={transactor.messages} offsets={len(transactor.offsets)}"
+    if transactor.is_open:
+        _check_rights(asked, transactor)
     positions = _positions(asked, transactor) if transactor.is_open else []
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
@@ -282,6 +284,15 @@ def _commit(asked: Asked, transactor: Transactor) -> Reply | None:
     return None
 
 
+def _check_rights(asked: Asked, transactor: Transactor) -> None:
+    """What was allowed when it was staged must still be. Raises Refused."""
+    state = asked.session.state
+    for topic in state.broker.staging.staged_topics([transactor.token]):
+        state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
+    if transactor.offsets:
+        state.guard.admit_topic(asked.session, state.broker.resource(transactor.scope.topic), Action.OFFSET_COMMIT)
+
+
 def _positions(asked: Asked, transactor: Transactor) -> list[PositionStored]:
     """What the commit stores of the group, which must still be the member's to store. Raises Refused."""
     if not transactor.offsets:
@@ -291,7 +302,12 @@ def _positions(asked: Asked, transactor: Transactor) -> list[PositionStored]:
     _check(place, transactor.offsets)
     try:
         return asked.session.state.broker.positions_stored(
-            scope.topic, transactor.offsets, PositionKind.GROUP, scope.group, generation=scope.generation
+            scope.topic,
+            transactor.offsets,
+            PositionKind.GROUP,
+            scope.group,
+            generation=scope.generation,
+            by=asked.session.caller,
         )
     except BrokerError as error:
         raise _failed_commit(error) from None
@@ -310,13 +326,11 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     )
 
 
-_TRANSACTION: Final = ("transaction",)
-
 COMMANDS: Final[Mapping[str, Command]] = {
-    "INIT_PRODUCER_ID": Command(begin_epoch, permissions=_TRANSACTION),
-    "BEGIN_TXN": Command(begin, permissions=_TRANSACTION),
-    "TXN_PUBLISH": Command(publish, permissions=("transaction", "topic.write")),
-    "SEND_OFFSETS_TO_TXN": Command(send_offsets, permissions=("transaction", "group")),
-    "END_TXN": Command(end, permissions=_TRANSACTION),
-    "TXN_STATUS": Command(status, permissions=_TRANSACTION),
+    "INIT_PRODUCER_ID": Command(begin_epoch, (Action.TRANSACTION,)),
+    "BEGIN_TXN": Command(begin, (Action.TRANSACTION,)),
+    "TXN_PUBLISH": Command(publish, (Action.TRANSACTION, Action.PRODUCE)),
+    "SEND_OFFSETS_TO_TXN": Command(send_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
+    "END_TXN": Command(end, (Action.TRANSACTION,)),
+    "TXN_STATUS": Command(status, (Action.TRANSACTION,)),
 }

@@ -5,13 +5,16 @@ Promises: a change is answered once it is synced; refused commands change nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from polywire.broker.actions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition
 from polywire.protocols.flux.answers import Answer
 from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, plain_name, role, topic_name
 from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.session import FluxSession
-from polywire.types import DEFAULT_STREAM, TopicName
+from polywire.types import TopicName
 
 
 def _answer(session: FluxSession, request: Request) -> Answer:
@@ -44,7 +47,7 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
     wanted = role(request.args[2])
     partition = _known_partition(session, name, number)
     answer = _answer(session, request)
-    session.state.set_role(partition, wanted, done=answer.done)
+    session.state.set_role(partition, wanted, by=session.caller, done=answer.done)
     hw = session.state.hw(partition)
     _finish(session, answer, f"topic={name} partition={number} role={wanted.value.decode()} hw={hw}")
 
@@ -65,8 +68,8 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
     topic = session.broker.find_topic(name)
     if topic is None:
         settings = TopicSettings(replication_factor=factor)
-        topic = session.broker.create_topic(TopicName(DEFAULT_STREAM, name), count, settings)
-        session.state.created(topic, automatic=False, factor=factor, done=answer.done)
+        topic = session.broker.create_topic(TopicName.parse(name), count, settings, by=session.caller)
+        session.state.created(topic, automatic=False, factor=factor, by=session.caller, done=answer.done)
     elif count < len(topic.partitions):
         raise bad(f"topic has more partitions: topic={name} partitions={len(topic.partitions)}")
     else:
@@ -88,7 +91,7 @@ def register_broker(session: FluxSession, request: Request, /) -> None:
         raise bad("broker port must be > 0")
     host = plain_name(request.args[1], "host")
     answer = _answer(session, request)
-    session.state.register(number, host, port, epoch, done=answer.done)
+    session.state.register(number, host, port, epoch, by=session.caller, done=answer.done)
     _finish(session, answer, f"broker_id={number} host={host} port={port} {session.state.term_and_index()}")
 
 
@@ -113,23 +116,37 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
         raise bad("leader id must be >= -1")
     partition = _known_partition(session, name, number)
     answer = _answer(session, request)
-    session.state.set_leader(partition, leader, isr, done=answer.done)
+    session.state.set_leader(partition, leader, isr, by=session.caller, done=answer.done)
     tail = session.state.term_and_index()
     _finish(session, answer, f"topic={name} partition={number} leader={leader} isr={listed(isr)} {tail}")
 
 
-def get_metadata(session: FluxSession, request: Request, /) -> bytes:
+def get_metadata(session: FluxSession, request: Request, /) -> None:
     """ADMIN_GET_METADATA: names and ids only."""
     if request.args:
         raise bad("ADMIN_GET_METADATA requires no args")
-    topics = listed(topic.name.full for topic in session.broker.topics())
+    session.later(request, blocking=True).make(_metadata(session))
+
+
+def _metadata(session: FluxSession) -> Iterator[bytes]:
+    """There may be thousands of topics."""
+    permits, who = session.broker.access.permits, session.principal
+    before = b"topics=["
+    for topic in session.broker.topics():
+        if permits(who, Action.TOPIC_DESCRIBE, topic):
+            yield before + topic.name.full.encode()
+            before = b" "
+        else:
+            yield b""
     brokers, fenced = listed(session.state.brokers()), listed(session.state.fenced())
-    return f"topics={topics} brokers={brokers} fenced={fenced}".encode()
+    yield (b"topics=[" if before != b" " else b"") + f"] brokers={brokers} fenced={fenced}".encode()
 
 
 def _fence(session: FluxSession, request: Request, fenced: bool) -> None:
     usage(request, "<broker_id>", 1)
     number = integer(request.args[0], "broker_id")
+    if number < 0:
+        raise bad("broker id must be >= 0")
     answer = _answer(session, request)
     session.state.fence(number, fenced, done=answer.done)
     _finish(session, answer, f"broker_id={number} fenced={flag(fenced)} {session.state.term_and_index()}")

@@ -8,8 +8,10 @@ Must not know: how lines are read, sockets.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Final, Protocol
 
+from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.flux import codec, spelling
@@ -17,6 +19,7 @@ from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.ordered import Place
+from polywire.protocols.slices import Slices
 from polywire.types import PARTITION_COUNT_MAX
 
 REPLY_BUFFERS_MAX: Final = 4  # large reply buffers kept for reuse
@@ -28,6 +31,10 @@ Parts = list[bytes | memoryview]
 
 class Asker(Protocol):
     """What an answer needs of its session."""
+
+    @property
+    def broker(self) -> Broker:
+        """Whose loop and clock long answers are made with."""
 
     @property
     def state(self) -> FluxState: ...
@@ -92,6 +99,16 @@ class Answer(Place[Asker]):
     def ok(self, payload: bytes) -> None:
         """Success."""
         self.fill([ok(self.request_id, payload)])
+
+    def make(self, parts: Iterator[bytes]) -> None:
+        """Success, with a payload that takes long to make; the iterator gives it, a little at a time."""
+        self.cancel = Slices(self.session.broker, parts, self._made).cancel
+
+    def _made(self, parts: list[bytes] | BrokerError) -> None:
+        if isinstance(parts, BrokerError):
+            self.refuse(refused(parts))
+        else:
+            self.ok(b"".join(parts))
 
     def refuse(self, error: Refused) -> None:
         """Failure."""

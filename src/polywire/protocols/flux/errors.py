@@ -37,6 +37,8 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.GROUP_MISSING: (_GENERATION, "group not found"),
     ErrorCode.MEMBER_MISSING: (_GENERATION, "unknown member"),
     ErrorCode.STAGE_MISSING: (_BAD, None),
+    ErrorCode.TRANSACTION_MISSING: (_BAD, None),
+    ErrorCode.WRITER_MISSING: (_BAD, None),
     ErrorCode.OFFSET_OUT_OF_RANGE: (_BAD, "invalid offset"),
     ErrorCode.EPOCH_ENDED: (_BAD, "invalid offset"),
     ErrorCode.TOPIC_EXISTS: (_BAD, None),

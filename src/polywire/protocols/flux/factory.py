@@ -8,41 +8,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.protocols.base import Output
 from polywire.protocols.flux import admin, groups, records
 from polywire.protocols.flux.answers import Scratch
-from polywire.protocols.flux.messages import VERSION, WHITE
+from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import WIRE, FluxSettings, FluxState
 from polywire.protocols.flux.session import Command, FluxSession
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = {
-    "PRODUCE": Command(records.produce),
-    "CONSUME": Command(records.consume, settled=True),
-    "JOIN": Command(groups.join),
-    "SYNC": Command(groups.sync),
-    "HEARTBEAT": Command(groups.heartbeat),
-    "LEAVE": Command(groups.leave),
-    "COMMIT": Command(groups.commit),
-    "OFFSET": Command(groups.offset),
-    "REPLICA_FETCH": Command(records.replica_fetch, settled=True),
-    "BROKER_FETCH": Command(records.broker_fetch, settled=True),
-    "BROKER_REPLICA_ACK": Command(records.broker_replica_ack, settled=True),
+    "PRODUCE": Command(records.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
+    "CONSUME": Command(records.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
+    "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),
+    "SYNC": Command(groups.sync, (Action.GROUP_JOIN,), topic_at=1),
+    "HEARTBEAT": Command(groups.heartbeat, (Action.GROUP_JOIN,), topic_at=1),
+    "LEAVE": Command(groups.leave, (Action.GROUP_JOIN,), topic_at=1),
+    "COMMIT": Command(groups.commit, (Action.OFFSET_COMMIT,), topic_at=1),
+    "OFFSET": Command(groups.offset, (Action.OFFSET_FETCH,), topic_at=1),
+    "REPLICA_FETCH": Command(records.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
+    "BROKER_FETCH": Command(records.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
+    "BROKER_REPLICA_ACK": Command(records.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
 }
 
 ADMIN_COMMANDS: Final[Mapping[str, Command]] = {
-    "SET_PARTITION_ROLE": Command(admin.set_partition_role, settled=True),
-    "ADMIN_CREATE_TOPIC": Command(admin.create_topic),
-    "ADMIN_REGISTER_BROKER": Command(admin.register_broker),
-    "ADMIN_BROKER_HEARTBEAT": Command(admin.broker_heartbeat),
-    "ADMIN_SET_PARTITION_LEADER": Command(admin.set_partition_leader, settled=True),
-    "ADMIN_GET_METADATA": Command(admin.get_metadata),
-    "ADMIN_FENCE_BROKER": Command(admin.fence_broker),
-    "ADMIN_UNFENCE_BROKER": Command(admin.unfence_broker),
-    "ADMIN_RECONCILE_BROKER_HEALTH": Command(admin.reconcile_broker_health),
-    "ADMIN_ELECT_TOPIC_LEADERS": Command(admin.elect_topic_leaders, settled=True),
+    "SET_PARTITION_ROLE": Command(admin.set_partition_role, (Action.CLUSTER_ALTER, Action.TOPIC_CREATE), settled=True),
+    "ADMIN_CREATE_TOPIC": Command(admin.create_topic, (Action.TOPIC_CREATE, Action.TOPIC_ALTER), topic_at=0),
+    "ADMIN_REGISTER_BROKER": Command(admin.register_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_BROKER_HEARTBEAT": Command(admin.broker_heartbeat, (Action.CLUSTER_ALTER,)),
+    "ADMIN_SET_PARTITION_LEADER": Command(admin.set_partition_leader, (Action.CLUSTER_ALTER,), settled=True),
+    "ADMIN_GET_METADATA": Command(admin.get_metadata, (Action.TOPIC_LIST,)),
+    "ADMIN_FENCE_BROKER": Command(admin.fence_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_UNFENCE_BROKER": Command(admin.unfence_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_RECONCILE_BROKER_HEALTH": Command(admin.reconcile_broker_health, (Action.CLUSTER_ALTER,)),
+    "ADMIN_ELECT_TOPIC_LEADERS": Command(admin.elect_topic_leaders, (Action.CLUSTER_ALTER,), settled=True),
 }
 
+_VERSION: Final = text_of(VERSION)
 _PREFIX_BYTES: Final = 64  # white space and version token of the first line; a longer run of white space is nobody's
 
 
@@ -64,20 +66,12 @@ class FluxFactory:
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Whether the first line begins with ``V1`` and a pipe, white space allowed around the token."""
-        at = 0
-        while (match := WHITE.match(prefix, at)) is not None:
-            at = match.end()
-        for expected in VERSION:
-            if at == len(prefix):
-                return None if len(prefix) < _PREFIX_BYTES else False
-            if prefix[at] != expected:
-                return False
-            at += 1
-        while (match := WHITE.match(prefix, at)) is not None:
-            at = match.end()
-        if at == len(prefix):
-            return None if len(prefix) < _PREFIX_BYTES else False
-        return prefix[at] == 0x7C
+        text = text_of(prefix).lstrip(WHITE)
+        undecided = None if len(prefix) < _PREFIX_BYTES else False
+        if not text.startswith(_VERSION):
+            return undecided if _VERSION.startswith(text) else False
+        behind = text.removeprefix(_VERSION).lstrip(WHITE)
+        return behind.startswith("|") if behind else undecided
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
         """A session for a new connection."""

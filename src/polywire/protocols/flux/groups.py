@@ -44,6 +44,7 @@ def join(session: FluxSession, request: Request, /) -> None:
         assignor=assignor,
         first_generation=FIRST_GENERATION,
         named_alone=True,
+        by=session.caller,
         done=answer.done,
     )
     answer.payload = _placed(place.generation, place.partitions)
@@ -59,14 +60,14 @@ def _names(request: Request) -> tuple[str, str, str, int]:
 def sync(session: FluxSession, request: Request, /) -> bytes:
     """SYNC: the current assignment again."""
     usage(request, _MEMBER, 4)
-    place = session.broker.groups.sync(*_names(request), wire=WIRE)
+    place = session.broker.groups.sync(*_names(request), wire=WIRE, by=session.caller)
     return _placed(place.generation, place.partitions)
 
 
 def heartbeat(session: FluxSession, request: Request, /) -> bytes:
     """HEARTBEAT."""
     usage(request, _MEMBER, 4)
-    session.broker.groups.heartbeat(*_names(request), wire=WIRE)
+    session.broker.groups.heartbeat(*_names(request), wire=WIRE, by=session.caller)
     return b"heartbeat=ok"
 
 
@@ -75,7 +76,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
     usage(request, _MEMBER, 4)
     answer = Answer(session, request.id)
     answer.payload = b"left=true"
-    session.broker.groups.leave(*_names(request), wire=WIRE, done=answer.done)
+    session.broker.groups.leave(*_names(request), wire=WIRE, by=session.caller, done=answer.done)
     session.append(answer)
 
 
@@ -86,7 +87,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
     answer = Answer(session, request.id)
     answer.payload = b"committed=true"
-    session.broker.groups.commit(*names, *place, wire=WIRE, done=answer.done)
+    session.broker.groups.commit(*names, *place, wire=WIRE, by=session.caller, done=answer.done)
     session.append(answer)
 
 

@@ -6,24 +6,35 @@ Must not know: sockets, sessions, the broker.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from polywire.matching import WORD, consists_of, signed_64
+from polywire.types import NAME_BYTES_MAX
+
 VERSION: Final = b"V1"
-INTEGER_DIGITS_MAX: Final = 19  # of a signed 64-bit number
 ARGUMENTS: Final = b"expected format V1|<correlation_id>|<command>|<args>"
 
-_WHITE = rb"(?:[\x09-\x0d\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
-WHITE: Final = re.compile(_WHITE)
-_WHITES: Final = re.compile(_WHITE + rb"+")
-_LEADING: Final = re.compile(_WHITE + rb"*")
-_TRAILING: Final = re.compile(_WHITE + rb"+\Z")
-_INTEGER: Final = re.compile(rb"([+-]?)0*([0-9]*)")
-_TOPIC: Final = re.compile(rb"[A-Za-z0-9._-]{1,249}")
-_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+COMMAND_BYTES_MAX: Final = 64  # a longer one is no command, and not worth the upper case of each character
+LIST_ITEMS_MAX: Final = 1_000  # replicas of one partition; as many as a topic may have
+
+_WHITE_ASCII: Final = b"\t\n\v\f\r "
+WHITE: Final = (  # dossier §2, exactly
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+_TO_BLANK: Final = str.maketrans(WHITE, " " * len(WHITE))
+_TOPIC: Final = WORD + "._-"
+_CONTROL: Final = bytes((*range(0x20), 0x7F))
+
+
+# What a web page can make a browser send begins with one of these; a page must not reach the log through a form that it posts here.
+HTTP_METHODS: Final = tuple(
+    f"{method} ".encode()
+    for method in ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "PRI"]
+)
+HTTP_METHOD_BYTES_MAX: Final = max(map(len, HTTP_METHODS))
 
 
 class WireCode(Enum):
@@ -74,31 +85,52 @@ class Role(Enum):
     FOLLOWER = b"follower"
 
 
-def trim(text: bytes) -> bytes:
+def text_of(line: bytes) -> str:
+    """The characters of a line; bytes that are no UTF-8 come back with ``bytes_of``."""
+    return line.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes of ``text_of``."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def trim(line: bytes) -> bytes:
     """Without white space at both ends; white space is the exact set of dossier §2."""
-    start = _LEADING.match(text)
-    text = text[start.end() :] if start is not None else text
-    if text and (text[-1] <= 0x20 or text[-1] >= 0x80):
-        end = _TRAILING.search(text)
-        if end is not None:
-            return text[: end.start()]
-    return text
+    if line.isascii():
+        return line.strip(_WHITE_ASCII)
+    return bytes_of(text_of(line).strip(WHITE))
 
 
-def words(text: bytes) -> list[bytes]:
+def has_white(line: bytes) -> bool:
+    """Whether there is white space anywhere."""
+    if line.isascii():
+        return len(line.translate(None, _WHITE_ASCII)) != len(line)
+    text = text_of(line)
+    return any(char in text for char in WHITE)
+
+
+def words(line: bytes) -> list[bytes]:
     """The words between runs of white space."""
-    return [word for word in _WHITES.split(text) if word]
+    if line.isascii():
+        return line.split()
+    return [bytes_of(word) for word in text_of(line).translate(_TO_BLANK).split(" ") if word]
 
 
 def _upper(command: bytes) -> str:
     """Upper case character by character; the few characters whose upper case is longer stay as they are."""
-    text = command.decode("utf-8", "surrogateescape")
+    text = text_of(command[:COMMAND_BYTES_MAX])
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
 def lower(text: bytes) -> str:
     """Lower case for the words that are compared so."""
-    return text.decode("utf-8", "surrogateescape").lower()
+    return text_of(text).lower()
+
+
+def is_http(line: bytes) -> bool:
+    """Whether a line is the beginning of an HTTP request; none such is a request of this wire."""
+    return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
 
 
 def parse(line: bytes) -> Request:
@@ -120,7 +152,7 @@ def parse(line: bytes) -> Request:
 
 def is_plain(value: bytes) -> bool:
     """Whether a value is UTF-8 without control bytes; others are marked as having come on a line, to be shown as they are (§7)."""
-    if _CONTROL.search(value) is not None:
+    if len(value.translate(None, _CONTROL)) != len(value):
         return False
     try:
         value.decode()
@@ -131,28 +163,26 @@ def is_plain(value: bytes) -> bool:
 
 def integer(text: bytes, field: str) -> int:
     """A signed 64-bit number in decimal. Raises Refused ``invalid <field>``."""
-    match = _INTEGER.fullmatch(text)
-    if match is not None and text[-1:].isdigit() and len(match[2]) <= INTEGER_DIGITS_MAX:
-        value = int(match[2] or b"0")
-        value = -value if match[1] == b"-" else value
-        if -(2**63) <= value < 2**63:
-            return value
-    raise bad(f"invalid {field}")
+    value = signed_64(text_of(text))
+    if value is None:
+        raise bad(f"invalid {field}")
+    return value
 
 
 def integers(text: bytes) -> list[int]:
     """A comma-separated list, empty items skipped. Raises Refused ``invalid integer list``."""
-    try:
-        return [integer(item, "integer list") for item in text.split(b",") if item]
-    except Refused:
-        raise bad(b"invalid integer list") from None
+    items = [item for item in text.split(b",") if item]
+    if len(items) > LIST_ITEMS_MAX:
+        raise bad(f"more than {LIST_ITEMS_MAX} numbers in an integer list")
+    return [integer(item, "integer list") for item in items]
 
 
 def topic_name(text: bytes) -> str:
     """A topic this wire may name (dossier Q11). Raises Refused ``invalid topic``."""
-    if _TOPIC.fullmatch(text) is None or text in (b".", b".."):
+    name = text_of(text)
+    if not 0 < len(name) <= NAME_BYTES_MAX or not consists_of(name, _TOPIC) or name in (".", ".."):
         raise bad(b"invalid topic")
-    return text.decode("ascii")
+    return name
 
 
 def plain_name(text: bytes, field: str) -> str:

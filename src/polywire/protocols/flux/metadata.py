@@ -7,7 +7,8 @@ FLUX readers. Must not know: lines, sessions, sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +16,7 @@ import msgspec
 import structlog
 
 from polywire.broker.broker import Broker
+from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Done
 from polywire.protocols.flux.messages import Role, bad
@@ -22,6 +24,8 @@ from polywire.types import Level
 
 WIRE: Final = "flux"
 TERM: Final = 1  # there is no consensus, the number never changes (dossier §11)
+BROKERS_MAX: Final = 1_000  # that are registered: there is one, and clients' tests make up some more
+SWEEP_MIN: Final = 64  # so many may have ended before that is looked for
 _INDEX_KEY: Final = "index"
 _BROKER_KEY: Final = "broker/"
 _PARTITION_KEY: Final = "partition/"
@@ -81,7 +85,7 @@ class PartitionView:
     """
 
     leader: int
-    isr: list[int]
+    isr: Sequence[int]
     role: Role = Role.LEADER
     followers: dict[int, tuple[int, float]] = field(default_factory=dict)
     floor: int = -1
@@ -104,7 +108,7 @@ class FluxState:
     Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
     """
 
-    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_views", "escaped_values", "settings")
+    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_sweep_above", "_views", "escaped_values", "settings")
 
     def __init__(self, broker: Broker, settings: FluxSettings) -> None:
         self._broker = broker
@@ -114,6 +118,7 @@ class FluxState:
         self._views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}
         self._index = 0
+        self._sweep_above = SWEEP_MIN
         self._load()
         known = self._brokers.get(settings.broker_id)
         if known is None or (known.host, known.port, known.fenced) != (settings.host, settings.port, False):
@@ -132,7 +137,9 @@ class FluxState:
             elif key.startswith(_PARTITION_KEY) and int(key.removeprefix(_PARTITION_KEY)) in alive:
                 stored = msgspec.msgpack.decode(value, type=_PartitionStored)
                 role = Role.FOLLOWER if stored.follower else Role.LEADER
-                self._views[int(key.removeprefix(_PARTITION_KEY))] = PartitionView(stored.leader, stored.isr, role)
+                self._views[int(key.removeprefix(_PARTITION_KEY))] = PartitionView(
+                    stored.leader, array("q", stored.isr), role
+                )
             elif key.startswith(_TOPIC_KEY) and bytes.fromhex(key.removeprefix(_TOPIC_KEY)) in names:
                 self._factors[bytes.fromhex(key.removeprefix(_TOPIC_KEY))] = msgspec.msgpack.decode(value, type=int)
             else:
@@ -155,11 +162,21 @@ class FluxState:
         """How admin replies end."""
         return f"term={TERM} index={self._index}"
 
-    def register(self, number: int, host: str, port: int, epoch: int, *, done: Done | None) -> None:
-        """Register or replace a broker; clears fencing. An epoch of 0 or less becomes the time in nanoseconds."""
+    def register(
+        self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Done | None
+    ) -> None:
+        """Register or replace a broker; clears fencing. An epoch of 0 or less becomes the time in nanoseconds. Raises Refused, Busy."""
+        if number not in self._brokers and by is not ITSELF:
+            self._admit_broker(by)
         now_us = self._broker.clock.now_us()
         entry = _BrokerStored(host, port, epoch if epoch > 0 else now_us * 1000, now_us, False)
-        self._store_broker(number, entry, done)
+        self._store_broker(number, entry, done, by)
+
+    def _admit_broker(self, by: Caller) -> None:
+        """Refuse more brokers than the registry holds, and more than half of them of one peer. Raises Refused."""
+        owners = [self._broker.wire_owner(WIRE, f"{_BROKER_KEY}{number}") for number in self._brokers]
+        if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
+            raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
 
     def heartbeat(self, number: int, *, done: Done | None) -> None:
         """A broker is alive; clears fencing. Raises Refused ``broker not found``."""
@@ -192,10 +209,10 @@ class FluxState:
             raise bad(f"broker not found: {number}")
         return entry
 
-    def _store_broker(self, number: int, entry: _BrokerStored, done: Done | None) -> None:
-        self._brokers[number] = entry
+    def _store_broker(self, number: int, entry: _BrokerStored, done: Done | None, by: Caller = ITSELF) -> None:
         value = msgspec.msgpack.encode(entry)
-        self._broker.set_wire_state(WIRE, f"{_BROKER_KEY}{number}", value, level=Level.SYNCED, done=None)
+        self._broker.set_wire_state(WIRE, f"{_BROKER_KEY}{number}", value, by=by, level=Level.SYNCED, done=None)
+        self._brokers[number] = entry
         self._store_index(1, done)
 
     def _store_index(self, steps: int, done: Done | None, level: Level = Level.SYNCED) -> None:
@@ -203,20 +220,47 @@ class FluxState:
         value = msgspec.msgpack.encode(self._index)
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
 
-    def created(self, topic: Topic, *, automatic: bool, factor: int | None = None, done: Done | None = None) -> None:
+    def _sweep(self) -> None:
+        """Forget what belongs to partitions and topics that have ended, once that is as much as what lives."""
+        topics = self._broker.topics(internal=True)
+        partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
+        ids = {topic.id for topic in topics}
+        ended = [incarnation for incarnation in self._views if incarnation not in partitions]
+        for incarnation in ended:
+            del self._views[incarnation]
+            self._broker.set_wire_state(WIRE, f"{_PARTITION_KEY}{incarnation}", None)
+        for topic_id in [topic_id for topic_id in self._factors if topic_id not in ids]:
+            del self._factors[topic_id]
+            self._broker.set_wire_state(WIRE, f"{_TOPIC_KEY}{topic_id.hex()}", None)
+        self._sweep_above = 2 * (len(self._views) + len(self._factors)) + SWEEP_MIN
+
+    def _sweep_in_time(self) -> None:
+        if len(self._views) + len(self._factors) > self._sweep_above:
+            self._sweep()
+
+    def created(
+        self,
+        topic: Topic,
+        *,
+        automatic: bool,
+        factor: int | None = None,
+        by: Caller = ITSELF,
+        done: Done | None = None,
+    ) -> None:
         """A topic was made over this wire: give its partitions leaders (dossier §8, Q3)."""
+        self._sweep_in_time()
         if factor is not None:
             self._factors[topic.id] = factor
             key = f"{_TOPIC_KEY}{topic.id.hex()}"
             value = msgspec.msgpack.encode(factor)
-            self._broker.set_wire_state(WIRE, key, value, level=Level.SYNCED, done=None)
+            self._broker.set_wire_state(WIRE, key, value, by=by, level=Level.SYNCED, done=None)
         live = [number for number in self.brokers() if not self._brokers[number].fenced]
         for partition in topic.partitions:
             leader = live[partition.number % len(live)] if live else self.settings.broker_id
             if self.settings.strict_leaders and not automatic:
-                self._set_leader(partition, -1, self._replicas(topic))
+                self._set_leader(partition, -1, self._replicas(topic), by)
             elif leader != self.settings.broker_id:
-                self._set_leader(partition, leader, [leader])
+                self._set_leader(partition, leader, [leader], by)
         steps = 1 + len(topic.partitions) if automatic else 1
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
@@ -224,20 +268,23 @@ class FluxState:
         """A metadata command changed nothing but counts as a step."""
         self._store_index(1, done)
 
-    def set_leader(self, partition: Partition, leader: int, isr: list[int], *, done: Done) -> None:
-        """Set leader and in-sync set as given; an empty set keeps the stored one."""
+    def set_leader(
+        self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Done
+    ) -> None:
+        """Set leader and in-sync set as given; an empty set keeps the stored one. Raises Busy."""
+        self._sweep_in_time()
         view = self._views.get(partition.incarnation)
         kept = view.isr if view is not None else [self.settings.broker_id]
-        self._set_leader(partition, leader, isr or kept)
+        self._set_leader(partition, leader, isr or kept, by)
         self._store_index(1, done)
 
-    def set_role(self, partition: Partition, role: Role, *, done: Done) -> None:
+    def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Done) -> None:
         """Set the local role; this broker becomes the metadata leader whatever the role (dossier §5)."""
         view = self._view(partition)
         if view.role is not role:
             view.floor = -1
         view.role = role
-        self._set_leader(partition, self.settings.broker_id, [self.settings.broker_id])
+        self._set_leader(partition, self.settings.broker_id, [self.settings.broker_id], by)
         self._store_index(1, done)
 
     def elect(self, topic: Topic, *, done: Done) -> int:
@@ -261,13 +308,13 @@ class FluxState:
     def _replicas(self, topic: Topic) -> list[int]:
         return list(range(self._factors.get(topic.id, self.settings.replication_factor)))
 
-    def _set_leader(self, partition: Partition, leader: int, isr: list[int]) -> None:
+    def _set_leader(self, partition: Partition, leader: int, isr: Sequence[int], by: Caller = ITSELF) -> None:
         view = self._view(partition)
-        view.leader = leader
-        view.isr = isr
-        value = msgspec.msgpack.encode(_PartitionStored(leader, isr, view.role is Role.FOLLOWER))
+        value = msgspec.msgpack.encode(_PartitionStored(leader, list(isr), view.role is Role.FOLLOWER))
         key = f"{_PARTITION_KEY}{partition.incarnation}"
-        self._broker.set_wire_state(WIRE, key, value, level=Level.SYNCED, done=None)
+        self._broker.set_wire_state(WIRE, key, value, by=by, level=Level.SYNCED, done=None)
+        view.leader = leader
+        view.isr = array("q", isr)
 
     def _view(self, partition: Partition) -> PartitionView:
         view = self._views.get(partition.incarnation)

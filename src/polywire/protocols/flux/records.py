@@ -14,8 +14,9 @@ from struct import Struct
 from typing import Final
 
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Read
+from polywire.protocols.base import PASS_S
 from polywire.protocols.flux import spelling
 from polywire.protocols.flux.answers import Answer, Produced
 from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
@@ -28,6 +29,7 @@ from polywire.records.compression import expand_body
 from polywire.types import KeyHash, Level
 
 FETCH_BYTES_MIN: Final = 4096
+PIECE_BYTES: Final = 512 * 1024  # read and written before others may have a turn: some milliseconds
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 BROKER_FETCH_RECORDS: Final = 100
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -54,7 +56,7 @@ def produce(session: FluxSession, request: Request, /) -> None:
     key, colon, value = request.args[1].partition(b":")
     if not colon:
         raise bad("message must be key:value")
-    topic = session.ensure_topic(topic_name(request.args[0]))
+    topic = session.topic_to_write(topic_name(request.args[0]))
     mode = acks(request.args[2]) if len(request.args) == 3 else Acks.LEADER
     partition = session.broker.partition_of_key(topic, key, KeyHash.FNV32)
     if not session.state.is_writable(partition):
@@ -162,12 +164,23 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 
 
 class Reply:
-    """One reply with records in the making.
+    """One reply with records in the making: read and written a piece at a time.
 
-    Invariant: nothing of a read is used after its pin was released.
+    Invariant: nothing of a read is used after its pin was released; ``_next`` is the offset after what ``_buffer`` holds.
     """
 
-    __slots__ = ("_answer", "_end", "_head", "_partition", "_request", "_session", "_tail")
+    __slots__ = (
+        "_answer",
+        "_buffer",
+        "_end",
+        "_head",
+        "_next",
+        "_partition",
+        "_request",
+        "_session",
+        "_state",
+        "_tail",
+    )
 
     def __init__(
         self, session: FluxSession, request: Request, head: bytes, tail: bytes, partition: Partition, end: int
@@ -178,40 +191,87 @@ class Reply:
         self._tail = tail
         self._partition = partition
         self._end = end
+        self._next = 0
+        self._buffer = bytearray()
+        self._state = array("q")
         self._answer: Answer | None = None
 
     def begin(self, start: int) -> bytes | None:
         """The payload when there is nothing to read; otherwise the answer comes at once, or when the bytes are at hand."""
         if start >= self._end:
             return self._head + self._tail
-        limit = max(self._session.state.settings.consume_bytes_max, FETCH_BYTES_MIN)
-        then = partial(self._read, start)
-        read = self._session.broker.fetch(self._partition, start, bytes_max=limit, then=then, offset_end=self._end)
-        self._answer = self._session.later(self._request, blocking=read is None)
-        if read is not None:
-            self._read(start, read)
+        self._next = start
+        self._buffer = self._session.scratch.take_reply()
+        self._state = new_state(start, self._end, self._session.state.settings.consume_bytes_max)
+        self._answer = self._session.later(self._request, blocking=True)
+        if self._read_on(self._session.broker.clock.monotonic() + PASS_S):
+            self._session.broker.sliced.put(self._read_on)
         return None
 
-    def _read(self, start: int, read: Read | BrokerError) -> None:
+    def _read_on(self, end: float) -> bool:
+        """Read and write until all is there or the bytes must be fetched; whether time was up before."""
+        answer, session = self._answer, self._session
+        assert answer is not None
+        limit = max(min(session.state.settings.consume_bytes_max, PIECE_BYTES), FETCH_BYTES_MIN)
+        while not session.closed:
+            try:
+                read = session.broker.fetch(
+                    self._partition, self._next, bytes_max=limit, then=self._fetched, offset_end=self._end
+                )
+                if read is None:
+                    return False
+                if not self._take(read):
+                    self._finish(answer)
+                    return False
+            except BrokerError as error:
+                self._fail(answer, error)
+                return False
+            if session.broker.clock.monotonic() >= end:
+                return True
+        self._session.scratch.give_reply(self._buffer)
+        return False
+
+    def _fetched(self, read: Read | BrokerError) -> None:
+        """The bytes had to be fetched."""
         answer = self._answer
         assert answer is not None
         if isinstance(read, BrokerError):
-            answer.refuse(refused(read))
+            self._fail(answer, read)
+            return
+        if self._session.closed:
+            read.pin.release()
+            self._session.scratch.give_reply(self._buffer)
             return
         try:
-            self._fill(answer, start, read)
+            more = self._take(read)
         except BrokerError as error:
-            answer.refuse(refused(error))
+            self._fail(answer, error)
+            return
+        if more:
+            self._session.broker.sliced.put(self._read_on)
+        else:
+            self._finish(answer)
+
+    def _take(self, read: Read) -> bool:
+        """Write what was read; whether there is more to read. Raises Corrupt."""
+        try:
+            self._buffer, ended = put_more(read.chunks, self._state, self._buffer)
         finally:
             read.pin.release()
+        stalled = read.next_offset <= self._next
+        self._next = self._state[spelling.START] = max(read.next_offset, self._next)
+        return not ended and not stalled and self._next < self._end
 
-    def _fill(self, answer: Answer, start: int, read: Read) -> None:
-        scratch = self._session.scratch
-        buffer = scratch.take_reply()
-        buffer, size, escaped = put_chunks(
-            read.chunks, start, self._end, self._session.state.settings.consume_bytes_max, buffer
-        )
-        self._session.state.escaped_values += escaped
+    def _fail(self, answer: Answer, error: BrokerError) -> None:
+        if isinstance(error, Corrupt) and self._state[spelling.AT]:  # what lies before the damage is sound
+            self._finish(answer)
+            return
+        self._session.scratch.give_reply(self._buffer)
+        answer.refuse(refused(error))
+
+    def _finish(self, answer: Answer) -> None:
+        scratch, buffer, size = self._session.scratch, self._buffer, self._state[spelling.AT]
+        self._session.state.escaped_values += self._state[spelling.ESCAPED]
         head = b"V1|%b|OK|%b" % (self._request.id, self._head)
         if size <= SMALL_REPLY_BYTES:
             body = bytes(memoryview(buffer)[:size])
@@ -221,6 +281,13 @@ class Reply:
         answer.fill([head, memoryview(buffer)[:size], self._tail + b"\n"], partial(scratch.give_reply, buffer))
 
 
+def new_state(start: int, end: int, limit: int) -> array[int]:
+    """The state of writing the records of ``start <= offset < end``, in at most so many bytes."""
+    state = array("q", bytes(8 * spelling.STATE_WORDS))
+    state[spelling.START], state[spelling.END], state[spelling.CAP] = start, end, limit
+    return state
+
+
 def put_chunks(
     chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
 ) -> tuple[bytearray, int, int]:
@@ -228,14 +295,22 @@ def put_chunks(
 
     The buffer returned is another one when the one given was too small. Raises Corrupt.
     """
-    state = array("q", bytes(8 * spelling.STATE_WORDS))
-    state[spelling.START], state[spelling.END], state[spelling.CAP] = start, end, limit
+    state = new_state(start, end, limit)
+    out, _ = put_more(chunks, state, out)
+    return out, state[spelling.AT], state[spelling.ESCAPED]
+
+
+def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
+    """Write records as ``offset:value`` behind those that ``state`` tells of; returns the buffer, and whether no further one is wanted.
+
+    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    """
     for chunk in chunks:
         state[spelling.POSITION] = state[spelling.ROW] = 0
         code, out = _put_chunk(chunk, state, out)
         if code == spelling.STOPPED:
-            break
-    return out, state[spelling.AT], state[spelling.ESCAPED]
+            return out, True
+    return out, False
 
 
 def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:

@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action, Resource
 from polywire.broker.broker import Broker
+from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Topic
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.base import PASS_S, Output
 from polywire.protocols.entrance import Entrance
 from polywire.protocols.flux import codec
 from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
 from polywire.protocols.flux.errors import not_leader, refused
-from polywire.protocols.flux.messages import Refused, Request, WireCode, parse
+from polywire.protocols.flux.messages import Refused, Request, WireCode, is_http, parse
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.ordered import OrderedSession
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
-from polywire.types import KeyHash, Level
+from polywire.types import KeyHash, Level, TopicName
 
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 
@@ -42,9 +45,15 @@ class Carry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the wire; a settled one waits until everything produced before it on this connection is readable."""
+    """A command of the wire.
+
+    actions: what it asks for; the first always, of the topic that stands at ``topic_at`` among the arguments, where it has one; others
+    where the command finds them needed. settled: whether it waits until everything produced before it on this connection is readable.
+    """
 
     carry: Carry
+    actions: tuple[Action, ...]
+    topic_at: int | None = None
     settled: bool = False
 
 
@@ -52,7 +61,9 @@ class FluxSession(OrderedSession[Answer]):
     """One peer."""
 
     __slots__ = (
+        "_caller",
         "_commands",
+        "_principal",
         "entrance",
         "scratch",
         "state",
@@ -70,7 +81,9 @@ class FluxSession(OrderedSession[Answer]):
         super().__init__(broker, output, resume)
         self.state: Final = state
         self.scratch: Final = scratch
+        self._caller: Caller | None = None
         self._commands = commands
+        self._principal: Principal | None = None
         self.entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on)
 
     @property
@@ -113,16 +126,19 @@ class FluxSession(OrderedSession[Answer]):
         return at
 
     def _handle(self, line: bytes) -> bool:
-        """Carry out one request; False when it must wait until everything before it is answered."""
+        """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
         try:
             request = parse(line)
         except Refused as error:
+            if is_http(line):
+                raise PeerError("an HTTP request on the FLUX wire", fatal=True) from None
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
         if command.settled and not self._settled():
             return False
         try:
+            self._admit(command, request)
             payload = command.carry(self, request)
         except Refused as error:
             self.append(Answer(self, request.id)).refuse(error)
@@ -133,9 +149,22 @@ class FluxSession(OrderedSession[Answer]):
                 self.append(Answer(self, request.id)).ok(payload)
         return True
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
+
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
         """The place of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks, for what belongs to somebody: without a certificate this wire knows addresses only. Raises Denied."""
+        principal = self.principal
+        if self._caller is None or self._caller.principal is not principal:
+            self._caller = caller_of(principal, self.output.peer)
+        return self._caller
 
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
@@ -147,13 +176,38 @@ class FluxSession(OrderedSession[Answer]):
         self.entrance.drop()
         self._abandon()
 
+    def _admit(self, command: Command, request: Request) -> None:
+        """Refuse what the peer may not do. Raises Denied."""
+        action, access = command.actions[0], self.broker.access
+        if command.topic_at is not None and command.topic_at < len(request.args):
+            name = request.args[command.topic_at].decode("utf-8", "surrogateescape")
+            access.authorize(self.principal, action, self.broker.resource(name))
+        elif action.resource is Resource.BROKER:
+            access.authorize(self.principal, action)
+        else:
+            access.authorize_somewhere(self.principal, action)
+
+    @property
+    def principal(self) -> Principal:
+        """Who the peer is; this wire has no login (decision 0028). Raises Denied."""
+        access = self.broker.access
+        if self._principal is None or not access.is_current(self._principal):
+            self._principal = access.nameless(self.output.certified)
+        return self._principal
+
+    def topic_to_write(self, name: str) -> Topic:
+        """The topic that a record goes to, made when it is missing (dossier §8). Raises BrokerError."""
+        self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
+        return self.ensure_topic(name)
+
     def ensure_topic(self, name: str) -> Topic:
-        """The topic, made when it is missing (dossier §8). Raises BrokerError."""
+        """The topic, made when it is missing (dossier §8); what is done with it was asked for. Raises BrokerError."""
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
         topic = self.broker.find_topic(name)
         if topic is None:
-            topic = self.broker.ensure_topic(name)
+            self.broker.access.authorize(self.principal, Action.TOPIC_CREATE, TopicName.parse(name))
+            topic = self.broker.ensure_topic(name, by=self.caller)
             self.state.created(topic, automatic=True)
         return topic
 
@@ -164,7 +218,7 @@ class FluxSession(OrderedSession[Answer]):
         answer = Produced(self, bytes(data[id_at : id_at + work[_IDS_AT + 1]]))
         self._answers.append(answer)
         try:
-            topic = self.ensure_topic(str(data[topic_at : topic_at + work[_TOPICS_AT + 1]], "ascii"))
+            topic = self.topic_to_write(str(data[topic_at : topic_at + work[_TOPICS_AT + 1]], "ascii"))
             partition = self.broker.partition_of_key(topic, data[work[0] : work[0] + work[1]], _HASH)
         except BrokerError as error:
             answer.refuse(refused(error))
@@ -201,7 +255,7 @@ class FluxSession(OrderedSession[Answer]):
         scratch = self.scratch
         base = len(run.partitions)
         try:
-            topic = self.ensure_topic(name)
+            topic = self.topic_to_write(name)
             partitions = topic.written_to()
         except BrokerError as error:
             run.fill_groups(base, count, records)
@@ -233,4 +287,4 @@ def _unknown(session: FluxSession, request: Request, /) -> bytes | None:
     raise Refused(WireCode.UNKNOWN_COMMAND, b"unsupported command")
 
 
-_UNKNOWN: Final = Command(_unknown)
+_UNKNOWN: Final = Command(_unknown, (Action.CONNECT,))

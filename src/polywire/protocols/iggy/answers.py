@@ -6,21 +6,29 @@ sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import HEAD, Refused
 from polywire.protocols.ordered import Place
+from polywire.protocols.slices import Slices
 from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
 
 REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
 
 
 class Asker(Protocol):
     """What an answer needs of its session."""
+
+    @property
+    def broker(self) -> Broker:
+        """Whose loop and clock long answers are made with."""
 
     def answered(self) -> None:
         """An answer became known."""
@@ -56,6 +64,16 @@ class Answer(Place[Asker]):
     def ok(self, payload: bytes = b"") -> None:
         """Success."""
         self.fill([payload] if payload else [])
+
+    def make(self, parts: Iterator[bytes]) -> None:
+        """Success, with a payload that takes long to make; the iterator gives it, a little at a time."""
+        self.cancel = Slices(self.session.broker, parts, self._made).cancel
+
+    def _made(self, parts: Sequence[Buffer] | BrokerError) -> None:
+        if isinstance(parts, BrokerError):
+            self.refuse(parts)
+        else:
+            self.fill(parts)
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
         """Success, in parts that may be reused once ``released`` was called."""

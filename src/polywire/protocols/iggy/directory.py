@@ -9,28 +9,33 @@ A stream is kept in the wire's own state under ``stream.<number>``; a topic's nu
 
 from __future__ import annotations
 
-import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from polywire.broker.broker import Broker
+from polywire.broker.owners import ITSELF, UNOWNED, Caller
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Done
+from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
-from polywire.types import DEFAULT_STREAM, Level, TopicName
+from polywire.protocols.slices import Slices
+from polywire.types import DEFAULT_STREAM, Level, TopicName, is_name
 
 NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
 STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
 GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
+UNSEEN_MAX: Final = 64  # topics of other wires numbered in passing: a few milliseconds
 _STREAM: Final = "stream."
-_NAME: Final = re.compile(r"[\w.\-\s]+")
-_WHITE: Final = re.compile(r"\s+")
-_NAMELESS: Final = re.compile(r"group-([1-9][0-9]{0,9})")
+_NAMELESS: Final = "group-"  # and a number of at most ten digits that does not begin with 0
+_NAMELESS_DIGITS_MAX: Final = 10
 
 
 class StreamKept(msgspec.Struct, frozen=True, array_like=True):
@@ -55,12 +60,14 @@ class TopicKept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stream:
-    """A stream and its topics. Invariant: ``by_number`` and ``by_name`` hold the same living topics, or ones that ended meanwhile."""
+    """A stream and its topics. Invariant: ``by_number`` and ``by_name`` hold the same living topics, or ones that ended meanwhile; all
+    numbers below ``free_from`` are taken."""
 
-    __slots__ = ("by_name", "by_number", "kept")
+    __slots__ = ("by_name", "by_number", "free_from", "kept")
 
     def __init__(self, kept: StreamKept) -> None:
         self.kept = kept
+        self.free_from = 0
         self.by_number: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
 
@@ -71,9 +78,22 @@ class Stream:
 
 
 class Directory:
-    """All streams. Invariant: ``_by_number`` and ``_by_name`` hold the same streams; ``_kept`` caches what a topic's settings say."""
+    """All streams. Invariant: ``_by_number`` and ``_by_name`` hold the same streams; ``_kept`` caches what a topic's settings say; topics
+    are as they were at the catalogue's version ``_seen_version``, and all numbers of streams below ``_free_from`` are taken.
+    ``_waiting``: who waits for a look in slices; ``_given_up_version``: the catalogue's version when one failed."""
 
-    __slots__ = ("_balanced", "_broker", "_by_name", "_by_number", "_by_space", "_kept")
+    __slots__ = (
+        "_balanced",
+        "_broker",
+        "_by_name",
+        "_by_number",
+        "_by_space",
+        "_free_from",
+        "_given_up_version",
+        "_kept",
+        "_seen_version",
+        "_waiting",
+    )
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -82,6 +102,10 @@ class Directory:
         self._by_space: dict[str, Stream] = {}
         self._kept: dict[bytes, tuple[TopicSettings, TopicKept]] = {}
         self._balanced: dict[bytes, int] = {}
+        self._free_from = 0
+        self._seen_version = -1
+        self._given_up_version = -1
+        self._waiting: list[Callable[[], None]] = []
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(_STREAM):
                 self._enter(Stream(_STREAMS.decode(value)))
@@ -103,12 +127,17 @@ class Directory:
         ]
 
     def find_stream(self, who: int | str) -> Stream | None:
-        """A stream by its number (counting from 0) or name."""
-        found = self._by_number.get(who) if isinstance(who, int) else self._by_name.get(who)
+        """A stream by its number (counting from 0), its name, or what it is called elsewhere."""
+        found = self._look_up(who)
         if found is None:
             self._refresh()
-            found = self._by_number.get(who) if isinstance(who, int) else self._by_name.get(who)
+            found = self._look_up(who)
         return found
+
+    def _look_up(self, who: int | str) -> Stream | None:
+        if isinstance(who, int):
+            return self._by_number.get(who)
+        return self._by_name.get(who) or self._by_space.get(who)
 
     def stream(self, who: int | str) -> Stream:
         """A stream. Raises Refused 1009 or 1010."""
@@ -117,20 +146,27 @@ class Directory:
             raise Refused(errors.NO_STREAM_ID if isinstance(who, int) else errors.NO_STREAM_NAME)
         return found
 
-    def create_stream(self, name: str, number: int | None, done: Done | None) -> Stream:
-        """A new, empty stream. Raises Refused 1011, 1012, 1013."""
+    def create_stream(self, name: str, number: int | None, by: Caller, done: Done | None) -> Stream:
+        """A new, empty stream. Raises Refused 1011, 1012, 1013, Busy."""
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
         self._refresh()
-        if name in self._by_name:
+        space = space_of(name)
+        if name in self._by_name or space in self._by_space:  # the latter: a stream that was renamed since
             raise Refused(errors.STREAM_NAME_TAKEN)
         if name == DEFAULT_STREAM or len(self._by_number) >= STREAMS_MAX or not is_broker_name(name):
             raise Refused(errors.BAD_STREAM_NAME)
-        number = self._free(self._by_number) if number is None else number
-        space = name if name not in self._by_space else f"{name}-{number}"
+        self._admit_stream(by)
+        number = self._free_stream() if number is None else number
         stream = Stream(StreamKept(number, name, space, self._broker.clock.now_us()))
-        self._keep(stream, done)
+        self._keep(stream, done, by=by)
         return stream
+
+    def _admit_stream(self, by: Caller) -> None:
+        """Refuse a stream to whoever has made nearly all there may be, so that others can make some. Raises Busy(BUSY)."""
+        owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
+        if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
+            raise Busy(ErrorCode.BUSY, "too many streams of one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Done | None) -> None:
         """Give a stream another name on this wire. Raises Refused 1012, 1013."""
@@ -150,26 +186,31 @@ class Directory:
         self._leave(stream)
         self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None, level=Level.SYNCED, done=done)
 
-    def _keep(self, stream: Stream, done: Done | None, level: Level = Level.SYNCED) -> None:
+    def _keep(self, stream: Stream, done: Done | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF) -> None:
         value = _ENCODER.encode(stream.kept)
-        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", value, level=level, done=done)
+        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", value, by=by, level=level, done=done)
         self._enter(stream)
 
     def _enter(self, stream: Stream) -> None:
         self._by_number[stream.number] = stream
         self._by_name[stream.kept.name] = stream
         self._by_space[stream.kept.space] = stream
+        self._broker.streams.declare(stream.kept.space)
 
     def _leave(self, stream: Stream) -> None:
         del self._by_number[stream.number]
+        self._free_from = min(self._free_from, stream.number)
         del self._by_name[stream.kept.name]
         del self._by_space[stream.kept.space]
+        self._broker.streams.end(stream.kept.space)
 
-    def _free(self, taken: dict[int, Stream] | dict[int, Topic] | dict[int, str]) -> int:
-        number = 0
-        while number in taken:
-            number += 1
-        return number
+    def _free_stream(self) -> int:
+        self._free_from = _first_free(self._by_number, self._free_from)
+        return self._free_from
+
+    def _free_topic(self, stream: Stream) -> int:
+        stream.free_from = _first_free(stream.by_number, stream.free_from)
+        return stream.free_from
 
     # Topics
 
@@ -219,21 +260,33 @@ class Directory:
             raise Refused(errors.BAD_TOPIC_NAME)
 
     def create_topic(
-        self, stream: Stream, kept: TopicKept, number: int | None, partitions: int, settings: TopicSettings, done: Done
+        self,
+        stream: Stream,
+        kept: TopicKept,
+        number: int | None,
+        partitions: int,
+        settings: TopicSettings,
+        by: Caller,
+        done: Done,
     ) -> Topic:
-        """A new topic. Raises Refused 2012, 2013, 2014, BrokerError."""
+        """A new topic: elsewhere it is ``stream.topic``, never under another name. Raises Refused 2012, 2013, 2014, BrokerError."""
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
         self.check_topic_name(stream, kept.name)
-        number = self._free(stream.by_number) if number is None else number
+        number = self._free_topic(stream) if number is None else number
         kept = msgspec.structs.replace(kept, number=number)
         options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
         name = TopicName(stream.kept.space, kept.name)
-        if self._broker.find_topic(name.full) is not None:
-            name = TopicName(stream.kept.space, f"{kept.name}-{number}")  # its name was given away by an update
+        if self._broker.find_topic(name.full) is not None:  # by an update it has another name on this wire
+            raise Refused(errors.TOPIC_NAME_TAKEN)
+        if not name.is_plain:
+            raise Refused(errors.BAD_TOPIC_NAME)
         settings = replace(settings, wire_options=options)
-        topic = self._broker.create_topic(name, partitions, settings, partition_count_min=0, done=done)
+        version = self._broker.topics_version
+        topic = self._broker.create_topic(name, partitions, settings, partition_count_min=0, by=by, done=done)
         self._enter_topic(stream, topic, kept)
+        if self._seen_version == version and self._broker.topics_version == version + 1:
+            self._seen_version += 1  # this topic is all that is new
         return topic
 
     def update_topic(self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Done | None) -> None:
@@ -268,41 +321,85 @@ class Directory:
 
     def _number(self, stream: Stream, topic: Topic) -> None:
         """A topic of another wire gets a number, and its name unless that is taken."""
-        number = self._free(stream.by_number)
+        number = self._free_topic(stream)
         name = topic.name.topic if topic.name.topic not in stream.by_name else f"{topic.name.topic}-{number}"
-        kept = TopicKept(number, name)
+        value = topic.settings.wire_options.get(WIRE)
+        was = TopicKept(number, name) if value is None else _TOPICS.decode(value)
+        kept = msgspec.structs.replace(was, number=number, name=name)
         options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(kept)}
         self._broker.configure_topic(topic, replace(topic.settings, wire_options=options), level=Level.WRITTEN)
         self._enter_topic(stream, topic, kept)
 
     def _refresh(self) -> None:
-        """See what other wires have made and ended."""
-        for stream in self._by_number.values():
-            for number, topic in list(stream.by_number.items()):
-                if not self._lives(topic):
-                    del stream.by_number[number]
-                    self._kept.pop(topic.id, None)
-                    self._balanced.pop(topic.id, None)
-            for name, topic in list(stream.by_name.items()):
-                if not self._lives(topic):
-                    del stream.by_name[name]
-        fresh: list[tuple[Stream, Topic]] = []
+        """See what other wires have made and ended. Costs as much as there are topics, so only when some began or ended."""
+        if self._seen_version != self._broker.topics_version:
+            deque(self._look(), maxlen=0)
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether so many topics began or ended unseen that one look at all of them would hold everybody up."""
+        version = self._broker.topics_version
+        return version - self._seen_version > UNSEEN_MAX and version != self._given_up_version
+
+    def catch_up(self, then: Callable[[], None]) -> None:
+        """See what other wires have made and ended, a little at a time; ``then`` is called when that is done."""
+        self._waiting.append(then)
+        if len(self._waiting) == 1:
+            Slices(self._broker, self._look(), self._caught_up)
+
+    def _caught_up(self, seen: object) -> None:
+        if isinstance(seen, BrokerError):  # whoever asks is told in passing
+            self._given_up_version = self._broker.topics_version
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+
+    def _look(self) -> Iterator[None]:
+        """See all topics and number the new ones, each between two yields; what changes meanwhile is left to the next look."""
+        version = self._broker.topics_version
+        for stream in list(self._by_number.values()):
+            yield from self._forget_ended(stream)
+        fresh: list[Topic] = []
         for topic in self._broker.topics():
-            if topic.id in self._kept:
+            yield
+            if topic.id in self._kept or not self._lives(topic):
                 continue
             stream = self._by_space.get(topic.name.stream) or self._adopt(topic)
             value = topic.settings.wire_options.get(WIRE)
-            if value is None:
-                fresh.append((stream, topic))
+            kept = None if value is None else _TOPICS.decode(value)
+            if kept is None or self._is_elsewhere(stream, topic, kept):
+                fresh.append(topic)
             else:
-                self._enter_topic(stream, topic, _TOPICS.decode(value))
-        for stream, topic in fresh:
-            self._number(stream, topic)
+                self._enter_topic(stream, topic, kept)
+        for topic in fresh:
+            yield
+            if topic.id not in self._kept and self._lives(topic):
+                self._number(self._by_space.get(topic.name.stream) or self._adopt(topic), topic)
+        self._seen_version = max(self._seen_version, version)
+
+    def _forget_ended(self, stream: Stream) -> Iterator[None]:
+        for number, topic in list(stream.by_number.items()):
+            yield
+            if stream.by_number.get(number) is topic and not self._lives(topic):
+                del stream.by_number[number]
+                stream.free_from = min(stream.free_from, number)
+                self._kept.pop(topic.id, None)
+                self._balanced.pop(topic.id, None)
+        for name, topic in list(stream.by_name.items()):
+            yield
+            if stream.by_name.get(name) is topic and not self._lives(topic):
+                del stream.by_name[name]
+
+    def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
+        """Whether a topic was kept under its full name, or a number that is another's here: an earlier release had it in ``default``."""
+        return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
+            kept.number, topic
+        ) is not topic
 
     def _adopt(self, topic: Topic) -> Stream:
         """The stream of a topic that another wire has made."""
         space = topic.name.stream
-        number = self._free(self._by_number)
+        number = self._free_stream()
         name = space if space not in self._by_name else f"{space}-{number}"
         stream = Stream(StreamKept(number, name, space, topic.created_at_us))
         self._keep(stream, None, Level.WRITTEN)
@@ -319,7 +416,7 @@ class Directory:
     def groups(self, topic: Topic) -> dict[int, str]:
         """Names of a topic's groups by number; those of other wires get one, those that ended lose theirs."""
         kept = self.kept(topic)
-        living = [view.name for view in self._broker.groups.views(topic.name.full)]
+        living = self._broker.groups.names(topic.name.full)
         groups = {number: name for number, name in kept.groups.items() if name in living}
         known = set(groups.values())
         fresh = [name for name in living if name not in known]
@@ -332,9 +429,10 @@ class Directory:
 
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
         """A group called as the documented dialect calls its nameless ones gets that number, so that its clients find it."""
-        match = _NAMELESS.fullmatch(name)
-        number = int(match[1]) - 1 if match is not None else NUMBER_MAX
-        return number if number < NUMBER_MAX and number not in taken else self._free(taken)
+        digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
+        known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
+        number = int(digits) - 1 if known else NUMBER_MAX
+        return number if number < NUMBER_MAX and number not in taken else _first_free(taken, 0)
 
     def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
         """Number and name of a group."""
@@ -354,7 +452,7 @@ class Directory:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
         return found
 
-    def create_group(self, topic: Topic, name: str, number: int | None, done: Done) -> int:
+    def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Done) -> int:
         """A new group without members. Raises Refused 5001, 5004, 5005."""
         groups = self.groups(topic)
         if number is not None and number in groups:
@@ -363,17 +461,23 @@ class Directory:
             raise Refused(errors.GROUP_NAME_TAKEN)
         if len(groups) >= GROUPS_MAX:
             raise Refused(errors.BAD_GROUP_NAME)
-        self._broker.groups.create(name, topic.name.full)
+        self._broker.groups.create(name, topic.name.full, by=by)
         number = self._group_number(name, groups) if number is None else number
         kept = msgspec.structs.replace(self.kept(topic), groups={**groups, number: name})
         self.update_topic(topic, kept, topic.settings, done)
         return number
 
-    def delete_group(self, topic: Topic, number: int, done: Done) -> None:
-        """End a group with its members and positions. Raises Missing(GROUP_MISSING)."""
+    def delete_group(self, topic: Topic, number: int, by: Caller, done: Done) -> None:
+        """End a group with its members and positions. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
         groups = dict(self.groups(topic))
-        self._broker.groups.delete(groups.pop(number), topic.name.full)
+        self._broker.groups.delete(groups.pop(number), topic.name.full, by=by)
         self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
+
+
+def _first_free(taken: Mapping[int, object], number: int) -> int:
+    while number in taken:
+        number += 1
+    return number
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -381,16 +485,20 @@ _STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
 _TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)
 
 
+def space_of(name: str) -> str:
+    """The broker's stream for a stream of this name: there a dot would end the stream's name (decision 0027)."""
+    return name.replace(".", "=")
+
+
 def is_broker_name(name: str) -> bool:
     """Whether the broker can have a stream or topic of this name (design §2)."""
-    return re.fullmatch(r"[A-Za-z0-9._=-]{1,249}", name) is not None and name not in (".", "..") and name[:2] != "__"
+    return is_name(name) and name[:2] != "__"
 
 
 def normalised(name: str, number: int) -> str:
     """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (dossier §3.4)."""
-    if _NAME.fullmatch(name) is None:
-        raise Refused(number)
-    short = _WHITE.sub(".", name.lower().strip())
-    if not short:
+    named = all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
+    short = ".".join(name.lower().split())
+    if not named or not short:
         raise Refused(number)
     return short

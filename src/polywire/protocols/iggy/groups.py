@@ -9,8 +9,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.groups.coordinator import GroupView
-from polywire.broker.permissions import Permission
 from polywire.broker.topics import Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.answers import Answer
@@ -51,21 +51,19 @@ def get_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """GET_CONSUMER_GROUP."""
     del answer
     try:
-        topic = topic_of(session, reader)
+        topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
         number, name = _group(session, reader, topic)
     except Refused as error:
         if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
             return b""
         raise
-    session.check(Permission.READ_TOPICS, topic)
     return group_details(session, topic, number, name, reader.dialect)
 
 
 def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """GET_CONSUMER_GROUPS."""
     del answer
-    topic = topic_of(session, reader)
-    session.check(Permission.READ_TOPICS, topic)
+    topic = topic_of(session, reader, Action.GROUP_DESCRIBE)
     views = {view.name: view for view in session.broker.groups.views(topic.name.full)}
     groups = sorted(session.shared.directory.groups(topic).items())
     return b"".join(_group_bytes(topic, number, name, views.get(name), reader.dialect) for number, name in groups)
@@ -74,7 +72,7 @@ def get_groups(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CREATE_CONSUMER_GROUP."""
     dialect = reader.dialect
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.GROUP_CREATE)
     number = None
     if dialect.chosen_ids:
         wanted = reader.u32()
@@ -84,28 +82,25 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
         name = reader.name() if dialect.named_groups else f"group-{wanted}"
     else:
         name = reader.name()
-    session.check(Permission.READ_TOPICS, topic)
-    number = session.shared.directory.create_group(topic, name, number, answer.done)
+    number = session.shared.directory.create_group(topic, name, number, session.caller, answer.done)
     if dialect.tells_created:
         answer.payload = group_details(session, topic, number, name, dialect)
 
 
 def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_CONSUMER_GROUP."""
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.GROUP_DELETE)
     number, name = _group(session, reader, topic)
-    session.check(Permission.READ_TOPICS, topic)
+    session.shared.directory.delete_group(topic, number, session.caller, answer.done)
     for client in session.shared.clients.values():
         client.members.pop((topic.id, name), None)
-    session.shared.directory.delete_group(topic, number, answer.done)
 
 
 def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """JOIN_CONSUMER_GROUP."""
     del answer
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
-    session.check(Permission.GROUP, topic)
     session.shared.membership(session, topic, name)
     session.members.setdefault((topic.id, name), (topic, -1))
     return b""
@@ -114,7 +109,7 @@ def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """LEAVE_CONSUMER_GROUP."""
     del answer
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
     if (topic.id, name) not in session.members:
         raise Refused(errors.NO_MEMBER)
@@ -125,7 +120,7 @@ def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """SYNC_CONSUMER_GROUP: the member's partitions, nothing for who is none."""
     del answer
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)
     if (topic.id, name) not in session.members:
         return b""

@@ -1,15 +1,18 @@
 """Options of streams and topics in today's Iggy: typed keys and values one after the other (dossier §8.4).
 
-Promises: a block is taken whole or refused with the number the dossier gives; what was given is kept and told again as it came.
+Promises: a block is taken whole or refused with the number the dossier gives; what was given is kept and told again in the kind that the
+catalogue names for it, and the rest is told as what the broker does unasked.
 Must not know: what else a request holds.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from polywire.matching import DIGITS, LOWER
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import U32, U64, Refused, str32_bytes
 
@@ -38,7 +41,11 @@ _KNOWN: Final = {
     b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "kept and told again"),
     b"preallocate_segments": (_BOOL, b"\0", "kept and told again"),
 }
-_DURATION: Final = re.compile(r"(\d+)\s*([a-z]*)")
+_CHANGEABLE: Final = (b"compression_algorithm", b"message_expiry", b"max_topic_size")
+_DURABILITIES: Final = (b"replicated", b"persisted")
+_SEGMENT_BYTES: Final = range(1 << 20, (1 << 30) + 1, 512)
+_TOLD_MAX: Final = 1024  # different sets of options whose spelling is remembered
+AMOUNT_CHARACTERS_MAX: Final = 64  # of a duration or size as text; "1 day 2 h 3 min 4 s" has 20
 _SECOND_US: Final = 1_000_000
 _DURATIONS: Final = {
     "": 1,
@@ -79,11 +86,12 @@ def described() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """What the broker acts on; None where nothing was given."""
+    """What the broker acts on, None where nothing was given, 0 for no limit; and all that was given, spelled as the catalogue has it."""
 
     compression: int | None = None
     expiry_us: int | None = None
     size_max: int | None = None
+    given: bytes = b""
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
@@ -113,44 +121,113 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
     return block[at], block[at + 5 : end], end
 
 
-def topic_options(block: bytes) -> TopicOptions:
-    """What a topic's options ask for. Raises Refused 4041 for a key nobody knows, 4042, 4043."""
+def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
+    """What a topic's options ask for, over those it had ``before``. Raises Refused 4041 for a key nobody knows, 4042 also for a change of
+    what cannot be changed, 4043."""
     found = parse_options(block)
     if not found.keys() <= _KNOWN.keys():
         raise Refused(errors.UNKNOWN_OPTION)
-    compression = None
-    if b"compression_algorithm" in found:
-        compression = _COMPRESSIONS.get(found[b"compression_algorithm"][1].lower())
-        if compression is None:
+    values = {key: _canonical(key, kind, value) for key, (kind, value) in found.items()}
+    compression = _COMPRESSIONS.get(values.get(b"compression_algorithm") or b"")
+    expiry = _number(values.get(b"message_expiry"))
+    size_max = _number(values.get(b"max_topic_size"))
+    merged = {} if before is None else {key: value for key, (_, value) in parse_options(before).items()}
+    for key, value in values.items():
+        if before is not None and key not in _CHANGEABLE and value not in (None, merged.get(key, _KNOWN[key][1])):
             raise Refused(errors.BAD_OPTION)
-    expiry = _number(found.get(b"message_expiry"), _DURATIONS)
-    size_max = _number(found.get(b"max_topic_size"), _SIZES)
-    return TopicOptions(compression, 0 if expiry == _NEVER else expiry, None if size_max == _NEVER else size_max)
+        if value is not None:
+            merged[key] = value
+    given = _spelled(merged)
+    return TopicOptions(compression, 0 if expiry == _NEVER else expiry, 0 if size_max == _NEVER else size_max, given)
 
 
-def _number(given: tuple[int, bytes] | None, units: dict[str, int]) -> int | None:
-    """A number, or a text with units; None for nothing and for 0, which means the default."""
-    if given is None:
-        return None
-    kind, value = given
+@lru_cache(maxsize=_TOLD_MAX)
+def told_options(given: bytes, compression: int, expiry_us: int, size_max: int) -> bytes:
+    """Both lists of a topic's record, each behind its length: what was given, and what the broker does unasked. The numbers are what the
+    topic has now, whoever set it; 2**64 - 1 for no limit."""
+    names = {number: name for name, number in _COMPRESSIONS.items()}
+    kept = {key: value for key, (_, value) in parse_options(given).items()}
+    now = {
+        **{key: default for key, (_, default, _) in _KNOWN.items()},
+        **kept,
+        b"compression_algorithm": names[compression],
+        b"message_expiry": U64.pack(expiry_us),
+        b"max_topic_size": U64.pack(size_max),
+    }
+    asked = _spelled({key: value for key, value in now.items() if key in kept})
+    unasked = _spelled({key: value for key, value in now.items() if key not in kept})
+    return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
+
+
+def _spelled(values: Mapping[bytes, bytes]) -> bytes:
+    return b"".join(
+        bytes((kind,)) + U32.pack(len(part)) + part
+        for key, value in values.items()
+        for kind, part in ((_TEXT, key), (_KNOWN[key][0], value))
+    )
+
+
+def _number(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value, "little")
+
+
+def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
+    """A value as the catalogue spells it; None for the 0 of 64 bits, which asks for the default. Raises Refused."""
+    wanted = _KNOWN[key][0]
+    if wanted == _U64:
+        return _canonical_number(key, kind, value)
+    if kind != wanted:
+        raise Refused(errors.BAD_OPTION)
+    if wanted == _TEXT:
+        value = value.lower()
+        allowed = value in (_COMPRESSIONS if key == b"compression_algorithm" else _DURABILITIES)
+    elif wanted == _BOOL:
+        allowed = value in (b"\0", b"\1")
+    else:
+        allowed = len(value) == U32.size
+    if not allowed:
+        raise Refused(errors.BAD_OPTION)
+    return value
+
+
+def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
+    """A number of 64 bits, or a text with units. Raises Refused."""
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
-        return number or None
+    elif kind == _TEXT:
+        number = _number_of(value, _DURATIONS if key == b"message_expiry" else _SIZES)
+    else:
+        raise Refused(errors.BAD_OPTION)
+    if number and key == b"segment_size" and number not in _SEGMENT_BYTES:
+        raise Refused(errors.BAD_OPTION)
+    return U64.pack(number) if number else None
+
+
+def _number_of(value: bytes, units: dict[str, int]) -> int:
     try:
         text = value.decode().lower().strip()
     except UnicodeDecodeError:
         raise Refused(errors.BAD_OPTION) from None
-    if kind != _TEXT:
-        raise Refused(errors.BAD_OPTION)
     if text in ("never", "unlimited", "none", "never_expire"):
         return _NEVER
-    total, at = 0, 0
-    for match in _DURATION.finditer(text):
-        unit = match[2] if match[2] in units else match[2].removesuffix("s")
-        if unit not in units or text[at : match.start()].strip():
-            raise Refused(errors.BAD_OPTION)
-        total += int(match[1]) * units[unit]
-        at = match.end()
-    if at != len(text) or at == 0 or total >= 2**62:
+    return _amount(text, units)
+
+
+def _amount(text: str, units: dict[str, int]) -> int:
+    """The sum of numbers with units. Raises Refused."""
+    total, rest = 0, text if len(text) <= AMOUNT_CHARACTERS_MAX else ""
+    if not rest:
         raise Refused(errors.BAD_OPTION)
-    return total or None
+    while rest:
+        behind = rest.lstrip(DIGITS)
+        digits, behind = rest[: len(rest) - len(behind)], behind.lstrip()
+        rest = behind.lstrip(LOWER)
+        unit = behind[: len(behind) - len(rest)]
+        unit = unit if unit in units else unit.removesuffix("s")
+        if not digits or unit not in units:
+            raise Refused(errors.BAD_OPTION)
+        total += int(digits) * units[unit]
+        rest = rest.lstrip()
+    if total >= 2**62:
+        raise Refused(errors.BAD_OPTION)
+    return total

@@ -69,7 +69,8 @@ LAST: Final = 5
 NEEDED: Final = 6
 SEED_LOW: Final = 7
 SEED_HIGH: Final = 8
-STATE_WORDS: Final = 9
+PARTITION: Final = 9  # a record of D3 tells it
+STATE_WORDS: Final = 10
 
 FLAT: Final = 4  # forms of a message: D0 and D1
 D2A: Final = 0
@@ -517,6 +518,7 @@ def _put_framed(
             origin = _open_record(
                 target.p, start, offset, append_time, _earliest(source.p, places, row, count, append_time), time
             )
+            store_i64(target.p, start, state[9])
             delta = time - origin
             state[3] += 256
         place = state[3]
@@ -550,13 +552,13 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
     i: cython.int
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
-        words = cython.declare(cython.longlong[9])
+        words = cython.declare(cython.longlong[10])
     else:
         places = [0] * 54
-        words = [0] * 9
-    if numbers.size != 72:
+        words = [0] * 10
+    if numbers.size != 80:
         raise ValueError(f"not a state bytes={numbers.size}")
-    for i in range(9):
+    for i in range(10):
         words[i] = load_i64(numbers.p, 8 * i)
     if place < 0 or words[3] < 0 or words[2] > target.size:
         raise ValueError(f"state outside its buffers position={place} cap={words[2]} bytes={target.size}")
@@ -571,7 +573,7 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
             ended = _put_classic(source.p, places, place, target.p, words, wanted)
         if ended == 0:
             place += length
-    for i in range(9):
+    for i in range(10):
         store_i64(numbers.p, 8 * i, words[i])
     return ended
 

@@ -71,8 +71,7 @@ class Recognition:
             version = reader.str32()
         except Refused:
             return
-        known = dialects.VERSIONS.get(".".join(version.split(".")[:2]))
-        self._candidates = dialects.NEW if known is None else (known,)
+        self._candidates = _as_text_has_it(dialects.VERSIONS.get(".".join(version.split(".")[:2])))
 
     def _see_shape(self, code: int, payload: memoryview) -> None:
         if code == Code.SEND:
@@ -91,6 +90,16 @@ class Recognition:
     def see_message_head(self, head: int) -> None:
         """Batched messages told how large their heads are."""
         self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
+
+
+def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
+    """A login's text proposes a dialect; it may lie, so that shapes overrule it. Then what came after it is likelier than what was before
+    (dossier §9.2 rule 3: a Java client calls itself 0.6 and has the shapes of 0.8)."""
+    if known is None:
+        return dialects.NEW
+    ascending = dialects.NEW[::-1]
+    at = ascending.index(known)
+    return (*ascending[at:], *dialects.NEW[len(ascending) - at :])
 
 
 def _fits(shape: Callable[[Reader], object], payload: memoryview, candidate: Dialect) -> bool:

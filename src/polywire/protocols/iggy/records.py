@@ -11,17 +11,17 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
-from polywire.broker.permissions import Permission
+from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import errors, intake, outlet
 from polywire.protocols.iggy.answers import Answer
-from polywire.protocols.iggy.directory import Stream
+from polywire.protocols.iggy.directory import Stream, space_of
 from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
-from polywire.types import KeyHash, Level, PositionKind
+from polywire.types import KeyHash, Level, PositionKind, TopicName
 
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
@@ -41,10 +41,37 @@ def who(reader: Reader) -> int | str:
     return found - reader.dialect.base if isinstance(found, int) else found
 
 
-def topic_of(session: IggySession, reader: Reader) -> Topic:
-    """The topic a request begins with. Raises Refused."""
-    stream = who(reader)
-    return session.shared.directory.topic(stream, who(reader))
+def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
+    """The stream a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+
+    Raises Denied, Refused.
+    """
+    named = who(reader)
+    found = session.shared.directory.find_stream(named)
+    session.authorize(action, found.kept.space if found is not None else _space(named))
+    return found if found is not None else session.shared.directory.stream(named)
+
+
+def _space(named: int | str) -> str | None:
+    """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
+    return space_of(named) if isinstance(named, str) else None
+
+
+def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
+    """The topic a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+
+    Raises Denied, Refused.
+    """
+    directory = session.shared.directory
+    stream_named, named = who(reader), who(reader)
+    stream = directory.find_stream(stream_named)
+    topic = None if stream is None else directory.find_topic(stream, named)
+    if topic is not None:
+        session.authorize(action, topic)
+        return topic
+    space = stream.kept.space if stream is not None else _space(stream_named)
+    session.authorize(action, TopicName(space, named) if isinstance(named, str) and space is not None else space)
+    return directory.topic(stream_named, named)
 
 
 def partition_at(topic: Topic, number: int) -> Partition:
@@ -62,8 +89,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     dialect = reader.dialect
     if dialect.batched:
         end = reader.u32() + reader.at
-    topic = topic_of(session, reader)
-    session.check(Permission.PRODUCE, topic)
+    topic = topic_of(session, reader, Action.PRODUCE)
     partition, key = _destination(session, topic, reader)
     if not dialect.batched:
         batch = intake.from_flat(reader.data, reader.at, reader.stop, key)
@@ -129,11 +155,14 @@ def _sent(
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     """POLL_MESSAGES."""
     consumer = reader.consumer()
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
     kind, value, count = reader.u8(), reader.u64(), reader.u32()
     commit = reader.u8() == 1
-    session.check(Permission.CONSUME, topic)
+    if consumer.group:
+        session.authorize(Action.GROUP_JOIN, topic)
+    if commit:
+        session.authorize(Action.OFFSET_COMMIT if consumer.group else Action.POSITION_COMMIT, topic)
     if count == 0:
         raise Refused(errors.BAD_MESSAGE_COUNT)
     if not 1 <= kind <= 5:
@@ -258,6 +287,7 @@ class Polling:
         state[outlet.NEXT] = start
         state[outlet.LEFT] = self._count
         state[outlet.LAST] = -1
+        state[outlet.PARTITION] = self._partition.number
         state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
         read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
         if read is not None:
@@ -333,7 +363,12 @@ class Polling:
     def _finish(self, buffer: bytearray) -> None:
         state, shared = self._state, self._session.shared
         if self._commit is not None and state[outlet.LAST] >= 0:
-            store(self._session, self._partition, self._commit, state[outlet.LAST], None)
+            try:
+                store(self._session, self._partition, self._commit, state[outlet.LAST], None)
+            except BrokerError as error:  # what was read is not told without being stored: it is polled again
+                shared.give_buffer(buffer)
+                self._answer.refuse(error)
+                return
         size = state[outlet.AT]
         front = self._front(self._count - state[outlet.LEFT])
         if size <= SMALL_REPLY_BYTES:
@@ -360,17 +395,19 @@ def store(
     """Keep the last offset consumed."""
     kind, name = owner
     done = None if answer is None else answer.done
-    session.broker.commit_position(partition.topic.name.full, partition.number, kind, name, offset + 1, done=done)
+    full_name, by = partition.topic.name.full, session.caller
+    session.broker.commit_position(full_name, partition.number, kind, name, offset + 1, by=by, done=done)
 
 
-def _owner(session: IggySession, reader: Reader) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Partition and owner of a stored offset."""
-    consumer = reader.consumer()
-    topic = topic_of(session, reader)
+def _owner(
+    session: IggySession, reader: Reader, *, group: Action, consumer: Action
+) -> tuple[Partition, tuple[PositionKind, str]]:
+    """Partition and owner of a stored offset, for who may do this with a group's or a single consumer's."""
+    named = reader.consumer()
+    topic = topic_of(session, reader, group if named.group else consumer)
     number = reader.partition()
-    session.check(Permission.CONSUME, topic)
-    name = consumer_name(session, topic, consumer, reader)
-    if not consumer.group:
+    name = consumer_name(session, topic, named, reader)
+    if not named.group:
         return partition_at(topic, _chosen(reader, number)), (PositionKind.CONSUMER, name)
     if number is None:
         number = session.members.get((topic.id, name), (topic, -1))[1]
@@ -381,7 +418,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
     """GET_CONSUMER_OFFSET."""
     del answer
     try:
-        partition, owner = _owner(session, reader)
+        partition, owner = _owner(session, reader, group=Action.OFFSET_FETCH, consumer=Action.POSITION_FETCH)
     except Refused as error:
         if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
             return b""
@@ -395,7 +432,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
-    partition, owner = _owner(session, reader)
+    partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:
         reader.u8()
@@ -406,12 +443,12 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_CONSUMER_OFFSET."""
-    partition, (kind, name) = _owner(session, reader)
+    partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     full_name = partition.topic.name.full
     if session.broker.position(full_name, partition.number, kind, name) is None:
         raise Refused(errors.NO_STORED_OFFSET)
     session.broker.delete_positions(
-        kind, name, full_name=full_name, partition_number=partition.number, done=answer.done
+        kind, name, full_name=full_name, partition_number=partition.number, by=session.caller, done=answer.done
     )
 
 
@@ -419,8 +456,7 @@ def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
     if reader.dialect.framed:
         raise Refused(errors.UNAVAILABLE)  # dossier §8.2: always
-    topic = topic_of(session, reader)
-    session.check(Permission.PRODUCE, topic)
+    topic = topic_of(session, reader, Action.PRODUCE)
     partition_at(topic, reader.number())
     session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())
 
@@ -433,9 +469,3 @@ def messages_of(topic: Topic) -> int:
 def bytes_of(topic: Topic) -> int:
     """Bytes that are stored."""
     return sum(partition.log.stored_bytes for partition in topic.partitions)
-
-
-def totals(session: IggySession, stream: Stream) -> tuple[int, int, int]:
-    """Topics, bytes and messages of a stream."""
-    topics = session.shared.directory.topics(stream)
-    return len(topics), sum(map(bytes_of, topics)), sum(map(messages_of, topics))

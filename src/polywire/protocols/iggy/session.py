@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from polywire.broker.access import Principal
-from polywire.broker.permissions import Permission
+from polywire.broker.access import Principal, Where
+from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.owners import ITSELF, Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Done
-from polywire.protocols.base import PASS_S, Output
+from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 from polywire.protocols.entrance import Entrance
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.answers import Answer
@@ -45,17 +46,25 @@ class Carry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the wire. ``anonymous``: allowed before a login. ``piled``: handled while earlier ones of its kind wait."""
+    """A command of the wire. ``actions``: what it may ask for. ``piled``: handled while earlier ones of its kind wait. ``bare``: it has no
+    payload, and the classic framing takes none with it (dossier §3.2)."""
 
     carry: Carry
-    anonymous: bool = False
+    actions: tuple[Action, ...]
     piled: bool = False
+    bare: bool = False
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether it is for everybody."""
+        return ANYBODY.issuperset(self.actions)
 
 
 class IggySession(OrderedSession[Answer]):
     """One peer. Only commands that may be piled up are handled while earlier ones wait for their answers."""
 
     __slots__ = (
+        "_caller",
         "_commands",
         "_number",
         "_replays",
@@ -77,6 +86,7 @@ class IggySession(OrderedSession[Answer]):
         self.recognition: Final = Recognition(shared.forced)
         self.entrance: Final = Entrance(shared.broker, BUSY_WAIT_S, self._go_on)
         self.principal: Principal | None = None
+        self._caller: Caller | None = None
         self.epoch = 0
         self.client_id: Final = shared.enter(self, output.peer)
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
@@ -91,7 +101,12 @@ class IggySession(OrderedSession[Answer]):
     @property
     def frame_bytes_max(self) -> int:
         """Longest frame."""
-        return FRAME_BYTES_MAX + vsr.HEADER_BYTES
+        return self._length_max() + vsr.HEADER_BYTES
+
+    def _length_max(self) -> int:
+        """What a frame may have behind its length, or with its header; little from who has yet to log in."""
+        is_known = (self.principal or self.output.certified) is not None or self.broker.access.is_open
+        return FRAME_BYTES_MAX if is_known else NOBODY_FRAME_BYTES_MAX
 
     @property
     def peer(self) -> str:
@@ -137,14 +152,14 @@ class IggySession(OrderedSession[Answer]):
         if self.recognition.framed is None:
             self.recognition.see_framing(length)
         if self.recognition.framed is not True:
-            if not 4 <= length <= FRAME_BYTES_MAX:
-                self.output.write(HEAD.pack(errors.TOO_BIG if length > FRAME_BYTES_MAX else errors.UNKNOWN_COMMAND, 0))
+            if length < 4 or (length > NOBODY_FRAME_BYTES_MAX and length > self._length_max()):
+                self.output.write(HEAD.pack(errors.UNKNOWN_COMMAND if length < 4 else errors.TOO_BIG, 0))
                 raise PeerError(f"no frame of this wire length={length}", fatal=True)
             return 4 + length
         if len(data) < vsr.HEADER_BYTES:
             return 0
         head = vsr.parse_head(data)
-        if head.command != vsr.REQUEST or not vsr.HEADER_BYTES <= head.size <= FRAME_BYTES_MAX:
+        if head.command != vsr.REQUEST or not vsr.HEADER_BYTES <= head.size <= self._length_max():
             raise PeerError(f"no request command={head.command} size={head.size}", fatal=True)
         return head.size
 
@@ -182,13 +197,17 @@ class IggySession(OrderedSession[Answer]):
         piled = command is not None and command.piled
         if not piled and not self._settled():
             return False
+        if self._is_overlooked(code):
+            return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
         answer = self._place(head, dialect, blocking=not piled)
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
-            if self.principal is None and not command.anonymous:
-                self._let_in()
+            if self.principal is None:
+                self._let_in(command)
+            if command.bare and head is None and len(payload) > 0:
+                raise Refused(errors.UNKNOWN_COMMAND)
             reader = Reader(payload, dialect)
             result = command.carry(self, answer, reader)
         except (Refused, BrokerError) as error:
@@ -198,11 +217,23 @@ class IggySession(OrderedSession[Answer]):
                 answer.ok(result)
         return True
 
-    def _let_in(self) -> None:
-        """A peer that has not logged in is nobody, or on an open broker everybody (dossier §9.2). Raises Denied."""
-        if self.recognition.framed:
-            raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
-        self.principal = self.broker.access.anonymous()
+    def _is_overlooked(self, code: int) -> bool:
+        """Whether this request must wait until the many topics that other wires have made since are numbered: a connection's first one,
+        and those that may ask for any topic; what goes on with a topic it knows need not."""
+        directory = self.shared.directory
+        if (self._number and code in _GOING_ON) or not directory.is_far_behind:
+            return False
+        self._yielding = True
+        directory.catch_up(self._turn_again)
+        return True
+
+    def _let_in(self, command: Command) -> None:
+        """A peer that has not logged in is whom its certificate names; else nobody, or everybody (dossier §9.2). Raises Denied."""
+        self.principal = self.output.certified
+        if self.principal is None and not command.anonymous:
+            if self.recognition.framed:
+                raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
+            self.principal = self.broker.access.anonymous()
 
     def _place(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
         self._number += 1
@@ -223,19 +254,38 @@ class IggySession(OrderedSession[Answer]):
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """This is who the peer is from now on."""
+        """This is who the peer is from now on. Raises Busy."""
+        self.output.identified(principal)
+        if self.principal is not None and self.principal != principal:
+            self.leave_groups()
         self.principal = principal
         self._replays.clear()
+
+    def renew(self, principal: Principal) -> None:
+        """The same user goes on with another login."""
+        self.output.identified(principal)
+        self.principal = principal
 
     def logged_out(self) -> None:
         """The peer is nobody any more; its groups are left."""
         self.leave_groups()
+        self.output.identified(None)
         self.principal = None
 
-    def check(self, permission: Permission, topic: Topic | None = None, *, stream: str | None = None) -> None:
+    @property
+    def caller(self) -> Caller:
+        """Who asks, for what belongs to somebody."""
+        if self._caller is None or self._caller.principal is not self.principal:
+            self._caller = caller_of(self.principal, self.output.peer)
+        return self._caller
+
+    def authorize(self, action: Action, where: Where = None) -> None:
         """Refuse what the peer may not do. Raises Denied."""
-        assert self.principal is not None, "who is not logged in carries out nothing that is checked"
-        self.broker.access.check(self.principal, permission, None if topic is None else topic.name, stream=stream)
+        self.broker.access.authorize(self.principal, action, where)
+
+    def permits(self, action: Action, where: Where = None) -> bool:
+        """Whether the peer may do it."""
+        return self.broker.access.permits(self.principal, action, where)
 
     # The end
 
@@ -268,7 +318,7 @@ class IggySession(OrderedSession[Answer]):
         topic, _ = self.members.pop((topic_id, group))
         self.turns.pop((topic_id, group), None)
         try:
-            self.broker.groups.leave(group, topic.name.full, self.member_id, None, wire="iggy", done=done)
+            self.broker.groups.leave(group, topic.name.full, self.member_id, None, wire="iggy", by=ITSELF, done=done)
         except BrokerError as error:
             if done is not None:
                 self.broker.loop.call_soon(done, -1, None)
@@ -281,3 +331,4 @@ class IggySession(OrderedSession[Answer]):
 
 
 _KNOWN: Final = frozenset(Code)
+_GOING_ON: Final = frozenset({Code.PING, Code.SEND, Code.POLL, Code.STORE_OFFSET, Code.GET_OFFSET})

@@ -89,7 +89,13 @@ class Shared:
     def membership(self, session: IggySession, topic: Topic, group: str) -> Membership:
         """A member's place now; it stays one until its connection ends. Raises BrokerError."""
         return self.broker.groups.join(
-            group, topic.name.full, session.member_id, wire=WIRE, assignor=Assignor.ROUND_ROBIN, connected=True
+            group,
+            topic.name.full,
+            session.member_id,
+            wire=WIRE,
+            assignor=Assignor.ROUND_ROBIN,
+            connected=True,
+            by=session.caller,
         )
 
     def take_buffer(self, size: int) -> bytearray:

@@ -5,24 +5,26 @@ Promises: lists are sorted by number; what a request asks to change is changed a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from struct import Struct
 from typing import Final
 
 import msgspec
 
-from polywire.broker.permissions import Permission
+from polywire.broker.actions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised
+from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised, space_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
-from polywire.protocols.iggy.options import parse_options, topic_options
-from polywire.protocols.iggy.records import bytes_of, messages_of, topic_of, totals, who
+from polywire.protocols.iggy.options import parse_options, told_options, topic_options
+from polywire.protocols.iggy.records import bytes_of, messages_of, stream_of, topic_of
 from polywire.protocols.iggy.session import IggySession
-from polywire.types import Level
+from polywire.types import Level, TopicName
 
 NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, where the wire has 64 bits for it
 _STREAM: Final = Struct("<IQIQQ")
@@ -35,18 +37,25 @@ _SECOND_US: Final = 1_000_000
 # How they are spelled
 
 
-def stream_bytes(session: IggySession, stream: Stream, dialect: Dialect) -> bytes:
-    """A stream as an element of a list."""
+def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
+    """A stream as an element of a list; nothing is yielded for each topic that is looked at, because there may be very many."""
+    topics = session.shared.directory.topics(stream)
+    size, messages = 0, 0
+    for topic in topics:
+        size += bytes_of(topic)
+        messages += messages_of(topic)
+        yield b""
     kept = stream.kept
-    topics, size, messages = totals(session, stream)
-    body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
-    return body + name_bytes(kept.name) + (bytes(4) if dialect.framed else b"")
+    body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, len(topics), size, messages)
+    yield body + name_bytes(kept.name) + (bytes(4) if dialect.framed else b"")
 
 
-def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> bytes:
+def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
     """A stream and its topics."""
     topics = session.shared.directory.topics(stream)
-    return stream_bytes(session, stream, dialect) + b"".join(topic_bytes(session, topic, dialect) for topic in topics)
+    yield from stream_parts(session, stream, dialect)
+    for topic in topics:
+        yield topic_bytes(session, topic, dialect)
 
 
 def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
@@ -66,14 +75,16 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
             body += bytes((min(topic.settings.replication_factor, 255),))
     body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(kept.name)
     if dialect.framed:
-        body += U32.pack(len(kept.options)) + kept.options + bytes(4)
+        body += told_options(kept.options, kept.compression, age or NEVER, kept.size_max or NEVER)
     return body
 
 
-def topic_details(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
+def topic_details(session: IggySession, topic: Topic, dialect: Dialect) -> Iterator[bytes]:
     """A topic and its partitions."""
-    partitions = b"".join(_partition_bytes(partition, dialect) for partition in topic.partitions)
-    return topic_bytes(session, topic, dialect) + partitions
+    partitions = list(topic.partitions)
+    yield topic_bytes(session, topic, dialect)
+    for partition in partitions:
+        yield _partition_bytes(partition, dialect)
 
 
 def _partition_bytes(partition: Partition, dialect: Dialect) -> bytes:
@@ -115,22 +126,22 @@ def _missing(reader: Reader, error: Refused) -> bytes:
     raise error
 
 
-def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     """GET_STREAM."""
-    del answer
     try:
-        stream = session.shared.directory.stream(who(reader))
+        stream = stream_of(session, reader, Action.STREAM_DESCRIBE)
     except Refused as error:
         return _missing(reader, error)
-    session.check(Permission.READ_STREAMS, stream=stream.kept.space)
-    return stream_details(session, stream, reader.dialect)
+    answer.make(stream_details(session, stream, reader.dialect))
+    return None
 
 
-def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_STREAMS."""
-    del answer
-    session.check(Permission.READ_STREAMS)
-    return b"".join(stream_bytes(session, stream, reader.dialect) for stream in session.shared.directory.streams())
+    session.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
+    listed = session.shared.directory.streams()
+    streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.kept.space)]
+    answer.make(part for stream in streams for part in stream_parts(session, stream, reader.dialect))
 
 
 def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -140,31 +151,29 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     name = _name(reader.name(), dialect, errors.BAD_STREAM_NAME)
     if dialect.framed:
         parse_options(bytes(reader.take(reader.left)))
-    session.check(Permission.MANAGE_STREAMS)
-    stream = session.shared.directory.create_stream(name, number, answer.done)
+    session.authorize(Action.STREAM_CREATE, space_of(name))
+    stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
     if dialect.tells_created:
-        answer.payload = stream_details(session, stream, dialect)
+        answer.payload = b"".join(stream_details(session, stream, dialect))
 
 
 def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """UPDATE_STREAM."""
-    stream = session.shared.directory.stream(who(reader))
+    stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
-    session.check(Permission.MANAGE_STREAMS, stream=stream.kept.space)
+    session.authorize(Action.STREAM_CREATE, space_of(name))  # or it would be taken for somebody else's
     session.shared.directory.rename_stream(stream, name, answer.done)
 
 
 def delete_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_STREAM."""
-    stream = session.shared.directory.stream(who(reader))
-    session.check(Permission.MANAGE_STREAMS, stream=stream.kept.space)
+    stream = stream_of(session, reader, Action.STREAM_DELETE)
     session.shared.directory.delete_stream(stream, answer.done)
 
 
 def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """PURGE_STREAM."""
-    stream = session.shared.directory.stream(who(reader))
-    session.check(Permission.MANAGE_STREAMS, stream=stream.kept.space)
+    stream = stream_of(session, reader, Action.STREAM_ALTER)
     for topic in session.shared.directory.topics(stream):
         session.broker.purge_topic(topic)
     session.broker.change_all((), level=Level.SYNCED, done=answer.done)
@@ -173,93 +182,92 @@ def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 # Topics
 
 
-def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     """GET_TOPIC."""
-    del answer
     try:
-        topic = topic_of(session, reader)
+        topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     except Refused as error:
         return _missing(reader, error)
-    session.check(Permission.READ_TOPICS, topic)
-    return topic_details(session, topic, reader.dialect)
+    answer.make(topic_details(session, topic, reader.dialect))
+    return None
 
 
-def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_TOPICS."""
-    del answer
-    stream = session.shared.directory.stream(who(reader))
-    session.check(Permission.READ_TOPICS, stream=stream.kept.space)
+    stream = stream_of(session, reader, Action.TOPIC_DESCRIBE)
     topics = session.shared.directory.topics(stream)
     count = U32.pack(len(topics)) if reader.dialect.framed else b""
-    return count + b"".join(topic_bytes(session, topic, reader.dialect) for topic in topics)
+    answer.make(chain([count], (topic_bytes(session, topic, reader.dialect) for topic in topics)))
 
 
 def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CREATE_TOPIC."""
     dialect = reader.dialect
-    stream = session.shared.directory.stream(who(reader))
+    stream = stream_of(session, reader, Action.TOPIC_CREATE)
     number = _given_number(reader, errors.BAD_TOPIC_ID)
     partitions = reader.u32()
     fields = reader.topic_fields()
-    session.check(Permission.MANAGE_TOPICS, stream=stream.kept.space)
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)
-    kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, framed=dialect.framed)
-    topic = session.shared.directory.create_topic(stream, kept, number, partitions, settings, answer.done)
+    kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed)
+    topic = session.shared.directory.create_topic(
+        stream, kept, number, partitions, settings, session.caller, answer.done
+    )
     if dialect.tells_created:
-        answer.payload = topic_details(session, topic, dialect)
+        answer.payload = b"".join(topic_details(session, topic, dialect))
 
 
 def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """UPDATE_TOPIC."""
     directory = session.shared.directory
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields()
-    session.check(Permission.MANAGE_TOPICS, topic)
     name = _name(fields.name, reader.dialect, errors.BAD_TOPIC_NAME)
+    if name != directory.kept(topic).name:  # or it would be taken for somebody else's
+        session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
     was = msgspec.structs.replace(directory.kept(topic), name=name)
-    kept, settings = _settings(was, topic.settings, fields, len(topic.partitions), framed=reader.dialect.framed)
+    count, framed = len(topic.partitions), reader.dialect.framed
+    kept, settings = _settings(was, topic.settings, fields, count, new=False, framed=framed)
     directory.update_topic(topic, kept, settings, answer.done)
 
 
 def _settings(
-    kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, framed: bool
+    kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
 ) -> tuple[TopicKept, TopicSettings]:
     """What a request's fields make of a topic's settings; a size is divided among its partitions."""
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
+    options = kept.options
     if framed:  # a patch: what is not given stays
-        given = topic_options(fields.options)
-        expiry_us = kept.expiry_us if given.expiry_us is None else given.expiry_us
-        size_max, compression = given.size_max or kept.size_max, given.compression
+        given = topic_options(fields.options, None if new else kept.options)
+        expiry_us, size_max, compression, options = given.expiry_us, given.size_max, given.compression, given.given
     limit = None if size_max in (None, 0, NEVER) else size_max
+    sets_expiry, sets_size = not framed or expiry_us is not None, not framed or size_max is not None
     kept = msgspec.structs.replace(
         kept,
-        expiry_us=expiry_us,
-        size_max=limit or 0,
+        expiry_us=expiry_us if sets_expiry else kept.expiry_us,
+        size_max=limit or 0 if sets_size else kept.size_max,
         compression=compression or kept.compression,
-        options=fields.options or kept.options,
+        options=options,
     )
     if kept.compression not in (1, 2):
         raise Refused(errors.UNKNOWN_COMMAND)
-    return kept, replace(
-        settings,
-        retention_age_us=None if expiry_us is None else min(expiry_us, 2**62),
-        retention_bytes=None if limit is None else min(max(1, limit // max(1, partitions)), 2**62),
-        replication_factor=max(1, fields.replication),
-    )
+    if sets_expiry:
+        settings = replace(settings, retention_age_us=None if expiry_us is None else min(expiry_us, 2**62))
+    if sets_size:
+        share = None if limit is None else min(max(1, limit // max(1, partitions)), 2**62)
+        settings = replace(settings, retention_bytes=share)
+    return kept, settings if framed else replace(settings, replication_factor=max(1, fields.replication))
 
 
 def delete_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_TOPIC."""
-    topic = topic_of(session, reader)
-    session.check(Permission.MANAGE_TOPICS, topic)
+    topic = topic_of(session, reader, Action.TOPIC_DELETE)
     session.broker.delete_topic(topic, done=answer.done)
 
 
 def purge_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """PURGE_TOPIC."""
-    topic = topic_of(session, reader)
-    session.check(Permission.MANAGE_TOPICS, topic)
+    topic = topic_of(session, reader, Action.TOPIC_PURGE)
     session.broker.purge_topic(topic, done=answer.done)
 
 
@@ -275,23 +283,20 @@ def _partition_count(reader: Reader) -> int:
 
 def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CREATE_PARTITIONS."""
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.TOPIC_ALTER)
     count = _partition_count(reader)
-    session.check(Permission.MANAGE_TOPICS, topic)
     session.broker.grow_topic(topic, len(topic.partitions) + count, done=answer.done)
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_PARTITIONS: the highest go; more than there are is all of them."""
-    topic = topic_of(session, reader)
+    topic = topic_of(session, reader, Action.TOPIC_ALTER)
     count = _partition_count(reader)
-    session.check(Permission.MANAGE_TOPICS, topic)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
 
 def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """DELETE_SEGMENTS: segments hold records of several partitions here, so none can be taken out; retention frees space instead."""
     del answer
-    topic = topic_of(session, reader)
-    session.check(Permission.MANAGE_TOPICS, topic)
+    topic_of(session, reader, Action.TOPIC_PURGE)
     raise Refused(errors.UNAVAILABLE)

@@ -11,19 +11,19 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from polywire.broker.access import Principal
-from polywire.broker.permissions import Permission
+from polywire.broker.actions import Action
 from polywire.build_info import VERSION
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Busy
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes, str32_bytes
+from polywire.protocols.iggy.messages import U32, Reader, Refused, name_bytes, str32_bytes
 from polywire.protocols.iggy.options import described
 from polywire.protocols.iggy.records import bytes_of, messages_of
 from polywire.protocols.iggy.session import IggySession
@@ -55,14 +55,14 @@ def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         _register(session, answer, reader)
         return
     name, password = reader.name(), reader.name()
-    session.broker.access.log_in(name, password, lambda who: _told(session, answer, who))
+    session.broker.access.log_in(name, password, lambda who: _told(session, answer, who), peer=session.peer)
 
 
 def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
     token = reader.name()
     try:
-        principal = session.broker.access.log_in_with_token(token)
+        principal = session.broker.access.log_in_with_token(token, peer=session.peer)
     except BrokerError:
         raise Refused(errors.BAD_TOKEN) from None
     _told(session, answer, principal)
@@ -71,18 +71,27 @@ def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -
 def _told(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
     """The password was verified: who it is, or why not."""
     framed = answer.dialect.framed
+    if not isinstance(who, BrokerError):
+        who = _let_in(session, who)
     if isinstance(who, BrokerError):
         if framed:
-            answer.evict(vsr.EVICT_CREDENTIALS)
+            answer.evict(vsr.EVICT_BUSY if isinstance(who, Busy) else vsr.EVICT_CREDENTIALS)
         else:
             answer.refuse(who)
         return
-    session.logged_in(who)
     user = U32.pack(who.user_id + answer.dialect.base)
     if framed:
         session.epoch = session.shared.next_epoch()
         user += session.epoch.to_bytes(8, "little") + U32.pack(vsr.VERSION) + name_bytes(vsr.SERVER_VERSION)
     answer.ok(user)
+
+
+def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
+    try:
+        session.logged_in(who)
+    except BrokerError as error:
+        return error
+    return who
 
 
 def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
@@ -101,7 +110,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     words = _exactly(reader, lambda: (reader.name(), reader.name(), reader.str32()))
     if words is not None:
         try:
-            session.broker.access.log_in(words[0], words[1], lambda who: _told(session, answer, who))
+            session.broker.access.log_in(words[0], words[1], lambda who: _told(session, answer, who), peer=session.peer)
         except BrokerError:  # too many at once: the client may come back
             answer.evict(vsr.EVICT_BUSY)
         return
@@ -111,7 +120,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_LOGIN)
         return
     try:
-        principal = session.broker.access.log_in_with_token(token[0])
+        principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
     except BrokerError:
         answer.evict(vsr.EVICT_TOKEN)
         return
@@ -169,7 +178,7 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
     number = reader.u32()
     if number == 0 or reader.left:
         raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
-    session.check(Permission.READ_SERVERS)
+    session.authorize(Action.SERVER_DESCRIBE)
     client = session.shared.clients.get(number)
     if client is None:
         if reader.dialect.empty_when_missing:
@@ -178,12 +187,11 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
     return _client_details(session, client, reader.dialect)
 
 
-def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_CLIENTS."""
-    del answer
-    session.check(Permission.READ_SERVERS)
+    session.authorize(Action.SERVER_DESCRIBE)
     clients = sorted(session.shared.clients.items())
-    return b"".join(_client_bytes(client, reader.dialect) for _, client in clients)
+    answer.make(_client_bytes(client, reader.dialect) for _, client in clients)
 
 
 # The process
@@ -199,13 +207,24 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
     return str32_bytes(CLUSTER_NAME) + U32.pack(1) + node
 
 
-def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """GET_STATS."""
-    del answer
-    dialect, shared = reader.dialect, session.shared
-    session.check(Permission.READ_SERVERS)
-    directory = shared.directory
-    topics = [topic for stream in directory.streams() for topic in directory.topics(stream)]
+    session.authorize(Action.SERVER_DESCRIBE)
+    answer.make(_stats(session, reader.dialect))
+
+
+def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
+    """Figures of the whole broker; nothing is yielded for each topic that is looked at, because there may be very many."""
+    shared, directory = session.shared, session.shared.directory
+    streams = directory.streams()
+    topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
+    for topic in [topic for stream in streams for topic in directory.topics(stream)]:
+        topics += 1
+        partitions += len(topic.partitions)
+        size += bytes_of(topic)
+        messages += messages_of(topic)
+        groups += len(directory.groups(topic))
+        yield b""
     run_s = time.time() - shared.started_at
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
@@ -220,21 +239,21 @@ def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
         int(run_s * micros),
         int(shared.started_at * micros),
         *_bytes_moved(),
-        sum(map(bytes_of, topics)),
-        len(directory.streams()),
-        len(topics),
-        sum(len(topic.partitions) for topic in topics),
-        sum(len(topic.partitions) for topic in topics),
-        sum(map(messages_of, topics)),
+        size,
+        len(streams),
+        topics,
+        partitions,
+        partitions,  # segments: they are shared by partitions here
+        messages,
         len(shared.clients),
-        sum(len(directory.groups(topic)) for topic in topics),
+        groups,
     )
     body += b"".join(map(str32_bytes, (platform.node(), platform.system(), platform.release(), platform.version())))
     if dialect.topic_settings >= 3:
         body += str32_bytes(VERSION) + bytes(4) + bytes(4)
         disk = shutil.disk_usage(shared.settings.data_dir or Path("/"))
         body += U32.pack(threading.active_count()) + disk.free.to_bytes(8, "little") + disk.total.to_bytes(8, "little")
-    return body
+    yield body
 
 
 def _cpu_percent(run_s: float) -> float:
@@ -279,8 +298,6 @@ def describe_options(session: IggySession, answer: Answer, reader: Reader, /) ->
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """A command that is known and not served."""
-    del session, answer, reader
+    del answer, reader
+    session.authorize(Action.SERVER_DESCRIBE)
     raise Refused(errors.UNAVAILABLE)
-
-
-ANONYMOUS: Final = frozenset((Code.PING, Code.LOGIN, Code.LOGIN_TOKEN))

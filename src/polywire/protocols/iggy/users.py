@@ -9,7 +9,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from polywire.broker.access import User
+from polywire.broker.access import User, UserMade
+from polywire.broker.actions import Action
 from polywire.broker.permissions import Grants, Permission
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.iggy import errors
@@ -49,16 +50,20 @@ def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
 
 
 def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
-    """Permissions as the broker keeps them, by name. Raises Refused 1009, 2010 for a stream or topic that is not there."""
+    """Permissions as the broker keeps them, by name; what is not there is left out: its number may become that of anything, of anybody."""
     if flags is None:
         return None
     streams: dict[str, int] = {}
     topics: dict[str, int] = {}
     for number, rights, inner in flags.streams:
-        stream = directory.stream(number - base)
+        stream = directory.find_stream(number - base)
+        if stream is None:
+            continue
         streams[stream.kept.space] = _granted(rights, _IN_STREAM)
         for topic_number, topic_rights in inner:
-            topic = directory.topic(number - base, topic_number - base)
+            topic = directory.find_topic(stream, topic_number - base)
+            if topic is None:
+                continue
             topics[f"{topic.name.stream}/{topic.name.topic}"] = _granted(topic_rights, _IN_TOPIC)
     return Grants(_granted(flags.everywhere, _EVERYWHERE), streams, topics)
 
@@ -112,10 +117,10 @@ def _own(session: IggySession) -> User:
     return session.broker.access.user(session.principal.user_id)
 
 
-def _allow(session: IggySession, permission: Permission, user: User) -> None:
-    """Everybody may do to itself what this permission allows to do to others. Raises Denied."""
+def _allow(session: IggySession, action: Action, user: User) -> None:
+    """Everybody may do to itself what this action does to others. Raises Denied."""
     if session.principal is None or session.principal.user_id != user.id:
-        session.check(permission)
+        session.authorize(action)
 
 
 def _told(answer: Answer, user: User | None, error: BrokerError | None) -> None:
@@ -123,6 +128,18 @@ def _told(answer: Answer, user: User | None, error: BrokerError | None) -> None:
         answer.ok(answer.payload)
     else:
         answer.refuse(error)
+
+
+def _renewing(session: IggySession, answer: Answer, user: User) -> UserMade:
+    """Answer; who has changed itself stays logged in here, and only here."""
+
+    def done(changed: User | None, error: BrokerError | None) -> None:
+        principal = session.principal
+        if changed is not None and principal is not None and principal.user_id == user.id:
+            session.renew(session.broker.access.renewed(principal))
+        _told(answer, changed, error)
+
+    return done
 
 
 # Users
@@ -133,18 +150,18 @@ def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     del answer
     user = session.broker.access.find_user(_who(reader))
     if user is None:
-        session.check(Permission.READ_USERS)
+        session.authorize(Action.USER_DESCRIBE)
         if reader.dialect.empty_when_missing:
             return b""
         raise Refused(errors.NO_RESOURCE)
-    _allow(session, Permission.READ_USERS, user)
+    _allow(session, Action.USER_DESCRIBE, user)
     return _user_details(session, user, reader)
 
 
 def get_users(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     """GET_USERS."""
     del answer
-    session.check(Permission.READ_USERS)
+    session.authorize(Action.USER_DESCRIBE)
     return b"".join(_user_bytes(user, reader) for user in session.broker.access.users())
 
 
@@ -160,7 +177,7 @@ def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     password = _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
     active = _status(reader)
     flags = reader.permissions()
-    session.check(Permission.MANAGE_USERS)
+    session.authorize(Action.USER_CREATE)
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
     dialect = reader.dialect
 
@@ -169,7 +186,7 @@ def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
             answer.payload = _user_details(session, user, Reader(memoryview(b""), dialect))
         _told(answer, user, error)
 
-    session.broker.access.create_user(name, password, grants, active=active, done=told)
+    session.broker.access.create_user(name, password, grants, active=active, by=session.principal, done=told)
 
 
 def _status(reader: Reader) -> bool:
@@ -181,37 +198,44 @@ def _status(reader: Reader) -> bool:
 
 def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_USER."""
+    session.authorize(Action.USER_DELETE)
     user = session.broker.access.user(_who(reader))
-    session.check(Permission.MANAGE_USERS)
     if user.configured:
         raise Refused(errors.CANNOT_DELETE_USER)
-    session.broker.access.delete_user(user, done=lambda *told: _told(answer, *told))
+    session.broker.access.delete_user(user, by=session.principal, done=lambda *told: _told(answer, *told))
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """UPDATE_USER."""
+    session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
     active = _status(reader) if reader.flag() else None
-    session.check(Permission.MANAGE_USERS)
-    session.broker.access.update_user(user, name=name, active=active, done=lambda *told: _told(answer, *told))
+    done = _renewing(session, answer, user)
+    session.broker.access.update_user(user, name=name, active=active, by=session.principal, done=done)
 
 
 def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """UPDATE_PERMISSIONS."""
+    session.authorize(Action.USER_ALTER)
     user = session.broker.access.user(_who(reader))
     flags = reader.permissions()
-    session.check(Permission.MANAGE_USERS)
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
-    session.broker.access.grant(user, grants, done=lambda *told: _told(answer, *told))
+    session.broker.access.grant(user, grants, by=session.principal, done=lambda *told: _told(answer, *told))
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """CHANGE_PASSWORD."""
-    user = session.broker.access.user(_who(reader))
+    named = _who(reader)
+    found = session.broker.access.find_user(named)
+    if found is None:
+        session.authorize(Action.USER_ALTER)
+    else:
+        _allow(session, Action.USER_ALTER, found)
+    user = session.broker.access.user(named)
     old, new = reader.name(), _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
-    _allow(session, Permission.MANAGE_USERS, user)
-    session.broker.access.change_password(user, old, new, done=lambda *told: _told(answer, *told))
+    done = _renewing(session, answer, user)
+    session.broker.access.change_password(user, old, new, by=session.principal, done=done)
 
 
 # Tokens
@@ -236,10 +260,14 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     user = _own(session)
     if user.configured and user.id == 0:
         raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
-    raw = session.broker.access.create_token(user, name, expires_at_us, done=lambda *told: _told(answer, *told))
+    raw = session.broker.access.create_token(
+        user, name, expires_at_us, by=session.principal, done=lambda *told: _told(answer, *told)
+    )
     answer.payload = name_bytes(raw)
 
 
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_PERSONAL_ACCESS_TOKEN."""
-    session.broker.access.delete_token(_own(session), reader.name(), done=lambda *told: _told(answer, *told))
+    session.broker.access.delete_token(
+        _own(session), reader.name(), by=session.principal, done=lambda *told: _told(answer, *told)
+    )

@@ -12,14 +12,16 @@ from functools import partial
 from struct import Struct
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Read
+from polywire.protocols.base import PASS_S
 from polywire.protocols.kafka07 import spelling
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
-from polywire.protocols.kafka07.producing import topic_name
+from polywire.protocols.kafka07.producing import Authorize, topic_name
 from polywire.records.batch import longest_payload
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
@@ -36,7 +38,6 @@ TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
 HEAD_BYTES: Final = 6
 ENTRY_HEAD_BYTES: Final = 10
 
-PASS_ENTRIES: Final = 200  # answered before other connections have their turn: about 2 ms
 NOT_BEGUN: Final = -1
 
 Parts = Sequence[memoryview]
@@ -92,6 +93,7 @@ class Answering:
 
     __slots__ = (
         "_at",
+        "_authorize",
         "_awaited",
         "_begun",
         "_blocks",
@@ -117,8 +119,11 @@ class Answering:
         trails: dict[int, Trail],
         fetch: Fetch,
         done: Callable[[Parts, Release], None],
+        *,
+        authorize: Authorize,
     ) -> None:
         """done: gets the answer's parts and what to call once they were sent."""
+        self._authorize = authorize
         self._broker = broker
         self._pool = pool
         self._trails = trails
@@ -141,9 +146,10 @@ class Answering:
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
             self._at += HEAD_BYTES if self._fetch.is_multiple else 0
-        stop = self._number + PASS_ENTRIES
+        now = self._broker.clock.monotonic
+        end = now() + PASS_S
         while self._number < len(self._fetch.entries):
-            if self._number == stop:
+            if self._number and now() >= end:
                 self._broker.loop.call_soon(self._take_turn, self._await())
                 return
             if not self._answer_entry(self._fetch.entries[self._number]):
@@ -179,8 +185,9 @@ class Answering:
             return True
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
-        """The partition, None while its topic does not exist. Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC)."""
+        """The partition, None while its topic does not exist. Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC), Denied."""
         name = topic_name(entry.topic)
+        self._authorize(Action.FETCH, name)
         if not 0 <= entry.partition < self._broker.partition_count(name):
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={entry.partition}")
         topic = self._broker.find_topic(name)
@@ -243,7 +250,12 @@ class Answering:
         """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
         while True:
             then = partial(self._thawed, self._await(), partition, entry, offset)
-            read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
+            try:
+                read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
+            except Corrupt:
+                if not self._written:
+                    raise
+                break  # what lies before the damage is sound
             if read is None and self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
                 return False
             if read is None or not self._write(partition, entry, offset, read):
@@ -262,9 +274,9 @@ class Answering:
             return
         self._is_cold = True
         try:
-            if isinstance(read, BrokerError):
+            if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
-            if self._write(partition, entry, offset, read):
+            if isinstance(read, Read) and self._write(partition, entry, offset, read):
                 answered = self._read_on(partition, entry, read.next_offset)
             else:
                 self._end_entry()

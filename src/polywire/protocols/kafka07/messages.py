@@ -165,6 +165,13 @@ def frame_length(data: Buffer, at: int) -> int:
     return length
 
 
+def entry_count(data: Buffer, at: int, stop: int) -> int:
+    """How many entries the request at ``at`` says that it has; 1 for those that tell no number."""
+    reader = _Reader(data, at, stop)
+    many = reader.i16() in (RequestType.MULTIPRODUCE, RequestType.MULTIFETCH)
+    return reader.i16() if many else 1
+
+
 def parse(data: Buffer, at: int, stop: int) -> Request:
     """Read the frame whose type is at ``at`` and which ends at ``stop``; surplus bytes are ignored. Raises PeerError."""
     reader = _Reader(data, at, stop)

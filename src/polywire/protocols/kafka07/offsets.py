@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
-from polywire.protocols.kafka07.producing import topic_name
+from polywire.protocols.kafka07.producing import Authorize, topic_name
 
 TIME_MS_MAX: Final = (
     2**62 // 1000
@@ -26,10 +27,13 @@ class Listing:
     Invariant: a callback counts only until ``cancel``.
     """
 
-    __slots__ = ("_addresses", "_broker", "_cancelled", "_done", "_request")
+    __slots__ = ("_addresses", "_authorize", "_broker", "_cancelled", "_done", "_request")
 
-    def __init__(self, broker: Broker, request: Offsets, done: Callable[[list[int] | None], None]) -> None:
+    def __init__(
+        self, broker: Broker, request: Offsets, done: Callable[[list[int] | None], None], *, authorize: Authorize
+    ) -> None:
         """done: gets the addresses, or None when they cannot be told."""
+        self._authorize = authorize
         self._broker = broker
         self._request = request
         self._done = done
@@ -45,6 +49,7 @@ class Listing:
         request = self._request
         try:
             name = topic_name(request.topic)
+            self._authorize(Action.TOPIC_DESCRIBE, name)
             if not 0 <= request.partition < self._broker.partition_count(name):
                 raise Missing(
                     ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={request.partition}"

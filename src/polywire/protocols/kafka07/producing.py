@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import codec
@@ -30,12 +32,26 @@ RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: its place, 
 Append = Callable[[Partition, bytearray], None]
 
 
+Authorize = Callable[[Action, str], None]
+"""Refuses what a peer may not do with a topic. Raises Denied."""
+
+
+class Peer(NamedTuple):
+    """Who produces; ``caller`` tells whose the topics are that it makes, once it was authorized."""
+
+    authorize: Authorize
+    caller: Callable[[], Caller]
+
+
+"""Refuses, by raising Denied, what the peer may not do with the topic of this name."""
+
+
 def topic_name(topic: bytes) -> str:
     """A topic this wire may name. Raises Invalid(INVALID_TOPIC): a name 0.7 forbids, one our topics cannot have, or a reserved one."""
     name = topic.decode("utf-8", "replace")
     if name.startswith("__"):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
-    check_topic_name(TopicName("default", name))
+    check_topic_name(TopicName.parse(name))
     return name
 
 
@@ -55,7 +71,7 @@ class Producer:
             BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * codec.RUN_RECORDS_MAX
         )
 
-    def take_run(self, data: memoryview, start: int, append: Append) -> tuple[int, int, int]:
+    def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
         """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``codec.scan``.
 
         Raises PeerError when a topic or partition is refused; then what came before it was appended.
@@ -64,17 +80,17 @@ class Producer:
         reason, at, end = codec.scan(data, start, len(data), run, self._run_bytes_max)
         record_count, group_count, set_count = run.counts
         if set_count:
-            self._append_groups(data, record_count, group_count, append)
+            self._append_groups(data, record_count, group_count, append, peer)
         return reason, at, end
 
-    def _append_groups(self, data: memoryview, count: int, group_count: int, append: Append) -> None:
+    def _append_groups(self, data: memoryview, count: int, group_count: int, append: Append, peer: Peer) -> None:
         run = self._run
         targets: list[tuple[Topic, int]] = []
         refused: PeerError | None = None
         for number in range(group_count):
             place, size, partition, first = run.groups[4 * number : 4 * number + 4]
             try:
-                targets.append((self._target(bytes(data[place : place + size]), partition), partition))
+                targets.append((self._target(bytes(data[place : place + size]), partition, peer), partition))
             except PeerError as error:
                 refused, count = error, first
                 break
@@ -115,19 +131,22 @@ class Producer:
     def _batch(self, data: Buffer, spans: memoryview, rows: array[int], flags: memoryview) -> bytearray:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: codec.crcs_of(self._run, rows)})
 
-    def take_sets(self, sets: Iterable[OpenedSet], append: Append) -> Iterator[None]:
-        """Append the sets of one decoded request batch by batch. Raises PeerError at the first that is refused."""
+    def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
+        """Append the sets of one decoded request batch by batch, telling whether a set has ended. Raises PeerError at the first that is
+        refused."""
         for entry, plain in sets:
-            topic = self._target(entry.topic, entry.partition)
+            topic = self._target(entry.topic, entry.partition, peer)
             if isinstance(plain, PeerError):
                 raise plain
             if plain is None or any(part.longest > self._broker.settings.record_bytes_max for part in plain):
-                continue  # larger than the limit: dropped without a word (dossier §4)
+                yield True  # larger than the limit: dropped without a word (dossier §4)
+                continue
             number = random.randrange(len(topic.partitions)) if entry.partition == ANY_PARTITION else entry.partition
             for part in plain:
                 yield from self._take_set(part, topic.partitions[number], append)
+            yield True
 
-    def _take_set(self, part: PlainSet, partition: Partition, append: Append) -> Iterator[None]:
+    def _take_set(self, part: PlainSet, partition: Partition, append: Append) -> Iterator[bool]:
         run, at, left = self._run, part.start, part.records
         while left > 0:
             at, count = codec.take(part.data, at, part.stop, run, self._values_bytes_max)
@@ -136,17 +155,20 @@ class Producer:
             flags = memoryview(run.flags)[:count]
             append(partition, from_spans(part.data, run.spans[: 4 * count], None, flags, columns=columns))
             left -= count
-            yield
+            yield False
 
-    def _target(self, name: bytes, partition: int) -> Topic:
+    def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
         """The topic of a set, made when it is missing; that comes before the set is looked at (dossier §6). Raises PeerError."""
         try:
             text = topic_name(name)
+            peer.authorize(Action.PRODUCE, text)
+            if self._broker.find_topic(text) is None:
+                peer.authorize(Action.TOPIC_CREATE, text)
             count = self._broker.partition_count(text)
             if not ANY_PARTITION <= partition < count:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST, f"no such partition topic={text!r} partition={partition} count={count}"
                 )
-            return self._broker.ensure_topic(text)
+            return self._broker.ensure_topic(text, by=peer.caller())
         except BrokerError as error:
             raise PeerError(f"a set cannot be produced: {error.message}", fatal=True) from None

@@ -6,12 +6,15 @@ acknowledgement there is; a producer is never sent anything. No task and no futu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from polywire.broker.access import Principal
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
+from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Done
@@ -26,20 +29,33 @@ from polywire.protocols.kafka07.messages import (
     Offsets,
     Produce,
     ProduceEntry,
+    Request,
+    RequestType,
     encode_offsets_answer,
+    entry_count,
     frame_length,
     parse,
 )
 from polywire.protocols.kafka07.offsets import Listing
-from polywire.protocols.kafka07.producing import Producer
+from polywire.protocols.kafka07.producing import Peer, Producer
 from polywire.protocols.waiting import WaitingSession
 from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Work, Workbench
 from polywire.types import Level
+
+ACTIONS: Final[Mapping[RequestType, tuple[Action, ...]]] = {
+    RequestType.PRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
+    RequestType.MULTIPRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
+    RequestType.FETCH: (Action.FETCH,),
+    RequestType.MULTIFETCH: (Action.FETCH,),
+    RequestType.OFFSETS: (Action.TOPIC_DESCRIBE,),
+}
+"""What each request asks for, entry by entry."""
 
 LENGTH_BYTES: Final = 4
 BUSY_WAIT_S: Final = (
     30.0  # how long sets wait for room in the log before the connection is closed; there is no other way to refuse them
 )
+ENTRIES_AT_ONCE_MAX: Final = 512  # of one request that is read on the loop: a millisecond or two
 SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
 
 
@@ -47,7 +63,8 @@ class KafkaSession(WaitingSession):
     """One peer.
 
     Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
-    prepared beside the loop (``_large``) and stored a little at a time (``_storing``), nothing further is handled.
+    prepared beside the loop (``_large``) and stored a little at a time (``_storing``), nothing further is handled. ``_is_inside``: something
+    of a set is stored, and not yet all of it.
     """
 
     __slots__ = (
@@ -55,8 +72,11 @@ class KafkaSession(WaitingSession):
         "_blocks",
         "_dirty",
         "_entrance",
+        "_is_inside",
         "_large",
+        "_peer",
         "_pending",
+        "_principal",
         "_producer",
         "_storing",
         "_trails",
@@ -73,14 +93,17 @@ class KafkaSession(WaitingSession):
     ) -> None:
         super().__init__(broker, output, resume)
         self._producer = producer
+        self._peer: Final = Peer(self._authorize, self._caller)
         self._blocks = blocks
         self._bench = bench
         self._large: Work | None = None
-        self._storing: Iterator[None] = iter(())
+        self._storing: Iterator[bool] = iter(())
+        self._is_inside = False
         self._trails: dict[int, Trail] = {}
         self._entrance: Final = Entrance(broker, BUSY_WAIT_S, self._found_room, self._refused)
         self._pending: Answering | Listing | None = None
         self._dirty = False
+        self._principal: Principal | None = None
 
     @property
     def frame_bytes_max(self) -> int:
@@ -98,7 +121,7 @@ class KafkaSession(WaitingSession):
         now = self.broker.clock.monotonic
         pass_end = now() + PASS_S
         while len(data) - at >= LENGTH_BYTES:
-            reason, at, end = self._producer.take_run(data, at, self._append)
+            reason, at, end = self._producer.take_run(data, at, self._append, self._peer)
             if reason == codec.MORE or self._waits():
                 if reason == codec.MORE and len(data) - at >= LENGTH_BYTES:
                     self._wanted = LENGTH_BYTES + frame_length(data, at)
@@ -116,24 +139,48 @@ class KafkaSession(WaitingSession):
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
         """Carry out one request by the precise rules. Raises PeerError."""
+        if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
+            self._large = self._bench.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
+            return
         request = parse(data, at, end)
         if isinstance(request, Produce):
             self._produce(data, request.entries)
+        else:
+            self._answer(request)
+
+    def _prepared_many(self, prepared: Any) -> None:
+        """A request of very many entries was read."""
+        if isinstance(prepared, PeerError):
+            self._fail(prepared)
             return
+        request, sets = prepared
+        if sets is not None:
+            self._prepared(sets)
+            return
+        self._leave_bench()
+        try:
+            self._answer(request)
+        except PeerError as error:
+            self._fail(error)
+
+    def _answer(self, request: Fetch | Offsets) -> None:
+        """Begin an answer. Raises PeerError."""
         if self._dirty:
             self.broker.commit()
             self._dirty = False
         if isinstance(request, Fetch):
             if any(entry.bytes_max < 0 for entry in request.entries):
                 raise PeerError("a negative fetch size", fatal=True)
-            answering = Answering(self.broker, self._blocks, self._trails, request, self._answered)
+            answering = Answering(
+                self.broker, self._blocks, self._trails, request, self._answered, authorize=self._authorize
+            )
             self._pending = answering
             answering.run()
         else:
             self._list(request)
 
     def _list(self, request: Offsets) -> None:
-        listing = Listing(self.broker, request, self._listed)
+        listing = Listing(self.broker, request, self._listed, authorize=self._authorize)
         self._pending = listing
         listing.run()
 
@@ -156,6 +203,17 @@ class KafkaSession(WaitingSession):
             self.output.write_many(parts, release)
         self._go_on()
 
+    def _authorize(self, action: Action, name: str) -> None:
+        """Refuse what the peer may not do; this wire has no login (decision 0028). Raises Denied."""
+        access = self.broker.access
+        if self._principal is None or not access.is_current(self._principal):
+            self._principal = access.nameless(self.output.certified)
+        access.authorize(self._principal, action, self.broker.resource(name))
+
+    def _caller(self) -> Caller:
+        """Whose it is what the peer makes."""
+        return caller_of(self._principal, self.output.peer)
+
     # What was produced
 
     def _produce(self, data: memoryview, entries: Sequence[ProduceEntry]) -> None:
@@ -168,15 +226,15 @@ class KafkaSession(WaitingSession):
             prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
             self._large = self._bench.put(prepare, self._prepared, self.output.pin())
             return
-        for _ in self._producer.take_sets(sets, self._append):
-            pass
+        for _ in self._producer.take_sets(sets, self._append, self._peer):
+            pass  # they are few and short
 
     def _prepared(self, sets: Any) -> None:
         """A large request was expanded."""
         if isinstance(sets, PeerError):
             self._fail(sets)
             return
-        self._storing = self._producer.take_sets(sets, self._append)
+        self._storing = self._producer.take_sets(sets, self._append, self._peer)
         self._store()
 
     def _store(self) -> None:
@@ -186,7 +244,8 @@ class KafkaSession(WaitingSession):
         now = self.broker.clock.monotonic
         pass_end = now() + PASS_S
         try:
-            for _ in self._storing:
+            for ended in self._storing:
+                self._is_inside = not ended
                 if self._entrance.waiting:
                     return
                 if now() >= pass_end:
@@ -206,7 +265,7 @@ class KafkaSession(WaitingSession):
 
     def _leave_bench(self) -> None:
         large, self._large = self._large, None
-        self._storing = iter(())
+        self._storing, self._is_inside = iter(()), False
         if large is not None:
             large.leave()
 
@@ -241,14 +300,20 @@ class KafkaSession(WaitingSession):
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
-        with suppress(PeerError):  # a set of which something was stored is stored whole
-            for _ in () if self._entrance.waiting else self._storing:
-                pass
+        if self._is_inside and not self._entrance.waiting:
+            with suppress(PeerError):  # a set of which something was stored is stored whole
+                any(self._storing)
         self._leave_bench()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
         self._entrance.drop()
+
+
+def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:
+    """Read a request of very many entries, and open its sets if it has any. Raises PeerError."""
+    request = parse(data, at, end)
+    return request, open_sets(data, request.entries, EXPANDED_BYTES_MAX) if isinstance(request, Produce) else None
 
 
 def _nothing() -> None:

@@ -1,153 +1,186 @@
 """Who a connection of the `polywire` wire is, and what it may do (docs/protocols/polywire.md §4.6).
 
-Promises: every request is asked for; on a broker without users everything is allowed to everybody, at the cost of one look. Must not know:
-frames, how passwords are verified.
+Promises: every verb names its actions in one table, and nothing is carried out that was not asked for. Must not know: frames, how
+passwords are verified, what an action takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Principal
-from polywire.broker.permissions import Permission
-from polywire.errors import Denied, ErrorCode
+from polywire.broker.actions import ANYBODY, Action, Resource
+from polywire.broker.owners import Caller, caller_of
+from polywire.errors import BrokerError, Denied, ErrorCode
+from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import FRAME_BYTES_MAX
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import kind_of
+from polywire.protocols.polywire.words import TOPICS_MAX, kind_of
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
-    from polywire.errors import BrokerError
+    from polywire.broker.topics import Topic
     from polywire.protocols.polywire.words import Answering
 
-SEEN_BY: Final = (
-    Permission.CONSUME | Permission.PRODUCE
-)  # either of them: who reads or writes a topic may know where it begins
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"
     " Spark's options user and password"
 )
-_FREE: Final = frozenset({Verb.PING, Verb.CANCEL})  # for everybody
-# What is asked for one topic.
-_OF_TOPIC: Final[dict[type[Head], Permission]] = {
-    messages.Produce: Permission.PRODUCE,
-    messages.Stage: Permission.PRODUCE,
-    messages.Fetch: Permission.CONSUME,
-    messages.Locate: Permission.CONSUME,
-    messages.Describe: SEEN_BY,
-    messages.GrowTopic: Permission.MANAGE_TOPICS,
-    messages.PurgeTopic: Permission.MANAGE_TOPICS,
-    messages.DeleteTopic: Permission.MANAGE_TOPICS,
-    messages.Join: Permission.GROUP,
-    messages.Member: Permission.GROUP,
+ACTIONS: Final[Mapping[Verb, tuple[Action, ...]]] = {
+    Verb.PING: (Action.CONNECT,),
+    Verb.CANCEL: (Action.CONNECT,),
+    Verb.LOGIN: (Action.CONNECT,),
+    Verb.TOPICS: (Action.TOPIC_LIST,),
+    Verb.CREATE_TOPIC: (Action.TOPIC_CREATE,),
+    Verb.DESCRIBE: (Action.TOPIC_DESCRIBE,),
+    Verb.GROW_TOPIC: (Action.TOPIC_ALTER,),
+    Verb.PURGE_TOPIC: (Action.TOPIC_PURGE,),
+    Verb.DELETE_TOPIC: (Action.TOPIC_DELETE,),
+    Verb.BOUNDS: (Action.TOPIC_DESCRIBE,),
+    Verb.FETCH: (Action.FETCH,),
+    Verb.PRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
+    Verb.STAGE: (Action.PRODUCE,),
+    Verb.PUBLISH: (Action.STAGED_PUBLISH, Action.PRODUCE),
+    Verb.ABANDON: (Action.STAGED_PUBLISH, Action.PRODUCE),
+    Verb.LOCATE: (Action.FETCH,),
+    Verb.COMMIT: (Action.OFFSET_COMMIT, Action.POSITION_COMMIT),
+    Verb.POSITION: (Action.OFFSET_FETCH, Action.POSITION_FETCH),
+    Verb.JOIN: (Action.GROUP_JOIN,),
+    Verb.SYNC: (Action.GROUP_JOIN,),
+    Verb.HEARTBEAT: (Action.GROUP_JOIN,),
+    Verb.LEAVE: (Action.GROUP_JOIN,),
+    Verb.GROUPS: (Action.GROUP_LIST,),
+    Verb.DELETE_GROUP: (Action.GROUP_DELETE,),
+    Verb.TRANSACTIONS: (Action.TRANSACTION,),
+    Verb.DELETE_TRANSACTION: (Action.TRANSACTION,),
+    Verb.WRITERS: (Action.STAGED_PUBLISH,),
+    Verb.DELETE_WRITER: (Action.STAGED_PUBLISH,),
 }
-# What is asked for anything; each topic that is told or changed was asked for, or is.
-_SOMEWHERE: Final[dict[type[Head], Permission]] = {
-    messages.ListTopics: SEEN_BY,
-    messages.Publish: Permission.PRODUCE,
-    messages.Abandon: Permission.PRODUCE,
-    messages.AskGroups: Permission.GROUP,
-}
+"""What a request asks for; with several, which of them it is depends on what it says, or each is asked for at its time."""
+
+_SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
 class Admission:
-    """One connection's. Invariant: ``principal`` is who logged in last, None when nobody did."""
+    """One connection's. Invariant: ``principal`` is who logged in last, before that whom the peer's certificate names, else None; the
+    connection knows it, too."""
 
-    __slots__ = ("_access", "_broker", "principal")
+    __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, output: Output) -> None:
         self._broker: Final = broker
+        self._output: Final = output
+        self._caller: Caller | None = None
         self._access: Final = broker.access
-        self.principal: Principal | None = None
+        self._is_met = False
+        self._principal: Principal | None = None
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who the peer is now."""
+        return self._principal if self._is_met else self._output.certified
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks, for what belongs to somebody."""
+        if self._caller is None or self._caller.principal is not self.principal:
+            self._caller = caller_of(self.principal, self._output.peer)
+        return self._caller
 
     def log_in(self, session: Answering, correlation: int, request: messages.LogIn) -> None:
         """Find out who this is; the session takes no other request meanwhile. Raises Busy."""
-        self.principal = None
-        found = self._access.recall(request.name, request.password) or self._holder(request)
+        self._set(None)
+        found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
         if found is not None:
-            self.principal = found
+            self._set(found)
             session.answer(Verb.LOGIN, correlation, Head())
             return
 
         def done(result: Principal | BrokerError) -> None:
-            self.principal = result if isinstance(result, Principal) else None
-            session.logged_in()
-            if isinstance(result, Principal):
+            error = result if isinstance(result, BrokerError) else self._try(result)
+            session.release()
+            if error is None:
                 session.settle(Verb.LOGIN, correlation, Head())
             else:
-                session.settle_error(Verb.LOGIN, correlation, result)
+                session.settle_error(Verb.LOGIN, correlation, error)
 
-        self._access.log_in(request.name, request.password, done)
-        session.owe()
-        session.logging_in()
+        self._access.log_in(request.name, request.password, done, peer=self._output.peer)
+        session.hold()
+
+    def _try(self, principal: Principal) -> BrokerError | None:
+        try:
+            self._set(principal)
+        except BrokerError as error:
+            return error
+        return None
+
+    def _set(self, principal: Principal | None) -> None:
+        self._output.identified(principal)
+        self._principal = principal
+        self._is_met = True
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest frame that is taken from this peer now."""
+        return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else NOBODY_FRAME_BYTES_MAX
 
     def _holder(self, request: messages.LogIn) -> Principal | None:
         """An access token may stand for the password."""
         try:
-            found = self._access.log_in_with_token(request.password)
+            return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
             return None
-        return found if found.name == request.name else None
 
     def check(self, verb: int, request: Head) -> None:
         """Refuse what this connection may not do. Raises Denied."""
-        if self.principal is None and self._access.is_open:
-            return
-        if verb in _FREE:
-            return
-        if self.principal is None:
+        if self._access.is_open and self.principal is None:
+            topic = self._broker.find_topic(getattr(request, "name", ""))
+            if topic is None or topic.settings.access is None:
+                return  # nobody is asked for but by a topic's own list
+        action, *others = ACTIONS[Verb(verb)]
+        if self.principal is None and not self._access.is_open and action not in ANYBODY:
             raise Denied(ErrorCode.LOGIN_REQUIRED, LOGIN_HINT)
-        kind = type(request)
-        permission = _OF_TOPIC.get(kind)
-        if permission is not None:
-            self._check(permission, request.name)  # type: ignore[attr-defined]  # all of these name a topic
-            if isinstance(request, messages.Produce) and request.create and not self._broker.find_topic(request.name):
-                self._check(Permission.MANAGE_TOPICS, request.name)
+        if action.resource in _SOMEWHERE:
+            self._access.authorize_somewhere(self.principal, action)
             return
-        permission = _SOMEWHERE.get(kind)
-        if permission is not None:
-            if not self._access.allows_somewhere(self.principal, permission):
-                raise self._denied(permission, "anything")
-            return
-        self._check_other(request)
-
-    def _check_other(self, request: Head) -> None:
         match request:
             case messages.AskBounds():
-                for name in request.names:
-                    self._check(SEEN_BY, name)
+                for name in dict.fromkeys(request.names[: TOPICS_MAX + 1]):
+                    self.check_topic(action, name)
             case messages.CreateTopic():
-                self._check_at(Permission.MANAGE_TOPICS, TopicName(request.stream, request.name))
-            case messages.Commit() | messages.AskPosition():
-                is_group = kind_of(request.kind) is PositionKind.GROUP
-                self._check(Permission.GROUP if is_group else Permission.CONSUME, request.name)
+                self._access.authorize(self.principal, action, created_name(request))
+            case messages.Commit() | messages.AskPosition() if kind_of(request.kind) is PositionKind.CONSUMER:
+                self.check_topic(others[0], request.name)
+            case messages.Produce():
+                self.check_topic(action, request.name)
+                if request.create and self._broker.find_topic(request.name) is None:
+                    self.check_topic(others[0], request.name)
             case _:
-                raise Denied(ErrorCode.DENIED, f"nobody may ask for this request={type(request).__name__}")
+                self.check_topic(action, getattr(request, "name", ""))
 
-    def sees(self, full_name: str, permission: Permission = SEEN_BY) -> bool:
+    def check_topic(self, action: Action, full_name: str) -> None:
+        """Refuse what this connection may not do with a topic. Raises Denied."""
+        self._access.authorize(self.principal, action, self._broker.resource(full_name))
+
+    def check_tokens(self, tokens: Sequence[bytes]) -> None:
+        """Refuse to publish, or drop, what is staged for topics that this connection may not write to (any more). Raises Denied."""
+        for topic in self._broker.staging.staged_topics(tokens):
+            self._access.authorize(self.principal, Action.PRODUCE, topic)
+
+    def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
         """Whether a topic is to be told of."""
-        if self.principal is None:
-            return self._access.is_open
-        return self._access.allows(self.principal, permission, self._name(full_name))
+        return self._access.permits(self.principal, action, topic)
 
-    def _name(self, full_name: str) -> TopicName:
-        """A topic that does not exist is one of the default stream's."""
-        topic = self._broker.find_topic(full_name)
-        return TopicName(DEFAULT_STREAM, full_name) if topic is None else topic.name
+    def sees_files(self) -> bool:
+        """Whether to tell where files lie: a broker with users tells nobody on another machine."""
+        return self._access.is_open or self._output.on_loopback
 
-    def _check(self, permission: Permission, full_name: str) -> None:
-        self._check_at(permission, self._name(full_name))
 
-    def _check_at(self, permission: Permission, name: TopicName) -> None:
-        assert self.principal is not None, "it was looked at"
-        if not self._access.allows(self.principal, permission, name):
-            raise self._denied(permission, name.full)
-
-    def _denied(self, permission: Permission, where: str) -> Denied:
-        assert self.principal is not None, "it was looked at"
-        words = " or ".join(str(word.name).lower() for word in permission)
-        return Denied(
-            ErrorCode.DENIED,
-            f"not allowed, ask for the permission {words} user={self.principal.name!r} where={where!r}",
-        )
+def created_name(request: messages.CreateTopic) -> TopicName:
+    """What a request to make a topic names: with the stream ``default``, a full name."""
+    if request.stream == DEFAULT_STREAM:
+        return TopicName.parse(request.name)
+    return TopicName(request.stream, request.name)

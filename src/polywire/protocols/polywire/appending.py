@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
     from polywire.broker.transactions import PublishAnswer
+    from polywire.protocols.polywire.admission import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
 
@@ -72,9 +73,10 @@ class _Collected:
 class Appending:
     """What one connection appends."""
 
-    __slots__ = ("_broker", "_session", "_turns")
+    __slots__ = ("_admission", "_broker", "_session", "_turns")
 
-    def __init__(self, broker: Broker, session: Answering, turns: Iterator[int]) -> None:
+    def __init__(self, broker: Broker, session: Answering, admission: Admission, turns: Iterator[int]) -> None:
+        self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
         self._turns: Final = turns
@@ -83,12 +85,16 @@ class Appending:
         """Append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
         level = level_of(request.level)
         batches = accepted_batches(payload)
-        topic = self._broker.ensure_topic(request.name) if request.create else self._broker.topic(request.name)
+        topic = self._broker.find_topic(request.name) if request.create else self._broker.topic(request.name)
+        if topic is None:
+            topic = self._broker.ensure_topic(request.name, by=self._admission.caller)
         parts, chosen = self._parts(topic, request.partition, batches)
         collected = _Collected(self._session, Verb.PRODUCE, correlation, parts, chosen)
+        by = self._admission.caller
         for index, part in enumerate(parts):
             try:
-                self._broker.produce(part.partition, part.batch, level=level, done=partial(collected.done, index))
+                done = partial(collected.done, index)
+                self._broker.produce(part.partition, part.batch, by=by, level=level, done=done)
             except BrokerError as error:
                 collected.refused(index, error)
                 return
@@ -100,26 +106,30 @@ class Appending:
             check_name("writer", request.writer)
         parts, _ = self._parts(self._broker.topic(request.name), request.partition, accepted_batches(payload))
         collected = _Collected(self._session, Verb.STAGE, correlation, parts, b"")
-        write = (request.writer, request.number) if request.writer else None
+        write, by = (request.writer, request.number), self._admission.caller
         for index, part in enumerate(parts):
             try:
                 done = partial(collected.done, index)
-                self._broker.stage(request.token, part.partition, part.batch, write=write, level=level, done=done)
+                self._broker.stage(
+                    request.token, part.partition, part.batch, write=write, by=by, level=level, done=done
+                )
             except BrokerError as error:
                 collected.refused(index, error)
                 return
 
     def publish(self, correlation: int, request: messages.Publish) -> None:
         """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
+        self._admission.check_tokens(request.tokens[: TOKENS_MAX + 1])
         done = partial(self._published, correlation)
-        self._broker.publish(request.writer, request.number, request.tokens, done=done)
+        self._broker.publish(request.writer, request.number, request.tokens, by=self._admission.caller, done=done)
         self._session.owe()
 
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
         """Drop staged batches."""
         if len(request.tokens) > TOKENS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
-        self._broker.abandon(request.tokens)
+        self._admission.check_tokens(request.tokens)
+        self._broker.abandon(request.tokens, by=self._admission.caller)
         self._session.answer(Verb.ABANDON, correlation, Head())
 
     def _published(self, correlation: int, answer: PublishAnswer | BrokerError) -> None:

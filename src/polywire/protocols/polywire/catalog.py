@@ -5,7 +5,7 @@ Promises: each request is answered once; bounds are answered when every partitio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,9 +13,11 @@ from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Found
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.admission import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
-from polywire.protocols.polywire.words import Answering, level_of
-from polywire.types import KeyHash, TopicName
+from polywire.protocols.polywire.words import TOPICS_MAX, Answering, level_of
+from polywire.protocols.slices import Slices
+from polywire.types import KeyHash
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -23,11 +25,8 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
     from polywire.protocols.polywire.admission import Admission
 
-TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
 TIMES_MAX: Final = 16
-BOUNDS_MAX: Final = (
-    100_000  # partitions, once more for each time: some tenth of a second in which nobody else is served
-)
+BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time
 _KEY_HASHES: Final = {kind.value: kind for kind in KeyHash}
 _COMPRESSIONS: Final = {kind.value: kind for kind in Compression}
 _SETTINGS: Final = {
@@ -78,14 +77,22 @@ class Catalog:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown verb verb={verb}")
 
     def _list(self, correlation: int, request: messages.ListTopics) -> None:
+        self._session.hold()
         topics = self._broker.topics(internal=request.internal)
+        Slices(self._broker, self._entries(topics), partial(self._listed, correlation))
+
+    def _entries(self, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
         sees = self._admission.sees
-        entries = [
-            messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions))
-            for topic in topics
-            if sees(topic.name.full)
-        ]
-        self._session.answer(Verb.TOPICS, correlation, messages.TopicList(entries))
+        for topic in topics:
+            seen = sees(topic)
+            yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
+
+    def _listed(self, correlation: int, entries: list[messages.TopicEntry] | BrokerError) -> None:
+        self._session.release()
+        if isinstance(entries, BrokerError):
+            self._session.settle_error(Verb.TOPICS, correlation, entries)
+        else:
+            self._session.settle(Verb.TOPICS, correlation, messages.TopicList(entries))
 
     def _create(self, correlation: int, request: messages.CreateTopic) -> None:
         made: list[Topic] = []
@@ -96,10 +103,11 @@ class Catalog:
             else:
                 self._session.settle_error(Verb.CREATE_TOPIC, correlation, error)
 
-        name = TopicName(request.stream, request.name)
+        name = created_name(request)
         settings = settings_of(request.settings)
         level = level_of(request.level)
-        made.append(self._broker.create_topic(name, request.partition_count, settings, level=level, done=done))
+        by = self._admission.caller
+        made.append(self._broker.create_topic(name, request.partition_count, settings, by=by, level=level, done=done))
         self._session.owe()
 
     def _later(self, verb: Verb, correlation: int) -> partial[None]:
@@ -128,41 +136,53 @@ class Catalog:
 
 
 class _BoundsAnswer:
-    """Bounds on their way. Guards: settled once, after the last partition's answer."""
+    """Bounds on their way. Guards: settled once, after the last partition's answer.
 
-    __slots__ = ("_correlation", "_error", "_found", "_left", "_session", "_times_us", "_topics")
+    _places: every partition in order, with the offsets that are told for the times asked for; ``_next`` is the place whose times are looked
+    up next. What ended is not looked at again, so an error is told behind look-ups that are still under way.
+    """
+
+    __slots__ = ("_broker", "_correlation", "_error", "_left", "_next", "_places", "_session", "_times_us", "_topics")
 
     def __init__(self, session: Answering, correlation: int, topics: Sequence[Topic], times_us: Sequence[int]) -> None:
         self._session: Final = session
         self._correlation: Final = correlation
         self._topics: Final = [(topic, list(topic.partitions)) for topic in topics]
         self._times_us: Final = times_us
-        self._found: Final[dict[int, messages.PartitionEntry]] = {}
+        self._places: list[tuple[Partition, Bounds, list[int]]] = []
         self._error: BrokerError | None = None
-        self._left = 1 + sum([len(topic.partitions) for topic in topics])
+        self._next = 0
+        self._left = 1
 
     def ask(self, broker: Broker) -> None:
-        self._session.owe()
-        for _, partitions in self._topics:
-            for partition in partitions:
-                try:
-                    broker.bounds(partition, then=partial(self._answered, partition))
-                except BrokerError as error:
-                    self._answered(partition, error)
-        self._count_down()
+        self._session.hold()
+        self._broker = broker
+        broker.many_bounds([one for _, partitions in self._topics for one in partitions], then=self._bounded)
 
-    def _answered(self, partition: Partition, bounds: Bounds | BrokerError) -> None:
-        if isinstance(bounds, BrokerError):
-            self._error = self._error or bounds
-        else:
-            offsets = [bounds.next_offset] * len(self._times_us)
-            self._found[partition.incarnation] = messages.PartitionEntry(
-                partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
-            )
+    def _bounded(self, found: list[Bounds] | BrokerError) -> None:
+        if isinstance(found, BrokerError):
+            self._refuse(found)
+            return
+        partitions = [one for _, partitions in self._topics for one in partitions]
+        count = len(self._times_us)
+        self._places = [
+            (partition, bounds, [bounds.next_offset] * count)
+            for partition, bounds in zip(partitions, found, strict=True)
+        ]
+        self._broker.sliced.put(self._look_up_slice)
+
+    def _look_up_slice(self, end: float) -> bool:
+        now = self._broker.clock.monotonic
+        while self._times_us and self._next < len(self._places):
+            partition, _, offsets = self._places[self._next]
+            self._next += 1
             self._left += len(offsets)
             for index, time_us in enumerate(self._times_us):
                 self._look_up(partition, time_us, partial(self._found_at, offsets, index))
+            if now() >= end:
+                return True
         self._count_down()
+        return False
 
     def _look_up(self, partition: Partition, time_us: int, then: Found) -> None:
         try:
@@ -185,13 +205,28 @@ class _BoundsAnswer:
         if self._left:
             return
         if self._error is not None:
-            self._session.settle_error(Verb.BOUNDS, self._correlation, self._error)
-            return
-        topics = [
-            messages.TopicBounds(topic.name.full, topic.id, [self._found[p.incarnation] for p in partitions])
-            for topic, partitions in self._topics
-        ]
+            self._refuse(self._error)
+        else:
+            Slices(self._broker, self._entries(), self._told)
+
+    def _entries(self) -> Iterator[messages.PartitionEntry]:
+        for partition, bounds, offsets in self._places:
+            yield messages.PartitionEntry(
+                partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
+            )
+
+    def _told(self, entries: list[messages.PartitionEntry] | BrokerError) -> None:
+        assert not isinstance(entries, BrokerError), "nothing is asked of the broker any more"
+        topics, at = [], 0
+        for topic, partitions in self._topics:
+            topics.append(messages.TopicBounds(topic.name.full, topic.id, entries[at : at + len(partitions)]))
+            at += len(partitions)
+        self._session.release()
         self._session.settle(Verb.BOUNDS, self._correlation, messages.BoundsList(topics))
+
+    def _refuse(self, error: BrokerError) -> None:
+        self._session.release()
+        self._session.settle_error(Verb.BOUNDS, self._correlation, error)
 
 
 def describe(topic: Topic) -> messages.TopicDescription:

@@ -42,6 +42,8 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.EPOCH_ENDED: 38,
     ErrorCode.USER_MISSING: 39,
     ErrorCode.TOKEN_MISSING: 40,
+    ErrorCode.TRANSACTION_MISSING: 41,
+    ErrorCode.WRITER_MISSING: 42,
     ErrorCode.TOPIC_EXISTS: 48,
     ErrorCode.TOPIC_REPLACED: 49,
     ErrorCode.GENERATION_STALE: 50,

@@ -6,16 +6,17 @@ dealt out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
-from polywire.broker.permissions import Permission
+from polywire.broker.actions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import Answering, check_name, find_partition, kind_of, level_of
+from polywire.protocols.slices import Slices
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Grouping:
             case messages.Member():
                 self._stay(verb, correlation, request)
             case messages.AskGroups():
-                self._session.answer(verb, correlation, self._groups(request))
+                self._groups(correlation, request)
 
     def _commit(self, correlation: int, request: messages.Commit) -> None:
         check_name("owner", request.owner)
@@ -74,6 +75,7 @@ class Grouping:
                 request.offset,
                 wire=WIRE,
                 refresh=True,
+                by=self._admission.caller,
                 level=level,
                 done=done,
             )
@@ -84,6 +86,7 @@ class Grouping:
                 kind_of(request.kind),
                 request.owner,
                 request.offset,
+                by=self._admission.caller,
                 level=level,
                 done=done,
             )
@@ -107,6 +110,7 @@ class Grouping:
             request.member,
             wire=WIRE,
             assignor=None if request.assignor is None else _ASSIGNORS[request.assignor],
+            by=self._admission.caller,
             level=Level.WRITTEN,
             done=done,
         )
@@ -114,38 +118,35 @@ class Grouping:
         self._session.owe()
 
     def _stay(self, verb: int, correlation: int, request: messages.Member) -> None:
-        groups = self._broker.groups
+        groups, by = self._broker.groups, self._admission.caller
+        place = request.group, request.name, request.member, request.generation
         if verb == Verb.LEAVE:
             done = partial(self._done, Verb.LEAVE, correlation, Head())
-            groups.leave(request.group, request.name, request.member, request.generation, wire=WIRE, done=done)
+            groups.leave(*place, wire=WIRE, by=by, done=done)
             self._session.owe()
             return
         ask = groups.sync if verb == Verb.SYNC else groups.heartbeat
-        membership = ask(request.group, request.name, request.member, request.generation, wire=WIRE)
+        membership = ask(*place, wire=WIRE, by=by)
         self._session.answer(verb, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
-    def _groups(self, request: messages.AskGroups) -> messages.GroupList:
-        """Groups that have members or positions, by topic and name."""
+    def _groups(self, correlation: int, request: messages.AskGroups) -> None:
+        """Groups that have members or positions, by topic and name. Raises Invalid."""
         if request.after and len(request.after) != 2:
             raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
-        after = tuple(request.after)
-        views = {(view.topic, view.name): view for view in self._broker.groups.views()}
-        positions = self._broker.position_owners(PositionKind.GROUP)
-        wanted = [
-            key
-            for key in views.keys() | positions.keys()
-            if request.group in (None, key[1]) and key > after and self._admission.sees(key[0], Permission.GROUP)
-        ]
-        chosen = nsmallest(GROUPS_MAX, wanted)
-        entries: list[messages.GroupEntry] = []
-        room = GROUP_ENTRIES_MAX
-        for key in chosen:
-            entry = _entry(key, views.get(key), positions.get(key, {}))
-            room -= len(entry.members) + len(entry.positions)
-            if entries and room < 0:
-                break
-            entries.append(entry)
-        return messages.GroupList(entries, len(entries) < len(wanted))
+        self._session.hold()
+        listing = _Listing(self._broker, request, self._sees)
+        Slices(self._broker, listing.entries(), partial(self._listed, correlation, listing))
+
+    def _listed(self, correlation: int, listing: _Listing, entries: list[messages.GroupEntry] | BrokerError) -> None:
+        self._session.release()
+        if isinstance(entries, BrokerError):
+            self._session.settle_error(Verb.GROUPS, correlation, entries)
+        else:
+            answer = messages.GroupList(entries, len(entries) < listing.wanted)
+            self._session.settle(Verb.GROUPS, correlation, answer)
+
+    def _sees(self, full_name: str) -> bool:
+        return self._admission.sees(self._broker.resource(full_name), Action.GROUP_DESCRIBE)
 
     def _done(self, verb: Verb, correlation: int, head: Head, _: int, error: BrokerError | None) -> None:
         if error is None:
@@ -154,7 +155,50 @@ class Grouping:
             self._session.settle_error(verb, correlation, error)
 
 
-def _entry(key: tuple[str, str], view: GroupView | None, positions: Mapping[int, int]) -> messages.GroupEntry:
+class _Listing:
+    """One GROUPS under way. Invariant: ``_first`` holds the first of what was found so far; ``wanted`` counts all of it."""
+
+    __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
+
+    def __init__(self, broker: Broker, request: messages.AskGroups, sees: Callable[[str], bool]) -> None:
+        self._broker = broker
+        self._request = request
+        self._sees = sees
+        self._first: set[tuple[str, str]] = set()
+        self.wanted = 0
+
+    def entries(self) -> Iterator[messages.GroupEntry | None]:
+        """The groups of the answer; nothing is yielded for each that is looked at."""
+        keys = self._broker.groups.pairs()
+        for _ in self._look(keys):
+            yield None
+        known = set(keys)
+        for _ in self._look(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
+            yield None
+        room = GROUP_ENTRIES_MAX
+        for key in sorted(self._first)[:GROUPS_MAX]:
+            view = self._broker.groups.view(key[1], key[0])
+            owner = self._broker.access.name_of(self._broker.groups.owner(*key))
+            entry = _entry(key, view, self._broker.positions_in(key[0], PositionKind.GROUP, key[1]), owner)
+            room -= len(entry.members) + len(entry.positions)
+            if room < 0 and room + len(entry.members) + len(entry.positions) < GROUP_ENTRIES_MAX:
+                break  # not its first
+            yield entry
+
+    def _look(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
+        group, after = self._request.group, tuple(self._request.after)
+        for key in keys:
+            if group in (None, key[1]) and key > after and self._sees(key[0]):
+                self.wanted += 1
+                self._first.add(key)
+                if len(self._first) > 4 * GROUPS_MAX:
+                    self._first = set(nsmallest(GROUPS_MAX, self._first))
+            yield None
+
+
+def _entry(
+    key: tuple[str, str], view: GroupView | None, positions: Mapping[int, int], owner: str
+) -> messages.GroupEntry:
     members = () if view is None else view.members
     return messages.GroupEntry(
         name=key[0],
@@ -166,4 +210,5 @@ def _entry(key: tuple[str, str], view: GroupView | None, positions: Mapping[int,
             for member in members
         ],
         positions=[[partition, offset] for partition, offset in sorted(positions.items())],
+        owner=owner,
     )

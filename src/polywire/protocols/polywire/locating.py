@@ -6,7 +6,7 @@ Promises: only what FETCH would send is told of. Must not know: files, frames.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError
 from polywire.log.base import Located
@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
 
 
-def locate(broker: Broker, session: Answering, correlation: int, request: messages.Locate) -> None:
-    """Answer now or later. Raises BrokerError when refused at once."""
+NOTHING: Final = messages.Located("", b"", [], more=False)
+
+
+def locate(
+    broker: Broker, session: Answering, correlation: int, request: messages.Locate, *, tells_files: bool
+) -> None:
+    """Answer now or later; with nothing where the peer is not to know of files. Raises BrokerError when refused at once."""
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
+    if not tells_files:
+        session.answer(Verb.LOCATE, correlation, NOTHING)
+        return
     end = request.offset_end if request.offset_end >= 0 else None
     found = broker.locate(partition, request.offset, then=partial(_settle, session, correlation), offset_end=end)
     if found is None:
@@ -40,6 +48,6 @@ def _settle(session: Answering, correlation: int, found: Located | BrokerError) 
 
 def _spelled(found: Located) -> messages.Located:
     if found.home is None:
-        return messages.Located("", b"", [], more=False)
+        return NOTHING
     runs = [messages.SealedRun(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
     return messages.Located(found.home.directory, found.home.mark, runs, found.more)

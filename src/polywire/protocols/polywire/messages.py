@@ -48,6 +48,11 @@ class Verb(IntEnum):
     HEARTBEAT = 66
     LEAVE = 67
     GROUPS = 68
+    DELETE_GROUP = 69
+    TRANSACTIONS = 80
+    DELETE_TRANSACTION = 81
+    WRITERS = 82
+    DELETE_WRITER = 83
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -314,10 +319,61 @@ class GroupEntry(Head, frozen=True):
     assignor: str | None
     members: list[MemberEntry]
     positions: list[list[Int]]
+    owner: str = ""
 
 
 class GroupList(Head, frozen=True):
     groups: list[GroupEntry]
+    more: bool
+
+
+class DeleteGroup(Head, frozen=True):
+    """A group of a topic, its members and its positions."""
+
+    group: str
+    name: str
+
+
+class AskKept(Head, frozen=True):
+    """Head of TRANSACTIONS and WRITERS; ``after`` is the name of the last entry seen, or empty."""
+
+    after: str = ""
+
+
+class DeleteKept(Head, frozen=True):
+    """Head of DELETE_TRANSACTION and DELETE_WRITER."""
+
+    name: str
+
+
+class TransactionEntry(Head, frozen=True):
+    """A transactional id; ``owner`` is the name of a user, or empty."""
+
+    id: str
+    epoch: Int
+    state: str
+    messages: Int
+    positions: Int
+    idle_ms: Int
+    owner: str
+
+
+class TransactionList(Head, frozen=True):
+    transactions: list[TransactionEntry]
+    more: bool
+
+
+class WriterEntry(Head, frozen=True):
+    """A writer and the last number it published."""
+
+    writer: str
+    number: Int
+    idle_ms: Int
+    owner: str
+
+
+class WriterList(Head, frozen=True):
+    writers: list[WriterEntry]
     more: bool
 
 
@@ -355,4 +411,9 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.HEARTBEAT: Member,
     Verb.LEAVE: Member,
     Verb.GROUPS: AskGroups,
+    Verb.DELETE_GROUP: DeleteGroup,
+    Verb.TRANSACTIONS: AskKept,
+    Verb.DELETE_TRANSACTION: DeleteKept,
+    Verb.WRITERS: AskKept,
+    Verb.DELETE_WRITER: DeleteKept,
 }

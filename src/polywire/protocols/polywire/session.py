@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, PeerError
-from polywire.protocols.base import PASS_S, Output
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
+from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.admission import Admission
 from polywire.protocols.polywire.appending import Appending
@@ -33,6 +33,7 @@ from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.grouping import Grouping
 from polywire.protocols.polywire.locating import locate
 from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
 
 if TYPE_CHECKING:
@@ -61,13 +62,14 @@ class PolywireSession:
         "_finished",
         "_greeted",
         "_grouping",
-        "_logging_in",
+        "_holding",
         "_output",
         "_owed",
         "_pumping",
         "_ready",
         "_rest",
         "_resume",
+        "_upkeep",
         "_wanted",
         "_yielding",
     )
@@ -76,11 +78,12 @@ class PolywireSession:
         self._broker: Final = broker
         self._output: Final = output
         self._resume: Final = resume
-        self._admission: Final = Admission(broker)
-        self._appending: Final = Appending(broker, self, turns)
+        self._admission: Final = Admission(broker, output)
+        self._appending: Final = Appending(broker, self, self._admission, turns)
         self._catalog: Final = Catalog(broker, self, self._admission)
         self._grouping: Final = Grouping(broker, self, self._admission)
-        self._logging_in = False
+        self._upkeep: Final = Upkeep(broker, self, self._admission)
+        self._holding = False
         self._rest = b""
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
@@ -96,7 +99,7 @@ class PolywireSession:
 
     @property
     def frame_bytes_max(self) -> int:
-        return FRAME_BYTES_MAX + PREFIX_BYTES
+        return self._admission.frame_bytes_max + PREFIX_BYTES
 
     def receive(self, data: memoryview) -> int:
         """Handle every complete frame; see ``protocols.base``."""
@@ -115,9 +118,11 @@ class PolywireSession:
         self._wanted = 0
         now = self._broker.clock.monotonic
         pass_end = now() + PASS_S
-        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._logging_in:
+        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._holding:
             try:
                 prefix = decode_prefix(data, at)
+                if prefix.length > NOBODY_FRAME_BYTES_MAX:
+                    decode_prefix(data, at, length_max=self._admission.frame_bytes_max)
             except PeerError as error:
                 self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
                 raise
@@ -149,7 +154,7 @@ class PolywireSession:
         return self._wanted
 
     def paused(self) -> bool:
-        return self._yielding or self._logging_in or self._owed >= REQUESTS_MAX
+        return self._yielding or self._holding or self._owed >= REQUESTS_MAX
 
     def drained(self) -> None:
         self._pump()
@@ -157,7 +162,7 @@ class PolywireSession:
     def finish(self, data: memoryview) -> None:
         """Half of a frame is dropped; answers owed, open fetches included, still go out before the connection is closed."""
         self._finished = True
-        self._rest = bytes(data) if self._logging_in else b""
+        self._rest = bytes(data) if self._holding else b""
         if not self._owed:
             self._output.close()
 
@@ -171,16 +176,18 @@ class PolywireSession:
 
     # What the parts of a session ask for.
 
-    def logging_in(self) -> None:
-        """Requests from here on wait until it is known who asks."""
-        self._logging_in = True
+    def hold(self) -> None:
+        """Owe an answer, and take no further request until ``release``: who asks, or a long answer, has to be known first."""
+        self.owe()
+        self._holding = True
 
-    def logged_in(self) -> None:
-        """It is known."""
-        self._logging_in = False
+    def release(self) -> None:
+        """Take requests again; to be called before the answer that was waited for is settled, which may be the connection's last."""
+        self._holding = False
         rest, self._rest = self._rest, b""
         if rest and not self._closed:
-            self.receive(memoryview(rest))
+            taken = self.receive(memoryview(rest))
+            self._rest = rest[taken:] if self._holding else b""
         self._go_on()
 
     def owe(self) -> None:
@@ -252,6 +259,7 @@ class PolywireSession:
         try:
             request = decode_request(verb, head)
             if isinstance(request, messages.LogIn):
+                self._end_fetches()
                 self._admission.log_in(self, correlation, request)
                 return
             self._admission.check(verb, request)
@@ -277,7 +285,7 @@ class PolywireSession:
         elif verb == Verb.PING:
             self.answer(verb, correlation, Head())
         elif isinstance(request, messages.Locate):
-            locate(self._broker, self, correlation, request)
+            locate(self._broker, self, correlation, request, tells_files=self._admission.sees_files())
         elif isinstance(request, messages.Publish):
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):
@@ -286,6 +294,8 @@ class PolywireSession:
             request, (messages.Commit, messages.AskPosition, messages.Join, messages.Member, messages.AskGroups)
         ):
             self._grouping.handle(verb, correlation, request)
+        elif isinstance(request, (messages.DeleteGroup, messages.AskKept, messages.DeleteKept)):
+            self._upkeep.handle(verb, correlation, request)
         else:
             self._catalog.handle(verb, correlation, request)
 
@@ -301,6 +311,12 @@ class PolywireSession:
         self.owe()
         self._fetches[correlation] = fetch
         fetch.start(self._broker, request.wait_ms)
+
+    def _end_fetches(self) -> None:
+        """What a user reads ends with its login."""
+        if self._admission.principal is not None:
+            for fetch in list(self._fetches.values()):
+                self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
 
     def _schedule(self) -> None:
         """Go on with ready fetches on the loop: never inside a callback of the log, and in turns with other connections."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
 
 NAME_BYTES_MAX: Final = 255  # page §3
+TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
 LEVELS: Final = tuple(Level)
 KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
@@ -31,9 +32,9 @@ class Answering(Protocol):
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
 
-    def logging_in(self) -> None: ...
+    def hold(self) -> None: ...
 
-    def logged_in(self) -> None: ...
+    def release(self) -> None: ...
 
 
 def level_of(number: int) -> Level:

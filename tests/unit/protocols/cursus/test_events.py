@@ -129,6 +129,8 @@ def test_what_is_wrong_is_said(peer: Dialogue) -> None:
         ("READ_STREAM topic=none key=a", "topic_not_found topic=none"),
         ("READ_STREAM topic=ev", "missing_key command=READ_STREAM"),
         ("READ_STREAM topic=ev key=a from_version=x", "invalid_from_version value=x"),
+        ("READ_STREAM topic=ev key=a from_version=0", "invalid_from_version value=0"),
+        ("READ_STREAM topic=none key=a from_version=0", "invalid_from_version value=0"),
         ("READ_STREAM topic=plain key=a", "event_sourcing_not_enabled topic=plain"),
     ):
         assert peer.ask(text) == f'{{"error":"{answer}","status":"ERROR"}}', text

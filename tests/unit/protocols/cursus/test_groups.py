@@ -302,7 +302,7 @@ def test_subscribe_in_every_dialect(peer: Dialogue) -> None:
 
 
 def test_names_of_groups_have_a_limit() -> None:
-    peer = World(broker=BrokerSettings(groups_max=2)).connect()
+    peer = World(broker=BrokerSettings(groups_max=4)).connect()
     peer.ask("CREATE topic=g1 partitions=1")
     answers = [peer.ask(f"REGISTER_GROUP topic=g1 group=g{n}") for n in range(3)]
     assert [answer.split()[0] for answer in answers] == ["OK", "OK", "ERROR:"]

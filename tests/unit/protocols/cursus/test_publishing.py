@@ -96,6 +96,27 @@ def test_every_level_is_answered_with_all_keys() -> None:
         assert len(answer) == 8
 
 
+def test_the_range_of_sequences_in_front_of_a_batch_is_not_looked_at() -> None:
+    """cursus-java writes the first one plus the count; what counts, and is acknowledged, are the messages' own."""
+    world, peer = started()
+    sent = bytearray(batch("orders", 0, messages(3, 4, 9)))
+    at = 2 + 2 + len("orders") + 4 + 2 + 1
+    assert struct.unpack_from(">QQi", sent, at) == (3, 9, 3)
+    struct.pack_into(">QQ", sent, at, 7, 9_999)
+    answer = json.loads(peer.ask(bytes(sent)))
+    assert (answer["status"], answer["seq_start"], answer["seq_end"]) == ("OK", 3, 9)
+    assert [record.sequence for record in stored(world, "orders")] == [3, 4, 9]
+
+
+def test_an_empty_command_says_so() -> None:
+    world, peer = started()
+    for empty in (b"", b" \0\r\n"):
+        assert peer.ask(empty, "admin") == "ERROR: empty command"
+        assert peer.ask(empty, "orders") == "ERROR: empty command"
+    assert peer.ask(b"", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
+    assert stored(world, "orders") == []
+
+
 def test_batches_are_refused_in_the_reference_order() -> None:
     world, peer = started()
     assert peer.ask(batch("__consumer_offsets", 0, messages(1), acks="5")).endswith("topic=__consumer_offsets")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from typing import Any
 
 from polywire.protocols.cursus.messages import enveloped, frame
@@ -108,6 +109,16 @@ def test_batches_behind_a_long_poll_are_stored_and_answered_behind_it() -> None:
     read, acknowledged, listed = peer.take_bodies()
     assert unpack(read)[2] == [(0, 1, b"v1")]
     assert (acknowledged[:14], listed) == (b'{"status":"OK"', b"OK count=1 topics=c1")
+
+
+def test_a_pattern_that_would_explode_takes_no_time() -> None:
+    peer = World().connect()
+    peer.ask(f"CREATE topic={'a' * 40} partitions=1")
+    begun = time.process_time()
+    answer = peer.ask(f"CONSUME topic={'*a' * 12}b partition=0 member=m group=g")
+    assert "no topics match" in answer
+    assert time.process_time() - begun < 0.5
+    assert "at most 249 characters" in peer.ask(f"CONSUME topic={'*a' * 125} partition=0 member=m group=g")
 
 
 def test_a_pattern_reads_all_its_topics() -> None:

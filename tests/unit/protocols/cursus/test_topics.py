@@ -45,6 +45,9 @@ def test_frames_may_arrive_in_pieces_and_together() -> None:
 def test_errors_carry_their_class_once_that_was_agreed() -> None:
     peer = World().connect()
     assert peer.ask("DELETE topic=zz") == "ERROR: topic_not_found topic=zz"
+    assert (
+        peer.ask("DELETE topic=..") == 'ERROR: invalid_topic_name topic=".." reason="topic name \\"..\\" is reserved"'
+    )
     answer = peer.ask("NEGOTIATE version=1 features=structured_errors_v1,foo_v9")
     assert answer == "OK protocol_version=1 enabled=structured_errors_v1 unsupported=foo_v9"
     assert peer.ask("DELETE topic=zz") == "ERROR: topic_not_found class=not_found retryable=false topic=zz"

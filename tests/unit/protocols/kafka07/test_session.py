@@ -27,6 +27,7 @@ from polywire.protocols.kafka07.messages import (
     parse_offsets_answer,
     split_multifetch_answer,
 )
+from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level, TopicName
@@ -117,6 +118,8 @@ def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
         encode_message(b"x", 1, CompressionCodec(0))[:5] + b"\3" + encode_message(b"x")[6:],
         encode_message(b"no gzip", 1, GZIP),
         encode_message(b"no snappy", 1, SNAPPY),
+        encode_message(b"", 1, SNAPPY),
+        encode_message(b"", 1, GZIP),
         encode_message(gzip.compress(A, mtime=0)[:-3], 1, GZIP),
         wrap(A + BAD, GZIP),
         wrap(BAD, SNAPPY),
@@ -526,3 +529,33 @@ def test_recognition(world: World) -> None:
     others += [bytes.fromhex("00000006 0000") + b"LIST", bytes.fromhex("0000000c 0004") + b"testLIST", b"GET / HTTP"]
     for opening in others:
         assert recognise(opening.ljust(64, b" ")) is False
+
+
+def test_very_many_sets_of_one_request_are_stored_in_order(world: World) -> None:
+    peer = world.connect()
+    count = 5 * ENTRIES_AT_ONCE_MAX
+    sets = [(b"t", number % 2, encode_message(b"%d" % number)) for number in range(count)]
+    peer.exchange(encode_multiproduce(sets))
+    for partition in (0, 1):
+        expected = b"".join(data for _, where, data in sets if where == partition)
+        assert fetched(peer, partition=partition) == expected
+    assert not peer.pins
+
+
+def test_very_many_sets_of_which_one_is_broken_are_stored_up_to_it(world: World) -> None:
+    peer = world.connect()
+    sets = [(b"t", 0, A if number != ENTRIES_AT_ONCE_MAX else BAD) for number in range(2 * ENTRIES_AT_ONCE_MAX)]
+    peer.exchange(encode_multiproduce(sets))
+    assert peer.closed
+    assert not peer.pins
+    assert stored(world) == A * ENTRIES_AT_ONCE_MAX
+
+
+def test_a_peer_that_goes_leaves_no_set_half_stored(world: World) -> None:
+    peer = world.connect()
+    peer.feed(encode_multiproduce([(b"t", 0, A + B)] * (2 * ENTRIES_AT_ONCE_MAX)))
+    peer.session.close()
+    peer.pass_by()
+    assert not peer.pins
+    found = stored(world) if world.memory.broker.find_topic("t") is not None else b""
+    assert found == (A + B) * (len(found) // len(A + B))

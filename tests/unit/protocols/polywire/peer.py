@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
+from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, PeerError
@@ -39,9 +40,11 @@ class CapturedOutput:
         self.backlog_max = 1 << 20
         self.peer = "test"
         self.on_loopback = True
+        self.certified: Principal | None = None
         self.local = ("127.0.0.1", 1)
         self.closed = False
         self.releases = 0
+        self.principal: Principal | None = None
 
     def write(self, data: Buffer) -> None:
         self.written += data
@@ -58,6 +61,9 @@ class CapturedOutput:
 
     def fail(self, error: PeerError) -> None:
         raise error
+
+    def identified(self, principal: Principal | None) -> None:
+        self.principal = principal
 
     def pin(self) -> Callable[[], None]:
         raise AssertionError("no request of this wire is prepared beside the loop")

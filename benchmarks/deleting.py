@@ -1,0 +1,194 @@
+"""How long written data waits for its sync, and producers for the log, while topics of many gigabytes are deleted.
+
+Run: ``python -m benchmarks.deleting [--gigabytes N] [--partitions N] [--directory PATH]``
+
+The log alone, without a wire, on real files: it is filled first, sealed and synced. Then all its partitions are dropped at once, while
+another one is appended to at a steady rate. Every group that was written is watched until the log says that it is on the disk, and every
+turn of the loop is timed. The files go with the end of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import uvloop
+
+from polywire.clock import SystemClock
+from polywire.errors import Busy
+from polywire.log.log import FileLog
+from polywire.log.opening import open_log
+from polywire.log.settings import LogSettings
+from polywire.records.columns import BatchHeader, Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+
+GIGA = 1_000_000_000
+FIRST = 1000  # incarnation of the first partition that is deleted
+STEADY_BYTES = 50_000_000  # a second, beside the deleting
+BATCH_BYTES = 1_000_000
+TURN_S = 0.002  # between two looks
+LIST_S = 0.25  # between two looks at the files
+QUIET_S = 3.0  # before and after the deleting
+
+
+class NoState:
+    """A broker without any."""
+
+    def restore(self, snapshot: bytes) -> None:
+        """Nothing is kept."""
+
+    def apply(self, change: bytes) -> None:
+        """Nothing is kept."""
+
+    def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
+        """Nothing is kept."""
+
+    def snapshot(self) -> bytes:
+        return b""
+
+
+class Watch:
+    """The longest waits since it was begun, in seconds."""
+
+    def __init__(self, log: FileLog) -> None:
+        self._log = log
+        self._unsynced: deque[tuple[int, float]] = deque()
+        self._last = time.monotonic()
+        self._refused: float | None = None
+        self.sync = self.turn = self.produce = 0.0
+
+    def wrote(self) -> None:
+        self._unsynced.append((self._log._sequence, time.monotonic()))
+
+    def look(self) -> None:
+        now = time.monotonic()
+        self.turn = max(self.turn, now - self._last - TURN_S)
+        self._last = now
+        while self._unsynced and self._unsynced[0][0] <= self._log.synced_sequence:
+            self.sync = max(self.sync, now - self._unsynced.popleft()[1])
+        if self._unsynced:
+            self.sync = max(self.sync, now - self._unsynced[0][1])
+
+    def refused(self, is_so: bool) -> None:
+        """The log took no batch, or one again."""
+        now = time.monotonic()
+        if is_so:
+            self._refused = self._refused or now
+        elif self._refused is not None:
+            self.produce = max(self.produce, now - self._refused)
+            self._refused = None
+
+    def __str__(self) -> str:
+        waits = (("written until synced", self.sync), ("loop held", self.turn), ("produce refused", self.produce))
+        return ", ".join(f"{name} {seconds * 1e3:4.0f} ms" for name, seconds in waits)
+
+
+def append(log: FileLog, incarnation: int, batch: bytes) -> bool:
+    """Whether the log took it."""
+    if log.congested:
+        return False
+    try:
+        log.append(log.partition(incarnation), bytearray(batch), level=Level.WRITTEN, done=None)
+    except Busy:
+        return False
+    log.commit()
+    return True
+
+
+async def fill(log: FileLog, size: int, partitions: int) -> None:
+    """Until so many bytes are stored, all of them sealed but what the last slots hold."""
+    for number in range(partitions):
+        log.open_partition(FIRST + number)
+    log.commit()
+    records = 1000
+    batch = bytes(from_records([Record(bytes(BATCH_BYTES // partitions // records or 10))] * records))
+    written = 0
+    while written < size:
+        for number in range(partitions):
+            if append(log, FIRST + number, batch):
+                written += len(batch)
+        await asyncio.sleep(TURN_S if log.congested else 0)
+    while log.sealing:  # noqa: ASYNC110 (the log tells nobody)
+        await asyncio.sleep(TURN_S)
+
+
+async def beside(log: FileLog, watch: Watch, seconds: float, directory: Path, gone: frozenset[str]) -> float:
+    """Append steadily for so long, or until these segments are deleted, if any; returns how long that was."""
+    batch = bytes(from_records([Record(bytes(1000))] * (BATCH_BYTES // 10_000)))
+    begun = looked = time.monotonic()
+    written = 0
+    while time.monotonic() - begun < seconds:
+        while written < (time.monotonic() - begun) * STEADY_BYTES:
+            taken = append(log, 1, batch)
+            watch.refused(not taken)
+            if not taken:
+                break
+            watch.wrote()
+            written += len(batch)
+        watch.look()
+        await asyncio.sleep(TURN_S)
+        watch.look()
+        if gone and time.monotonic() - looked > LIST_S:
+            looked = time.monotonic()
+            if not gone & segments(directory):
+                break
+    return time.monotonic() - begun
+
+
+def segments(directory: Path) -> frozenset[str]:
+    return frozenset(os.listdir(directory / "segments"))
+
+
+async def measure(directory: Path, size: int, partitions: int) -> None:
+    loop = asyncio.get_running_loop()
+    log = open_log(directory, settings=LogSettings(), loop=loop, clock=SystemClock(), replay=NoState())
+    log.open_partition(1)
+    begun = time.monotonic()
+    await fill(log, size, partitions)
+    made = segments(directory)
+    print(
+        f"{size / GIGA:.0f} GB of {partitions} partitions in {len(made)} segments, made in {time.monotonic() - begun:.0f} s"
+    )
+    before = Watch(log)
+    await beside(log, before, QUIET_S, directory, frozenset())
+    print(f"before:   {before}")
+    during = Watch(log)
+    for number in range(partitions):
+        log.drop_partition(FIRST + number)
+    log.commit()
+    seconds = await beside(log, during, 600, directory, made)
+    print(f"deleting: {during}; {size / GIGA:.0f} GB in {seconds:.1f} s")
+    after = Watch(log)
+    await beside(log, after, QUIET_S, directory, frozenset())
+    print(f"after:    {after}")
+    log.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=24.0)
+    parser.add_argument("--partitions", type=int, default=16)
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=None,
+        help="on the disk to be measured; the system's folder for such files if not",
+    )
+    arguments = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="deleting-", dir=arguments.directory))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(measure(directory, int(arguments.gigabytes * GIGA), arguments.partitions))
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""How long a start takes, and what memory, with a long log of many partitions.
+
+Run: ``python -m benchmarks.start [--gigabytes N] [--partitions N] [--slot-mib N] [--directory PATH]``
+
+The log is made up: segments as the sealer writes them when every partition gets its share of every journal file, with true footers and holes
+instead of batches, so that a hundred gigabytes take the disk of their footers. A broker is started on it as anybody starts one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import processor_seconds, resident_bytes
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.log.history import History
+from polywire.log.log import FileLog
+from polywire.log.partition import FilePartition
+from polywire.log.sealer import snapshot_name
+from polywire.log.sealing import Plan, snapshot_of
+from polywire.log.segment import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
+from polywire.log.segments import segment_name
+from polywire.log.settings import LogSettings
+from polywire.log.snapshot import put_snapshot
+from polywire.log.turn import sealed_content
+from polywire.records.checksum import xxh64
+from polywire.types import TopicName
+from tests import broker_process
+from tests.broker_process import BrokerProcess
+from tests.unit.log.rig import RigLoop
+
+GIGA = 1_000_000_000
+TOPIC_PARTITIONS = 100
+RECORD_BYTES = 100
+SLOT_SECONDS = 10  # that a journal file took to be filled
+MEBI = 1024 * 1024
+EPOCH = 1
+READY_SECONDS_MAX = 300.0  # of a start on a busy machine
+MADE = 1_000_000  # numbers of made-up segments begin behind those that the broker chose
+
+RUN = np.dtype(
+    [
+        ("partition", "<u8"),
+        ("token", "V16"),
+        ("position", "<u8"),
+        ("size", "<u8"),
+        ("first_offset", "<u8"),
+        ("next_offset", "<u8"),
+        ("first_address", "<u8"),
+        ("next_address", "<u8"),
+        ("first_time_us", "<i8"),
+        ("last_time_us", "<i8"),
+        ("index_start", "<u4"),
+        ("index_count", "<u4"),
+        ("epoch_start", "<u4"),
+        ("epoch_count", "<u4"),
+        ("record_count", "<u8"),
+    ]
+)
+EPOCHS = np.dtype([("epoch", "<u4"), ("zero", "<u4"), ("first_offset", "<u8")])
+ENTRIES = np.dtype([("offset", "<u8"), ("position", "<u8"), ("address", "<u8"), ("time_us", "<i8")])
+
+
+class Maker:
+    """Makes up segments, one after the other. Guards: runs of a partition follow each other."""
+
+    def __init__(self, incarnations: list[int], slot_bytes: int, now_us: int) -> None:
+        self._incarnations = np.array(sorted(incarnations), dtype="<u8")
+        self._mean = slot_bytes // len(incarnations)
+        self._random = np.random.default_rng(1)
+        self.offsets = np.zeros(len(incarnations), dtype="<u8")
+        self.addresses = np.zeros(len(incarnations), dtype="<u8")
+        self.time_us = now_us - 86_400_000_000
+
+    def footer(self) -> tuple[int, bytes]:
+        """Bytes of the batches, and what follows them."""
+        count = len(self._incarnations)
+        records = np.maximum(1, self._random.poisson(self._mean / RECORD_BYTES, count)).astype("<u8")
+        runs = np.zeros(count, dtype=RUN)
+        runs["partition"] = self._incarnations
+        runs["size"] = (records * RECORD_BYTES + 104 + 7) // 8 * 8
+        runs["position"] = np.concatenate(([0], np.cumsum(runs["size"])[:-1]))
+        runs["first_offset"], runs["first_address"] = self.offsets, self.addresses
+        self.offsets = self.offsets + records
+        self.addresses = self.addresses + records * (RECORD_BYTES + 10)
+        runs["next_offset"], runs["next_address"] = self.offsets, self.addresses
+        runs["first_time_us"] = self.time_us + self._random.integers(0, SLOT_SECONDS * 500_000, count)
+        self.time_us += SLOT_SECONDS * 1_000_000
+        runs["last_time_us"] = self.time_us - 1
+        runs["index_start"] = runs["epoch_start"] = np.arange(count)
+        runs["index_count"] = runs["epoch_count"] = 1
+        runs["record_count"] = records
+        epochs = np.zeros(count, dtype=EPOCHS)
+        epochs["epoch"], epochs["first_offset"] = EPOCH, runs["first_offset"]
+        entries = np.zeros(count, dtype=ENTRIES)
+        for field, of in (
+            ("offset", "first_offset"),
+            ("position", "position"),
+            ("address", "first_address"),
+            ("time_us", "first_time_us"),
+        ):
+            entries[field] = runs[of]
+        footer = runs.tobytes() + epochs.tobytes() + entries.tobytes()
+        data = int(runs["size"].sum())
+        head = TRAILER.pack(
+            SEGMENT_MAGIC, SEGMENT_VERSION, data, len(footer), count, count, count, xxh64(footer), 0, 0
+        )[:-8]
+        return data, 2 * (footer + head + xxh64(head).to_bytes(8, "little"))
+
+
+def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int:
+    """A data directory with such a log; returns how many segments it has."""
+    loop, clock = RigLoop(), SystemClock()
+    broker = Broker.open(directory, BrokerSettings(), loop, clock, log_settings=LogSettings())
+    for number in range(-(-partitions // TOPIC_PARTITIONS)):
+        broker.create_topic(
+            TopicName("made", f"up-{number}"), min(TOPIC_PARTITIONS, partitions - number * TOPIC_PARTITIONS)
+        )
+    broker.commit()
+    log = broker._log
+    assert isinstance(log, FileLog), "it was opened on files"
+    history: History = log._history
+    maker = Maker(list(history.partitions), slot_bytes, clock.now_us())
+    (directory / "segments").mkdir(exist_ok=True)
+    written = count = 0
+    numbers = []
+    while written < size:
+        data, footer = maker.footer()
+        numbers.append(EPOCH << 32 | (MADE + count))
+        with (directory / segment_name(numbers[-1])).open("wb") as file:
+            file.truncate(data)
+            file.seek(data)
+            file.write(footer)
+        written += data
+        count += 1
+    for number, (_, partition) in enumerate(sorted(history.partitions.items())):
+        _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
+    image = history.image(log._sequence, history.partitions.values())
+    made = snapshot_of(history, image, Plan([], {}), [], log.broker_state())
+    name = snapshot_name(EPOCH, MADE)
+    made.segments[:] = [*made.segments, *numbers]  # type: ignore[index]
+    put_snapshot(log._disk.store, name, made)
+    done: list[None] = []
+    log._name(sealed_content([], []), log._sequence, lambda: done.append(None), (name, log._sequence))
+    loop.run_until(lambda: done)
+    broker.close()
+    return count
+
+
+def _set(partition: FilePartition, next_offset: int, next_address: int, time_us: int) -> None:
+    partition.begin_epoch(EPOCH)
+    partition.next_offset = partition.synced_offset = next_offset
+    partition.next_address = next_address
+    partition.last_append_time_us = time_us
+
+
+def report(state: str, pid: int, seconds: float) -> None:
+    memory = {name: size / MEBI for name, size in resident_bytes(pid).items()}
+    print(
+        f"{state}: {seconds:.1f} s, {processor_seconds(pid):.1f} s of a processor, peak {memory['VmHWM']:.0f} MiB, "
+        f"then {memory['VmRSS']:.0f} MiB, {memory['RssAnon']:.0f} of them not of files; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=100.0)
+    parser.add_argument("--partitions", type=int, default=10_000)
+    parser.add_argument("--slot-mib", type=int, default=64)
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="where the log is made; the system's folder for such files if not"
+    )
+    arguments = parser.parse_args()
+    setattr(broker_process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
+    place = Path(tempfile.mkdtemp(prefix="start-", dir=arguments.directory))
+    try:
+        begun = time.monotonic()
+        count = make_up(
+            place / "data", int(arguments.gigabytes * GIGA), arguments.partitions, arguments.slot_mib * MEBI
+        )
+        os.sync()
+        print(
+            f"{arguments.gigabytes:.0f} GB, {arguments.partitions} partitions, {count} segments; made up in {time.monotonic() - begun:.0f} s"
+        )
+        for state in ("first start", "second start"):
+            begun = time.monotonic()
+            broker = BrokerProcess(place / "data")
+            try:
+                broker.start()
+                report(state, broker.pid, time.monotonic() - begun)
+            finally:
+                broker.kill()
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""A broker whose loop is watched from inside: how long it was held, in processor time and by the clock.
+
+Run as ``python -m benchmarks.watched serve …``, with the environment variable ``POLYWIRE_WATCH`` naming a socket (a path). Whoever connects
+to it and sends a byte gets one line of JSON: the longest hold since the last such line, and how long ago a hold above ``BUSY_S`` ended.
+
+A beat on the loop each millisecond tells how much processor time the loop's thread has used since the one before; a hold between two beats
+is one pass of the loop. Processor time is not lengthened by what else the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polywire.cli.main import main
+from polywire.server import lifecycle
+
+BEAT_S = 0.001
+BUSY_S = 0.003
+LONG_S = 0.015  # of a hold whose place is looked for, every LOOK_S
+LOOK_S = 0.005
+PLACES = 4  # of the innermost calls
+WATCH = "POLYWIRE_WATCH"
+
+
+class Watch:
+    """Beats on a loop. Invariant: ``processor`` and ``clock`` are the longest holds since they were last told, ``collecting`` the longest
+    of Python's collections of garbage."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.processor = 0.0
+        self.clock = 0.0
+        self.collecting = 0.0
+        self.places: Counter[str] = Counter()
+        self.busy_at = 0.0
+        self._clock_id = 0
+        self._collecting_at = 0.0
+        self._used = 0.0
+        self._beat_at = 0.0
+        loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._clock_id = time.pthread_getcpuclockid(threading.get_ident())
+        threading.Thread(target=self._look, args=(threading.get_ident(),), daemon=True).start()
+        gc.callbacks.append(self._collected)
+        self._used, self._beat_at = time.thread_time(), time.monotonic()
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        used, now = time.thread_time(), time.monotonic()
+        held = used - self._used
+        self.processor = max(self.processor, held)
+        self.clock = max(self.clock, now - self._beat_at - BEAT_S)
+        if held > BUSY_S:
+            self.busy_at = now
+        self._used, self._beat_at = used, now
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting_at = time.thread_time()
+        else:
+            self.collecting = max(self.collecting, time.thread_time() - self._collecting_at)
+
+    def _look(self, thread: int) -> None:
+        """Note where the loop is whenever it has been held for long."""
+        while True:
+            time.sleep(LOOK_S)
+            if time.clock_gettime(self._clock_id) - self._used < LONG_S:
+                continue
+            frame = sys._current_frames().get(thread)
+            names: list[str] = []
+            while frame is not None and len(names) < PLACES:
+                if "polywire" in frame.f_code.co_filename:
+                    names.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}:{frame.f_lineno}")
+                frame = frame.f_back
+            self.places[" < ".join(names)] += 1
+
+    def told(self) -> dict[str, Any]:
+        """What was seen since the last call, the hold under way included; from another thread."""
+        now = time.monotonic()
+        held = time.clock_gettime(self._clock_id) - self._used
+        if held > BUSY_S:
+            self.busy_at = now
+        seen = {
+            "processor_s": max(self.processor, held),
+            "clock_s": max(self.clock, now - self._beat_at - BEAT_S),
+            "collecting_s": self.collecting,
+            "quiet_s": now - self.busy_at,
+            "places": self.places.most_common(1),
+        }
+        self.places = Counter()
+        self.processor = self.clock = self.collecting = 0.0
+        return seen
+
+
+def _tell(watch: Watch, path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        peer, _ = listener.accept()
+        with peer:
+            while peer.recv(1):
+                peer.sendall(json.dumps(watch.told()).encode() + b"\n")
+
+
+def watched(make: Callable[[], asyncio.AbstractEventLoop], path: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Loops as made before, each with a watch."""
+
+    def made() -> asyncio.AbstractEventLoop:
+        loop = make()
+        threading.Thread(target=_tell, args=(Watch(loop), path), daemon=True).start()
+        return loop
+
+    return made
+
+
+if __name__ == "__main__":
+    _make = lifecycle._new_loop()
+    lifecycle._new_loop = lambda: watched(_make, os.environ[WATCH])
+    main()

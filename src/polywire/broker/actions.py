@@ -1,0 +1,103 @@
+"""Everything that anybody may ask of a broker, and what it takes: the one table of permissions, for all wires.
+
+Promises: an action names one permission (or several of which one is enough), the kind of resource it must be held for, and which side of
+a topic's access list it is on. Wires name actions, never permissions. Must not know: users, wires.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from polywire.broker.permissions import NOTHING, Permission
+from polywire.broker.settings import Listed
+
+
+class Resource(Enum):
+    """What a permission must be held for."""
+
+    NOTHING = "nothing"
+    BROKER = "the broker"
+    STREAM = "the stream"
+    TOPIC = "the topic"
+    ANY_STREAM = "any stream"
+    ANY_TOPIC = "any topic"
+
+
+_SEEN_BY: Final = Permission.CONSUME | Permission.PRODUCE  # who reads or writes a topic may know what it is
+
+
+class Action(Enum):
+    """One thing that may be asked for: its word, the permission, the resource, and what a topic's access list is asked."""
+
+    CONNECT = "connect", NOTHING, Resource.NOTHING
+    SELF_DESCRIBE = "self.describe", NOTHING, Resource.NOTHING
+    TOKEN_CREATE = "token.create", NOTHING, Resource.NOTHING
+    TOKEN_DELETE = "token.delete", NOTHING, Resource.NOTHING
+    CLUSTER_DESCRIBE = "cluster.describe", NOTHING, Resource.NOTHING
+    CLUSTER_ALTER = "cluster.alter", Permission.MANAGE_SERVERS, Resource.BROKER
+    SERVER_DESCRIBE = "server.describe", Permission.READ_SERVERS, Resource.BROKER
+    USER_DESCRIBE = "user.describe", Permission.READ_USERS, Resource.BROKER
+    USER_CREATE = "user.create", Permission.MANAGE_USERS, Resource.BROKER
+    USER_ALTER = "user.alter", Permission.MANAGE_USERS, Resource.BROKER
+    USER_DELETE = "user.delete", Permission.MANAGE_USERS, Resource.BROKER
+    STREAM_LIST = "stream.list", Permission.READ_STREAMS, Resource.ANY_STREAM
+    STREAM_DESCRIBE = "stream.describe", Permission.READ_STREAMS, Resource.STREAM
+    STREAM_CREATE = "stream.create", Permission.MANAGE_STREAMS, Resource.STREAM
+    STREAM_ALTER = "stream.alter", Permission.MANAGE_STREAMS, Resource.STREAM
+    STREAM_DELETE = "stream.delete", Permission.MANAGE_STREAMS, Resource.STREAM
+    TOPIC_LIST = "topic.list", _SEEN_BY, Resource.ANY_TOPIC
+    TOPIC_DESCRIBE = "topic.describe", _SEEN_BY, Resource.TOPIC
+    TOPIC_CREATE = "topic.create", Permission.MANAGE_TOPICS, Resource.TOPIC
+    TOPIC_ALTER = "topic.alter", Permission.MANAGE_TOPICS, Resource.TOPIC
+    TOPIC_PURGE = "topic.purge", Permission.MANAGE_TOPICS, Resource.TOPIC
+    TOPIC_DELETE = "topic.delete", Permission.MANAGE_TOPICS, Resource.TOPIC
+    PRODUCE = "produce", Permission.PRODUCE, Resource.TOPIC, Listed.WRITERS
+    STAGED_PUBLISH = "staged.publish", Permission.PRODUCE, Resource.ANY_TOPIC
+    FETCH = "fetch", Permission.CONSUME, Resource.TOPIC, Listed.READERS
+    POSITION_FETCH = "position.fetch", Permission.CONSUME, Resource.TOPIC, Listed.READERS
+    POSITION_COMMIT = "position.commit", Permission.CONSUME, Resource.TOPIC, Listed.READERS
+    OFFSET_FETCH = "offset.fetch", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    OFFSET_COMMIT = "offset.commit", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    GROUP_LIST = "group.list", Permission.GROUP, Resource.ANY_TOPIC
+    GROUP_DESCRIBE = "group.describe", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    GROUP_CREATE = "group.create", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    GROUP_JOIN = "group.join", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    GROUP_DELETE = "group.delete", Permission.GROUP, Resource.TOPIC, Listed.READERS
+    TRANSACTION = "transaction", Permission.TRANSACTION, Resource.ANY_TOPIC
+
+    def __init__(self, word: str, permission: Permission, resource: Resource, listed: Listed | None = None) -> None:
+        self.word: Final = word
+        self.permission: Final = permission
+        self.bits: Final = int(permission)  # flags answer slowly
+        self.resource: Final = resource
+        self.listed: Final = listed
+
+    @property
+    def permission_words(self) -> str:
+        """The permissions of which one is needed, as they are granted."""
+        return " or ".join(str(permission.name).lower() for permission in self.permission)
+
+    @property
+    def is_everybodys(self) -> bool:
+        """Whether it takes no permission."""
+        return not self.bits
+
+
+ANYBODY: Final = frozenset({Action.CONNECT})
+"""What takes no login either."""
+
+ADMINISTRATION: Final = frozenset(
+    {
+        Action.CLUSTER_ALTER,
+        Action.STREAM_CREATE,
+        Action.STREAM_ALTER,
+        Action.STREAM_DELETE,
+        Action.TOPIC_CREATE,
+        Action.TOPIC_ALTER,
+        Action.TOPIC_PURGE,
+        Action.TOPIC_DELETE,
+        Action.GROUP_DELETE,
+    }
+)
+"""What an auditor wants to know of when it was allowed, too; users and tokens are told of when they were changed."""

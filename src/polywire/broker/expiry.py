@@ -1,0 +1,140 @@
+"""What nobody uses any more ends: groups, positions, bare names of groups, writers and transactional ids (decision 0030).
+
+Promises: a pass looks at a bounded number of things and goes on where the last one ended; a full disk only puts it off. Time is the elapsed
+clock's, so nothing ends early because a clock was set. Must not know: what is kept about whom, wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from polywire.broker import changes
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.offsets import Reader
+from polywire.broker.owners import ITSELF
+from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
+from polywire.broker.state import State
+from polywire.clock import ElapsedClock
+from polywire.errors import Busy
+from polywire.log.base import Done, Loop
+from polywire.types import Level, PositionKind
+
+
+class Host(Protocol):
+    """What expiry asks of the broker."""
+
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+        """Journal changes as one group and make them true."""
+
+    def topic_name(self, key: changes.TopicKey) -> str:
+        """Full name of a topic that positions are keyed by."""
+
+
+class Expiry:
+    """The timer. Invariant: at most one call is scheduled; ``_round`` goes over everything once."""
+
+    __slots__ = ("_clock", "_groups", "_host", "_loop", "_round", "_settings", "_started_at_us", "_state", "_stopped")
+
+    def __init__(
+        self,
+        host: Host,
+        state: State,
+        groups: Coordinator,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: ElapsedClock,
+    ) -> None:
+        self._host = host
+        self._state = state
+        self._groups = groups
+        self._settings = settings
+        self._loop = loop
+        self._clock = clock
+        self._started_at_us = clock.now_us()
+        self._round: Iterator[Callable[[], None]] = iter(())
+        self._stopped = False
+
+    def start(self) -> None:
+        """Look first after one interval."""
+        self._loop.call_later(self._settings.expiry_interval_s, self._run)
+
+    def stop(self) -> None:
+        """Do nothing more."""
+        self._stopped = True
+
+    def _run(self) -> None:
+        if self._stopped:
+            return
+        try:
+            self.run_pass()
+        except Busy:  # the disk is full: what has ended now has also ended later
+            self._round = iter(())
+        self._loop.call_later(self._settings.expiry_interval_s, self._run)
+
+    def run_pass(self) -> None:
+        """Look at the next things. Raises Busy(DISK_FULL)."""
+        now_us = self._clock.now_us()
+        self._state.writers.forget_idle(now_us)
+        self._state.transactors.forget_idle(now_us)
+        for _ in range(self._settings.expiry_count_max):
+            look = next(self._round, None)
+            if look is None:
+                self._round = self._everything()
+                return
+            look()
+
+    def _everything(self) -> Iterator[Callable[[], None]]:
+        """One look at everything there is now; what comes later has its turn in the next round."""
+        for topic, name in list(self._state.groups):
+            yield lambda topic=topic, name=name: self._look_at_group(topic, name)  # type: ignore[misc]
+        for key, reader in self._state.positions.readers():
+            yield lambda key=key, reader=reader: self._look_at_reader(key, reader)  # type: ignore[misc]
+        for wire, name in list(self._state.bindings):
+            yield lambda wire=wire, name=name: self._look_at_binding(wire, name)  # type: ignore[misc]
+
+    def _look_at_group(self, topic: str, name: str) -> None:
+        """One without members has its time; its positions are looked at with it."""
+        self._groups.sweep(name, topic)
+        group = self._state.groups.get((topic, name))
+        if group is None or group.members:
+            return
+        held = self._state.positions.held(self._state.topic_key(topic), PositionKind.GROUP, name)
+        if held is None:
+            ended = not group.kept and self._is_over(group.at_us, self._settings.group_expiry_us)
+        else:
+            ended = self._is_unused(max(group.at_us, held.used_at_us)) and not group.kept
+        if ended:
+            self._groups.delete(name, topic, by=ITSELF)
+
+    def _look_at_reader(self, key: changes.TopicKey, reader: Reader) -> None:
+        """Positions of a consumer, or of a group that has no members."""
+        held = self._state.positions.held(key, *reader)
+        if held is None or not self._is_unused(held.used_at_us):
+            return
+        kind, name = reader
+        if kind is PositionKind.GROUP:
+            group = self._state.groups.get((self._host.topic_name(key), name))
+            if group is not None and (group.members or not self._is_unused(group.at_us)):
+                return
+        made = changes.PositionsDeleted(kind, name, *changes.split_key(key), None)
+        self._host.change_all([made], level=Level.WRITTEN, done=None)
+
+    def _look_at_binding(self, wire: str, name: str) -> None:
+        """A bare name without a group behind it."""
+        bound = self._state.bindings.get((wire, name))
+        if bound is None or (bound.topic, name) in self._state.groups or not self._is_unused(bound.at_us):
+            return
+        held = self._state.positions.held(self._state.topic_key(bound.topic), PositionKind.GROUP, name)
+        if held is None:
+            self._host.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
+
+    def _is_unused(self, at_us: int) -> bool:
+        """Whether nobody can have used it for too long; who reads only is known since the start."""
+        if self._settings.positions_expiry_us == KEEP:
+            return False
+        grace_us = int(self._settings.expiry_grace_s * SECOND_US)
+        return self._is_over(self._started_at_us, grace_us) and self._is_over(at_us, self._settings.positions_expiry_us)
+
+    def _is_over(self, at_us: int, limit_us: int) -> bool:
+        return self._clock.now_us() - at_us > limit_us

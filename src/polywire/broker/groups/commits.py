@@ -1,0 +1,84 @@
+"""What commits store: the checks that stand before a position is another one.
+
+Promises: all or none; a group's positions are its owner's to move. Must not know: members and generations, the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.groups.offsets import Position
+from polywire.broker.owners import UNOWNED, Caller, Owners, heir
+from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind
+from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.state import State
+from polywire.clock import ElapsedClock
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import PositionKind
+
+_OFFSET_MIN: Final = -(2**63)
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+class Commits:
+    """Positions of all topics."""
+
+    __slots__ = ("_clock", "_owners", "_settings", "_state")
+
+    def __init__(self, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners) -> None:
+        self._state = state
+        self._settings = settings
+        self._clock = clock
+        self._owners = owners
+
+    def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
+        """A position; asking for it is a sign of life."""
+        held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
+        if held is None:
+            return None
+        held.asked_at_us = self._clock.now_us()
+        return held.partitions.get(partition_number)
+
+    def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
+        """Refuse another user's group; a consumer without a group is whoever says so. Returns whose the positions are.
+
+        Raises Denied(DENIED).
+        """
+        if kind is PositionKind.GROUP:
+            owner = self._state.group_owner(full_name, name)
+            self._owners.check(by, owner, "group", name)
+            return owner
+        held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
+        return UNOWNED if held is None else held.owner
+
+    def stored(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int,
+        by: Caller,
+    ) -> list[changes.PositionStored]:
+        """The changes that store these next offsets, as ``Broker.positions_stored`` says."""
+        positions, count_max = self._state.positions, self._settings.partition_count_max
+        check_name(name, self._settings.name_bytes_max)
+        was = self.check_owner(by, full_name, kind, name)
+        for number, offset in offsets.items():
+            if not _OFFSET_MIN <= offset <= _OFFSET_MAX or not 0 <= number < count_max:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"position is out of range partition={number} offset={offset}")
+        key = self._state.topic_key(full_name)
+        held = positions.held(key, kind, name)
+        added = len(offsets) if held is None else len(offsets.keys() - held.partitions.keys())
+        quotas = self._state.quotas
+        quotas.admit(Kind.POSITIONS, by, added * POSITION_BYTES, count=added, owner=was)
+        if held is None:
+            quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=was)
+        owner, identity, now_us = heir(was, by), changes.split_key(key), self._clock.now_us()
+        return [
+            changes.PositionStored(*identity, number, kind, name, offset, generation, owner, now_us)
+            for number, offset in offsets.items()
+        ]

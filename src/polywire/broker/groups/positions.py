@@ -1,0 +1,132 @@
+"""The broker's verbs about positions: the part of its facade that consumers, groups and administrators move positions by.
+
+Promises: positions of a topic that does not exist yet wait under its name. Must not know: members and generations, wires.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from polywire.broker import changes
+from polywire.broker.groups.commits import Commits
+from polywire.broker.owners import NOBODY, Caller, Owners
+from polywire.broker.state import State
+from polywire.broker.topics import Topic
+from polywire.log.base import Done
+from polywire.types import Level, PositionKind
+
+
+class PositionVerbs(ABC):
+    """A base of ``Broker``, whose state these verbs use."""
+
+    __slots__ = ()
+
+    owners: Owners
+    _commits: Commits
+    _state: State
+
+    @abstractmethod
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+        """See ``Broker``."""
+
+    def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
+        """The next offset a consumer or group will read, None when it never committed."""
+        found = self._commits.find(full_name, partition_number, kind, name)
+        return None if found is None else found.offset
+
+    def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
+        """All positions of one consumer or group, by (topic's full name, partition number)."""
+        found: dict[tuple[str, int], int] = {}
+        for key, partition, position in self._state.positions.of(kind, name):
+            found[self.topic_name(key), partition] = position.offset
+        return found
+
+    def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
+        """Topic's full name and name of all consumers or groups that have positions; may be read on after others changed some."""
+        return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
+
+    def positions_in(
+        self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """Next offsets of a consumer or group in a topic by partition number; of these partitions only where they are given."""
+        return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
+
+    def topic_name(self, key: changes.TopicKey) -> str:
+        """Full name of a topic that positions are keyed by."""
+        return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))
+
+    def commit_position(
+        self,
+        full_name: str,
+        partition_number: int,
+        kind: PositionKind,
+        name: str,
+        offset: int,
+        *,
+        generation: int = -1,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store a next offset as given; for a topic that does not exist yet it waits under its name.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) when there are too many positions.
+        """
+        offsets = {partition_number: offset}
+        self.commit_positions(full_name, offsets, kind, name, generation=generation, by=by, level=level, done=done)
+
+    def commit_positions(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        made = self.positions_stored(full_name, offsets, kind, name, generation=generation, by=by)
+        self.change_all(made, level=level, done=done)
+
+    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
+        """See ``groups.coordinator.Host``."""
+        self.owners.check(by, owner, what, name)
+
+    def positions_stored(
+        self,
+        full_name: str,
+        offsets: Mapping[int, int],
+        kind: PositionKind,
+        name: str,
+        *,
+        generation: int = -1,
+        by: Caller = NOBODY,
+    ) -> list[changes.PositionStored]:
+        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
+        return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
+
+    def delete_positions(
+        self,
+        kind: PositionKind,
+        name: str,
+        *,
+        full_name: str | None = None,
+        partition_number: int | None = None,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Done | None = None,
+    ) -> None:
+        """Forget positions of a consumer or group: in one topic or all, in one partition or all. Raises Denied(DENIED) for another user's."""
+        for topic in {topic for topic, _ in self.positions(kind, name)} if full_name is None else (full_name,):
+            self._commits.check_owner(by, topic, kind, name)
+        key = changes.split_key(None if full_name is None else self._state.topic_key(full_name))
+        self.change_all([changes.PositionsDeleted(kind, name, *key, partition_number)], level=level, done=done)
+
+
+def _full_name(topic: Topic | None) -> str:
+    assert topic is not None, "a position belongs to a living topic"
+    return topic.name.full

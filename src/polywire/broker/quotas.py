@@ -1,0 +1,147 @@
+"""How much of the broker's state each owner has, and how much one may have (decision 0030).
+
+Everything that stays because a peer sent something is counted here by its owner (``broker.owners``): how many of each kind, and the bytes
+of memory they take. One owner may have a share of every limit, so nobody locks the others out; a user, who was let in by name, may always
+have a small reserve, also where the others together have used up everything.
+
+Promises: what is used follows from the state alone, so it is the same after a restart. Must not know: what the things are, wires.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import Busy, ErrorCode
+
+# Bytes of memory that one of each takes beside its names and values, measured with objects, keys and table places.
+GROUP_BYTES: Final = 600
+MEMBER_BYTES: Final = 300
+BINDING_BYTES: Final = 250
+TRANSACTOR_BYTES: Final = 500
+WRITER_BYTES: Final = 300
+READER_BYTES: Final = 400
+POSITION_BYTES: Final = 150
+NUMBER_BYTES: Final = 100  # a number kept under a number
+KEY_BYTES: Final = 200
+AGGREGATE_BYTES: Final = 300
+EVENT_BYTES: Final = 8
+
+
+class Kind(Enum):
+    """What is counted, as messages name it."""
+
+    GROUPS = "groups"
+    MEMBERS = "members of groups"
+    BINDINGS = "names of groups"
+    TRANSACTORS = "transactional ids"
+    WRITERS = "writers"
+    READERS = "owners of positions"
+    POSITIONS = "positions"
+    KEYS = "keys of a wire's state"
+    AGGREGATES = "aggregates"
+    EVENTS = "events"
+    TOPICS = "topics"
+    PARTITIONS = "partitions"
+
+
+class Usage:
+    """What everybody has. Invariant: totals are the sums over all owners; nothing is kept of who has nothing."""
+
+    __slots__ = ("_bytes", "_counts", "_totals", "bytes")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Kind, int], int] = {}
+        self._totals: dict[Kind, int] = {}
+        self._bytes: dict[int, int] = {}
+        self.bytes = 0
+
+    def charge(self, kind: Kind, owner: int, count: int, size: int) -> None:
+        """Somebody has so many more (or fewer) of a kind, with so many bytes."""
+        if count:
+            key = kind, owner
+            left = self._counts.get(key, 0) + count
+            if left:
+                self._counts[key] = left
+            else:
+                self._counts.pop(key, None)
+            self._totals[kind] = self._totals.get(kind, 0) + count
+        if size:
+            self.bytes += size
+            left = self._bytes.get(owner, 0) + size
+            if left:
+                self._bytes[owner] = left
+            else:
+                self._bytes.pop(owner, None)
+
+    def count(self, kind: Kind) -> int:
+        """How many there are."""
+        return self._totals.get(kind, 0)
+
+    def count_of(self, kind: Kind, owner: int) -> int:
+        """How many somebody has."""
+        return self._counts.get((kind, owner), 0)
+
+    def bytes_of(self, owner: int) -> int:
+        """Bytes that somebody's things take."""
+        return self._bytes.get(owner, 0)
+
+    def owners(self) -> dict[int, int]:
+        """Everybody who has something, and its bytes."""
+        return dict(self._bytes)
+
+
+class Quotas:
+    """Decides whether somebody may have more."""
+
+    __slots__ = ("_limits", "_settings", "usage")
+
+    def __init__(self, usage: Usage, settings: BrokerSettings) -> None:
+        self.usage: Final = usage
+        self._settings: Final = settings
+        self._limits: Final = {
+            Kind.GROUPS: settings.groups_max,
+            Kind.MEMBERS: settings.members_total_max,
+            Kind.BINDINGS: settings.groups_max,
+            Kind.TRANSACTORS: settings.transactors_max,
+            Kind.WRITERS: settings.writers_max,
+            Kind.READERS: settings.position_owners_max,
+            Kind.POSITIONS: settings.positions_max,
+            Kind.KEYS: settings.wire_state_keys_max,
+            Kind.AGGREGATES: settings.aggregates_max,
+            Kind.EVENTS: settings.events_max,
+            Kind.TOPICS: settings.topics_max,
+            Kind.PARTITIONS: settings.partitions_max,
+        }
+
+    def admit(self, kind: Kind, by: Caller, size: int, *, count: int = 1, owner: int = UNOWNED) -> None:
+        """Refuse more than somebody may have: so many more of a kind, with so many bytes, for what is ``owner``'s or becomes the caller's.
+
+        Raises Busy(BUSY).
+        """
+        if by is ITSELF:
+            return
+        whose, usage, settings = heir(owner, by), self.usage, self._settings
+        if count > 0:
+            limit = self._limits[kind]
+            own, share = usage.count_of(kind, whose) + count, self.share(limit, kind)
+            self._check(kind.value, whose, own, usage.count(kind) + count, limit, share, settings.reserved_count)
+        if size > 0:
+            own = usage.bytes_of(whose) + size
+            what = f"bytes of state with these {kind.value}"
+            limit = settings.state_bytes_max
+            self._check(what, whose, own, usage.bytes + size, limit, self.share(limit), settings.reserved_bytes)
+
+    def _check(self, what: str, owner: int, own: int, total: int, limit: int, share: int, reserved: int) -> None:
+        if owner != UNOWNED and own > share:
+            raise Busy(ErrorCode.BUSY, f"too many {what} of one user or address limit={share}")
+        if total > limit and (owner <= UNOWNED or own > reserved):
+            raise Busy(ErrorCode.BUSY, f"too many {what} limit={limit}")
+
+    def share(self, limit: int, kind: Kind | None = None) -> int:
+        """What one owner may have of a limit."""
+        settings = self._settings
+        part = settings.bulk_share if kind in (Kind.TOPICS, Kind.PARTITIONS) else settings.owner_share
+        return max(int(limit * part), 1)

@@ -1,0 +1,57 @@
+"""Long work on the loop, in slices: however many peers ask for it, each pass of the loop does one slice of all of it.
+
+Promises: between two slices everybody else has had a turn; work takes turns slice by slice, first come first served. Must not know: wires,
+what the work is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.log.base import Loop
+
+SLICE_S: Final = 0.002  # what a pass of the loop spends on it; small enough that an answer in passing waits for little
+
+Step = Callable[[float], bool]
+"""Works until this time (monotonic) or until it is done; returns whether there is more to do."""
+
+
+class SlicedWork:
+    """What is waiting for a slice. Invariant: ``_is_due`` while a call of ``_run`` is under way or inside it."""
+
+    __slots__ = ("_clock", "_is_due", "_loop", "_waiting")
+
+    def __init__(self, loop: Loop, clock: Clock) -> None:
+        self._loop: Final = loop
+        self._clock: Final = clock
+        self._waiting: Final[deque[Step]] = deque()
+        self._is_due = False
+
+    def put(self, step: Step) -> None:
+        """Have this done in slices, beginning in the loop's next pass."""
+        self._waiting.append(step)
+        self._call()
+
+    def _call(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        now = self._clock.monotonic
+        end = now() + SLICE_S
+        waiting = self._waiting
+        try:
+            for _ in range(len(waiting)):
+                step = waiting.popleft()
+                if step(end):
+                    waiting.append(step)
+                if now() >= end:
+                    break
+        finally:
+            self._is_due = False
+            if waiting:
+                self._call()

@@ -1,0 +1,94 @@
+"""``polywire log``: the operator's way past damage that keeps a broker from starting.
+
+Promises: nothing is changed before it was told what is given up, nothing at all with ``--dry-run``. Must not know: how the log is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.state import State
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import DataDir, examples
+from polywire.clock import SystemClock
+from polywire.log.repair import GivenUp, Offsets, Patient, examining, finish, repair
+
+app = App(
+    name="log",
+    help="Repair the log of a data directory while no broker runs.",
+    help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
+)
+
+COLUMNS: Final = ("given_up", "topic", "partition", "first_offset", "next_offset", "count")
+empty_state: Final = partial(State, BrokerSettings())
+"""Makes a broker's state for a log to be played back into."""
+
+
+@app.command(
+    name="repair",
+    help_epilogue=examples(
+        "polywire log repair --dry-run --data-dir polywire-data", "polywire log repair --data-dir polywire-data"
+    ),
+)
+def repair_log(
+    *,
+    data_dir: DataDir,
+    dry_run: Annotated[bool, Parameter(negative="", help="Tell what would be given up, and change nothing.")] = False,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")] = ListFormat.TABLE,
+) -> None:
+    """Go past a hole or a damaged group of the journal, and tell what that gives up."""
+    loop = asyncio.new_event_loop()
+    try:
+        with examining(data_dir, empty_state, loop) as patient:
+            diagnosis = patient.diagnose()
+            if diagnosis.reason is None:
+                note("a broker can start here: nothing to repair")
+                return
+            note(f"damage: {diagnosis.reason.message}")
+            print_list(list(rows_of(patient, diagnosis.given_up)), columns=COLUMNS, form=output)
+            if dry_run:
+                note("nothing was changed (--dry-run)")
+                return
+            aside, slot_bytes = repair(patient, diagnosis), patient.slots[0].size
+        finish(data_dir, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
+        note(f"repaired; the journal's files as they were: {aside}")
+    finally:
+        loop.close()
+
+
+def rows_of(patient: Patient, given_up: GivenUp) -> Iterator[Mapping[str, object]]:
+    """What a repair gives up, one row each."""
+    for incarnation, offsets in sorted(given_up.records.items()):
+        yield _row("records", patient, incarnation, offsets)
+    for incarnation, ranges in sorted(given_up.damaged.items()):
+        for offsets in ranges:
+            yield _row("damaged, stay unreadable", patient, incarnation, offsets)
+    counts = {
+        "groups": given_up.groups,
+        "groups of which nothing is known": given_up.unknown,
+        "changes of the broker's state": given_up.changes,
+        "staged batches": given_up.staged,
+    }
+    for name, count in counts.items():
+        if count:
+            yield dict.fromkeys(COLUMNS) | {"given_up": name, "count": count}
+
+
+def _row(what: str, patient: Patient, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
+    topic, number = place_of(patient, incarnation)
+    first, end = offsets
+    facts = (what, topic, number, first, end, end - first)
+    return dict(zip(COLUMNS, facts, strict=True))
+
+
+def place_of(patient: Patient, incarnation: int) -> tuple[str, int]:
+    """(topic, partition) of an incarnation; the incarnation itself where the topic is not known any more."""
+    state = patient.state
+    found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
+    return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

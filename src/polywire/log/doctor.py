@@ -1,0 +1,194 @@
+"""What a data directory holds, what of it is damaged, and what can be made anew from what is there.
+
+Promises: examining changes nothing and looks at every stored batch; rebuilding writes second copies only from copies that verify.
+Must not know: topics, how anything is printed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from polywire.errors import BrokerError, Corrupt
+from polywire.log.damage import Damage
+from polywire.log.opening import JOURNAL
+from polywire.log.repair import Diagnosis, Patient
+from polywire.log.seed import SEED_NAMES, is_sound, keep_seed, seed_copies, sync_directory
+from polywire.log.segment import TRAILER, Run, Segment, read_footer
+from polywire.log.segments import SEGMENTS, SNAPSHOTS
+from polywire.log.snapshot import copies_sound, is_copy
+from polywire.records.batch import check_body, check_header
+from polywire.records.checksum import xxh64
+from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer
+from polywire.types import Buffer
+
+COPY_BYTES: Final = 1024 * 1024  # of a blob that is written anew, at once
+
+
+class Severity(Enum):
+    """How bad a finding is, from harmless to a broker that does not start."""
+
+    SOUND = "sound"
+    WORN = "worn"
+    DAMAGED = "damaged"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. ``path`` is below the data directory; ``damage`` names records."""
+
+    severity: Severity
+    path: str
+    message: str
+    damage: Damage | None = None
+
+
+def examine(patient: Patient) -> list[Finding]:
+    """Everything there is to tell about a directory."""
+    found = [_seeds(patient)]
+    diagnosis: Diagnosis | None = None
+    try:
+        diagnosis = patient.diagnose()
+        found.append(_journal(diagnosis))
+    except BrokerError as error:
+        found.append(Finding(Severity.BROKEN, JOURNAL, error.message))
+    history = None if diagnosis is None else diagnosis.history
+    for name in patient.store.list(f"{SNAPSHOTS}/"):
+        found.append(_snapshot(patient.store, name))
+    needed = None if history is None else {item.segment.name for item in history.segments.by_place.values()}
+    for name in patient.store.list(f"{SEGMENTS}/"):
+        if needed is None or name in needed:
+            found += _segment(patient.store, name)
+    return found
+
+
+def rebuild(patient: Patient, findings: Sequence[Finding]) -> list[str]:
+    """Write the second copies that are damaged anew; returns the paths. Raises OSError, BrokerError."""
+    paths = []
+    for finding in findings:
+        if finding.severity is not Severity.WORN:
+            continue
+        path = patient.directory / finding.path
+        if finding.path.startswith(JOURNAL):
+            keep_seed(patient.directory / JOURNAL, patient.journal.seed)
+        elif finding.path.startswith(SNAPSHOTS):
+            _replace(path, [_sound_half(path.read_bytes())] * 2)
+        else:
+            _replace(path, _with_footers(patient.store, finding.path))
+        paths.append(finding.path)
+    return paths
+
+
+def _seeds(patient: Patient) -> Finding:
+    copies = seed_copies(patient.directory / JOURNAL)
+    sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_sound(content)]
+    if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
+        return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")
+    reason = "one copy" if sound else "a plain seed of an earlier version"
+    return Finding(Severity.WORN, f"{JOURNAL}/{SEED_NAMES[0]}", f"{reason}; the next start writes the other")
+
+
+def _journal(diagnosis: Diagnosis) -> Finding:
+    if diagnosis.reason is None:
+        return Finding(Severity.SOUND, JOURNAL, f"a broker starts; last group {diagnosis.through}")
+    return Finding(Severity.BROKEN, JOURNAL, f"{diagnosis.reason.message}; polywire log repair goes past it")
+
+
+def _snapshot(store: Store, name: str) -> Finding:
+    sound, copies = copies_sound(store, name)
+    if sound == copies:
+        return Finding(Severity.SOUND, name, f"copies={copies}")
+    severity = Severity.WORN if sound else Severity.DAMAGED
+    return Finding(severity, name, f"damaged copies={copies - sound} of {copies}")
+
+
+def _segment(store: Store, name: str) -> list[Finding]:
+    """A segment's footers, and each of its batches."""
+    try:
+        info, _ = read_footer(store, name)
+    except (Corrupt, BlobMissing) as error:
+        return [Finding(Severity.BROKEN, name, f"no footer verifies: {error}")]
+    found = []
+    tail = store.get(name, info.data_bytes, store.size(name))
+    sound, copies = _footers(tail)
+    if sound < copies:
+        found.append(Finding(Severity.WORN, name, f"damaged footers={copies - sound} of {copies}"))
+    segment, block = Segment(store, info), aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
+    for run in info:
+        found += [
+            Finding(Severity.DAMAGED, name, damage.error().message, damage) for damage in _damages(segment, run, block)
+        ]
+    return found or [Finding(Severity.SOUND, name, f"runs={info.run_count} bytes={info.data_bytes}")]
+
+
+def _damages(segment: Segment, run: Run, block: memoryview) -> Iterable[Damage]:
+    if run.token:
+        yield from _damaged_staged(segment, run)
+        return
+    for start, stop in segment.windows(run.partition, CHUNK_BYTES):
+        yield from segment.verify_past(block, run.partition, start, stop)
+
+
+def _damaged_staged(segment: Segment, run: Run) -> Iterator[Damage]:
+    """Damage to staged batches, which have no offsets yet."""
+    at = run.position
+    while at < run.stop:
+        header = segment.stored(at, min(at + HEADER_BYTES, run.stop))
+        length = int.from_bytes(header[4:8], "little") if check_header(header, 0) else run.stop - at
+        if not check_header(header, 0) or not check_body(segment.stored(at, min(at + length, run.stop)), 0):
+            yield Damage(segment.name, run.partition, at, at + length, 0, 0)
+        at += length
+
+
+def _footers(tail: bytes) -> tuple[int, int]:
+    """(footers that verify, footers there are) of what follows a segment's batches."""
+    if _is_footer(tail):
+        return 1, 1
+    half = len(tail) // 2
+    return sum(_is_footer(copy) for copy in (tail[:half], tail[half:])), 2
+
+
+def _is_footer(copy: bytes) -> bool:
+    """Whether these are a footer and its trailer."""
+    if len(copy) < TRAILER.size:
+        return False
+    fields = TRAILER.unpack_from(copy, len(copy) - TRAILER.size)
+    whole = xxh64(copy[-TRAILER.size : -8]) == fields[9] and fields[3] == len(copy) - TRAILER.size
+    return bool(whole and xxh64(copy[: -TRAILER.size]) == fields[7])
+
+
+def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
+    """A segment as it is, with the footer that verifies in both places."""
+    info, _ = read_footer(store, name)
+    for at in range(0, info.data_bytes, COPY_BYTES):
+        yield store.get(name, at, min(at + COPY_BYTES, info.data_bytes))
+    tail = store.get(name, info.data_bytes, store.size(name))
+    half = len(tail) // 2
+    footer = tail[:half] if _is_footer(tail[:half]) else tail[half:]
+    yield footer
+    yield footer
+
+
+def _sound_half(content: bytes) -> bytes:
+    """The copy of a snapshot that verifies."""
+    half = len(content) // 2
+    first, second = content[:half], content[half:]
+    return first if is_copy(first) else second
+
+
+def _replace(path: Path, parts: Iterable[Buffer]) -> None:
+    """Put a file in the place of one, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.rebuilt")
+    with temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)

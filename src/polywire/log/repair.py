@@ -1,0 +1,225 @@
+"""The operator's way past a hole or a damaged group of the journal: what can be kept, and what is given up for it.
+
+Promises: looking changes nothing; a repair keeps the longest beginning of the journal that makes sense, tells group by group and offset by
+offset what it gives up, and leaves the slots that held it aside. Must not know: topics.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Unavailable
+from polywire.log.base import Loop, Replay
+from polywire.log.group import TOKEN_BYTES, Entry, EntryKind, read_directory
+from polywire.log.history import History
+from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.opening import JOURNAL, lock_directory, open_log
+from polywire.log.reading import Reader
+from polywire.log.recovery import Chain, Place, damaged_bodies, find_chain, newest_groups
+from polywire.log.replay import Player
+from polywire.log.seed import sync_directory
+from polywire.log.segments import Segments
+from polywire.log.settings import LogSettings
+from polywire.log.staging import Staging
+from polywire.log.worker import Worker
+from polywire.records.batch import check_header, read_header
+from polywire.records.columns import HEADER_BYTES
+from polywire.store.file import FileStore
+from polywire.store.mark import Home
+
+ASIDE: Final = "aside"
+ALL_GROUPS: Final = 2**63 - 1
+
+Offsets = tuple[int, int]
+"""From the first to below the second."""
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """What a repair gives up. ``groups`` are those it cuts off; of some, ``unknown``, even the header is damaged, so that what they held is
+    known only as far as what follows tells.
+
+    records: offsets by partition, which later records get once more. damaged: offsets by partition of batches that stay as they are, damaged:
+        they cannot be read, but nothing else loses its offset.
+    """
+
+    groups: int = 0
+    unknown: int = 0
+    records: dict[int, Offsets] = field(default_factory=dict)
+    damaged: dict[int, list[Offsets]] = field(default_factory=dict)
+    changes: int = 0
+    staged: int = 0
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything is kept."""
+        return not self.groups and not self.damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a look at a data directory found.
+
+    reason: what keeps a broker from starting, None when nothing does. through: the last group that can be kept.
+    """
+
+    reason: Corrupt | None
+    through: int
+    given_up: GivenUp
+    history: History | None
+
+
+class Patient:
+    """A data directory that no broker owns meanwhile, looked at without changing anything."""
+
+    def __init__(self, directory: Path, replay: Callable[[], Replay], loop: Loop) -> None:
+        """replay: makes an empty broker's state."""
+        self.directory: Final = directory
+        self.store: Final = FileStore(directory)
+        self.state: Replay = replay()
+        self._replay = replay
+        self._loop = loop
+        self.journal: Final = FileJournal(directory / JOURNAL, slot_bytes=0, slot_count_max=0)
+        self.slots: Final[Sequence[Slot]] = self.journal.look()
+
+    def diagnose(self) -> Diagnosis:
+        """Whether a broker would start, and what could be kept if not. Raises Corrupt where nothing can be kept."""
+        reason: Corrupt | None = None
+        try:
+            chain, history, _ = self._play(None)
+            if chain is not None or not self.slots:
+                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), history)
+            reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
+        except Corrupt as error:
+            reason = error
+        through = ALL_GROUPS
+        while True:
+            chain, history, broken = self._play(through)
+            if chain is None:
+                raise reason
+            if broken is None:
+                return Diagnosis(reason, chain.sequence, self._given_up(chain), history)
+            through = broken.sequence - 1
+
+    def _play(self, through: int | None) -> tuple[Chain | None, History, Place | None]:
+        """Recover in memory; with ``through``, tells the group that makes no sense instead of raising Corrupt."""
+        chain = find_chain(self.slots, through=through)
+        self.state = self._replay()
+        history = self._history(chain)
+        if chain is None:
+            return None, history, None
+        player = Player(self.store, history, self.state, chain)
+        try:
+            player.play()
+        except BrokerError as error:
+            if through is None or player.playing is None:
+                raise _as_corrupt(error) from error
+            return chain, history, player.playing
+        return chain, history, None
+
+    def _history(self, chain: Chain | None) -> History:
+        start = 1 if chain is None else chain.start + 1
+        segments = Segments(self.store, start)
+        worker = Worker("repair", self._loop)
+        reader = Reader(self.journal, segments, worker, epoch=start, home=Home(str(self.directory), b""))
+        return History(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
+
+    def _given_up(self, chain: Chain) -> GivenUp:
+        found = GivenUp()
+        for place in [place for place in chain.groups if not place.whole]:
+            for entry in damaged_bodies(place) or ():
+                _note_damaged(found, place.slot, entry)
+        cut = {sequence: place for sequence, place in newest_groups(self.slots).items() if sequence > chain.sequence}
+        if cut:
+            found.groups = max(cut) - chain.sequence
+            found.unknown = found.groups - len(cut)
+        for _, place in sorted(cut.items()):
+            _note_cut(found, place)
+        return found
+
+    def slots_with(self, after: int) -> list[Slot]:
+        """The slots that hold groups behind this one."""
+        places = newest_groups(self.slots).values()
+        return list({place.slot.number: place.slot for place in places if place.sequence > after}.values())
+
+    def close(self) -> None:
+        """Close every file."""
+        self.journal.close()
+
+
+@contextmanager
+def examining(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[Patient]:
+    """A data directory, with every broker kept out of it. Raises Unavailable while one runs, Corrupt, OSError."""
+    if not (directory / JOURNAL).is_dir():
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
+    unlock = lock_directory(directory)
+    try:
+        patient = Patient(directory, replay, loop)
+        try:
+            yield patient
+        finally:
+            patient.close()
+    finally:
+        unlock()
+
+
+def repair(patient: Patient, diagnosis: Diagnosis) -> Path:
+    """Copy the slots that hold what is given up aside, on the disk before anything is changed; returns where they are. ``finish`` does the
+    rest once the directory is let go."""
+    aside = patient.directory / ASIDE / f"{diagnosis.through:016x}"
+    aside.mkdir(parents=True, exist_ok=True)
+    damaged = {slot.number: slot for slot in patient.slots_with(diagnosis.through)} or {
+        slot.number: slot for slot in patient.slots
+    }
+    for path in [slot.path for slot in damaged.values()]:
+        with path.open("rb") as source, (aside / path.name).open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+    sync_directory(aside)
+    return aside
+
+
+def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
+    """Make what is kept the beginning of a new start, as every start does. Raises BrokerError."""
+    settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
+    open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
+
+
+def _note_damaged(found: GivenUp, slot: Slot, entry: Entry) -> None:
+    if entry.kind == EntryKind.STAGED:
+        found.staged += 1
+        return
+    header = read_header(slot.view, entry.position)
+    found.damaged.setdefault(header.partition, []).append((header.base_offset, header.next_offset))
+
+
+def _note_cut(found: GivenUp, place: Place) -> None:
+    """What a group that is cut off holds, as far as its directory and the headers of its batches tell."""
+    view = place.slot.view
+    for entry in read_directory(view, place.position):
+        found.changes += entry.kind == EntryKind.CHANGE
+        found.staged += entry.kind == EntryKind.STAGED
+        for at in _headers(entry.kind, entry.position, entry.length):
+            if at + HEADER_BYTES <= place.position + place.length and check_header(view, at):
+                header = read_header(view, at)
+                first, end = found.records.get(header.partition, (header.base_offset, 0))
+                found.records[header.partition] = (min(first, header.base_offset), max(end, header.next_offset))
+
+
+def _headers(kind: int, position: int, length: int) -> Iterable[int]:
+    """Where the headers of numbered batches lie in an entry."""
+    if kind == EntryKind.BATCH:
+        return (position,)
+    return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
+
+
+def _as_corrupt(error: BrokerError) -> Corrupt:
+    return error if isinstance(error, Corrupt) else Corrupt(ErrorCode.CORRUPT, error.message)

@@ -1,0 +1,419 @@
+"""Where a partition's sealed runs lie, in some ten bytes each, and how a start hands runs out: compiled.
+
+A log of many partitions has a run of each in every segment: a hundred gigabytes of ten thousand partitions have fifteen million. So entries
+are packed, 64 in a block, as differences from the least of each field, with as many bits as the block needs.
+
+```
+block: 5 × i64 least of offset, bytes, segment's place, address, append time | 5 × u8 bits of the differences | 3 zeros
+       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
+```
+
+Promises: every search is binary over blocks, then over the entries of one; nothing here touches a disk. Must not know: segments, files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        lend_writable,
+        load_i64,
+        load_u64,
+        store_i64,
+        store_u64,
+    )
+else:
+    from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u64, store_i64, store_u64
+
+BLOCK_ENTRIES: Final = 64
+
+Entry = tuple[int, int, int, int, int, int]
+"""(first offset, 0, bytes, segment's place, first address, first append time): as ``TailIndex`` has them."""
+
+_BLOCK = cython.declare(cython.Py_ssize_t, 64)
+_FIELDS = cython.declare(cython.Py_ssize_t, 5)
+_ROW_BYTES = cython.declare(cython.Py_ssize_t, 40)  # of an entry that is not packed yet
+_HEAD_BYTES = cython.declare(cython.Py_ssize_t, 48)
+_WIDTHS_AT = cython.declare(cython.Py_ssize_t, 40)
+_RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
+_OFFSET = cython.declare(cython.Py_ssize_t, 0)
+_ADDRESS = cython.declare(cython.Py_ssize_t, 3)
+_TIME = cython.declare(cython.Py_ssize_t, 4)
+_ALL_BITS = cython.declare(cython.ulonglong, 0xFFFF_FFFF_FFFF_FFFF)
+
+
+@cython.cfunc
+@cython.inline
+def _written(data: bytearray) -> cython.p_uchar:
+    """The memory of a bytearray nobody else sees; valid until it is resized."""
+    if cython.compiled:
+        return cython.cast(cython.p_uchar, cython.cast(cython.p_char, data))
+    else:
+        return data
+
+
+@cython.cfunc
+@cython.inline
+def _read(data: bytes) -> cython.p_const_uchar:
+    """The memory of bytes."""
+    if cython.compiled:
+        return cython.cast(cython.p_const_uchar, cython.cast(cython.p_const_char, data))
+    else:
+        return data
+
+
+@cython.cfunc
+def _get_bits(p: cython.p_const_uchar, at: cython.Py_ssize_t, width: cython.Py_ssize_t) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    got: cython.Py_ssize_t = 0
+    while got < width:
+        shift: cython.Py_ssize_t = at & 7
+        piece: cython.ulonglong = p[at >> 3] >> shift
+        value |= piece << got
+        got += 8 - shift
+        at += 8 - shift
+    one: cython.ulonglong = 1
+    return value & ((one << width) - 1)
+
+
+@cython.cfunc
+def _pack(rows: cython.p_const_uchar, count: cython.Py_ssize_t) -> bytes:
+    """A block of so many rows."""
+    head: bytearray = bytearray(48)
+    h: cython.p_uchar = _written(head)
+    bits: cython.Py_ssize_t = 0
+    field: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    for field in range(_FIELDS):
+        low: cython.longlong = load_i64(rows, field * 8)
+        high: cython.longlong = low
+        for row in range(1, count):
+            value: cython.longlong = load_i64(rows, row * _ROW_BYTES + field * 8)
+            low = min(low, value)
+            high = max(high, value)
+        width: cython.Py_ssize_t = 0
+        while (high - low) >> width:
+            width += 1
+        store_i64(h, field * 8, low)
+        h[_WIDTHS_AT + field] = width
+        bits += width
+    block: bytearray = bytearray(_HEAD_BYTES + (bits * count + 7) // 8)
+    block[:48] = head
+    b: cython.p_uchar = _written(block)
+    at: cython.Py_ssize_t = _HEAD_BYTES
+    gathered: cython.ulonglong = 0
+    have: cython.Py_ssize_t = 0
+    for row in range(count):
+        for field in range(_FIELDS):
+            taken: cython.ulonglong = load_i64(rows, row * _ROW_BYTES + field * 8) - load_i64(h, field * 8)
+            width = h[_WIDTHS_AT + field]
+            gathered |= (taken << have) & _ALL_BITS
+            have += width
+            if have >= 64:
+                store_u64(b, at, gathered)
+                at += 8
+                have -= 64
+                gathered = taken >> (width - have) if have else 0
+    while have > 0:
+        b[at] = gathered & 0xFF
+        gathered >>= 8
+        at += 1
+        have -= 8
+    return bytes(block)
+
+
+@cython.cfunc
+def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
+    """One number of a packed entry."""
+    bits: cython.Py_ssize_t = 0
+    before: cython.Py_ssize_t = 0
+    number: cython.Py_ssize_t
+    for number in range(_FIELDS):
+        if number < field:
+            before += b[_WIDTHS_AT + number]
+        bits += b[_WIDTHS_AT + number]
+    at: cython.Py_ssize_t = _HEAD_BYTES * 8 + row * bits + before
+    difference: cython.longlong = _get_bits(b, at, b[_WIDTHS_AT + field])
+    return load_i64(b, field * 8) + difference
+
+
+@cython.cclass
+class RunIndex:
+    """Entries in offset order, added at the end, dropped at the front, joined anywhere.
+
+    Guards: offsets and addresses rise from entry to entry, times never fall. ``_blocks`` are packed, ``_counts`` their entries, of which the
+    first ``_head`` of the first block are gone; ``_rows`` holds the newest, fewer than a block's, as plain numbers.
+    """
+
+    if cython.compiled:
+        _blocks: list
+        _counts: bytearray
+        _rows: bytearray
+        _head: cython.Py_ssize_t
+        _open: cython.Py_ssize_t
+        _packed: cython.Py_ssize_t
+    else:
+        __slots__ = ("_blocks", "_counts", "_head", "_open", "_packed", "_rows")
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._counts = bytearray()
+        self._rows = bytearray()
+        self._head = 0
+        self._open = 0
+        self._packed = 0
+
+    def __len__(self) -> int:
+        return self._packed + self._open
+
+    def nbytes(self) -> int:
+        """Bytes of memory that entries take, room for more included."""
+        blocks: int = sum(map(len, self._blocks))
+        return blocks + len(self._counts) + len(self._rows)
+
+    def append(
+        self,
+        offset: cython.longlong,
+        size: cython.longlong,
+        place: cython.longlong,
+        address: cython.longlong,
+        time_us: cython.longlong,
+    ) -> None:
+        """Add the entry of the next run."""
+        self._append(offset, size, place, address, time_us)
+
+    @cython.cfunc
+    def _append(
+        self,
+        offset: cython.longlong,
+        size: cython.longlong,
+        place: cython.longlong,
+        address: cython.longlong,
+        time_us: cython.longlong,
+    ) -> cython.Py_ssize_t:
+        at: cython.Py_ssize_t = self._open * _ROW_BYTES
+        if at == len(self._rows):
+            rows = bytearray(min(self._open + self._open // 2 + 4, _BLOCK) * _ROW_BYTES)
+            rows[:at] = self._rows
+            self._rows = rows
+        p: cython.p_uchar = _written(self._rows)
+        store_i64(p, at, offset)
+        store_i64(p, at + 8, size)
+        store_i64(p, at + 16, place)
+        store_i64(p, at + 24, address)
+        store_i64(p, at + 32, time_us)
+        self._open += 1
+        if self._open == _BLOCK:
+            self._blocks.append(_pack(p, _BLOCK))
+            self._counts.append(64)
+            self._packed += _BLOCK
+            self._rows = bytearray()
+            self._open = 0
+        return 0
+
+    @cython.cfunc
+    def _value(self, index: cython.Py_ssize_t, field: cython.Py_ssize_t) -> cython.longlong:
+        """A number of an entry that there is."""
+        if index >= self._packed:
+            return load_i64(_written(self._rows), (index - self._packed) * _ROW_BYTES + field * 8)
+        block: cython.Py_ssize_t = 0
+        index += self._head
+        counts: cython.p_const_uchar = _written(self._counts)
+        while index >= counts[block]:
+            index -= counts[block]
+            block += 1
+        return _field_of(_read(self._blocks[block]), index, field)
+
+    def entry(self, index: cython.Py_ssize_t) -> Entry:
+        """An entry by its number. Raises IndexError."""
+        if index < 0 or index >= self._packed + self._open:
+            raise IndexError(index)
+        return (
+            self._value(index, 0),
+            0,
+            self._value(index, 1),
+            self._value(index, 2),
+            self._value(index, 3),
+            self._value(index, 4),
+        )
+
+    @cython.cfunc
+    def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
+        """Last entry whose number is at most ``key``, -1 if there is none."""
+        low: cython.Py_ssize_t = 0
+        high: cython.Py_ssize_t = self._packed + self._open
+        while low < high:
+            middle: cython.Py_ssize_t = (low + high) >> 1
+            if self._value(middle, field) <= key:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1
+
+    def find_offset(self, offset: cython.longlong) -> int:
+        """Entry of the run that holds ``offset`` if any does: the last one that begins at or below it, -1 if all begin above."""
+        return self._last_at(_OFFSET, offset)
+
+    def find_address(self, address: cython.longlong) -> int:
+        """The last entry whose run begins at or below a Kafka 0.7 address, -1 if all begin above."""
+        return self._last_at(_ADDRESS, address)
+
+    def find_time(self, time_us: cython.longlong) -> int:
+        """The first entry appended at or after ``time_us``; the number of entries if there is none."""
+        return self._last_at(_TIME, time_us - 1) + 1
+
+    def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
+        """Places and bytes (``array('q')``) of entries [start, stop). Raises IndexError."""
+        self._check_range(start, stop)
+        places: array[int] = array("q", bytes(8 * (stop - start)))
+        sizes: array[int] = array("q", bytes(8 * (stop - start)))
+        index: cython.Py_ssize_t
+        for index in range(stop - start):
+            places[index] = self._value(start + index, 2)
+            sizes[index] = self._value(start + index, 1)
+        return places, sizes
+
+    def size_of(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
+        """Bytes of entries [start, stop). Raises IndexError."""
+        self._check_range(start, stop)
+        total: cython.longlong = 0
+        index: cython.Py_ssize_t
+        for index in range(start, stop):
+            total += self._value(index, 1)
+        return total
+
+    def join(
+        self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, place: cython.longlong
+    ) -> None:
+        """Make one entry of [start, stop): it begins as the first of them does, its bytes lie where told. Raises IndexError."""
+        self._check_range(start, stop)
+        if start == stop:
+            raise IndexError((start, stop))
+        first: Entry = self.entry(start)
+        counts: bytearray = self._counts
+        block: cython.Py_ssize_t = 0
+        begun: cython.Py_ssize_t = -self._head
+        while block < len(counts) and begun + counts[block] <= start:
+            begun += counts[block]
+            block += 1
+        last: cython.Py_ssize_t = block
+        end: cython.Py_ssize_t = begun
+        while last < len(counts) and end < stop:
+            end += counts[last]
+            last += 1
+        if last == len(counts):  # what is not packed yet is packed anew as well
+            end = self._packed + self._open
+        behind: list[Entry] = [self.entry(index) for index in range(max(begun, 0), start)]
+        behind.append((first[0], 0, size, place, first[4], first[5]))
+        behind += [self.entry(index) for index in range(stop, end)]
+        self._put_anew(block, last, behind)
+
+    @cython.cfunc
+    def _put_anew(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
+        """Put these entries where blocks [block, last) are, and the plain rows too if these are the last."""
+        made: RunIndex = RunIndex()
+        for entry in entries:
+            made._append(entry[0], entry[2], entry[3], entry[4], entry[5])
+        if last < len(self._counts) and made._open:
+            made._blocks.append(_pack(_written(made._rows), made._open))
+            made._counts.append(made._open)
+        elif last == len(self._counts):
+            self._rows = made._rows
+            self._open = made._open
+        self._blocks[block:last] = made._blocks
+        self._counts[block:last] = made._counts
+        if block == 0:
+            self._head = 0
+        self._packed = sum(self._counts) - self._head
+
+    def drop_front(self, count: cython.Py_ssize_t) -> None:
+        """Forget the first ``count`` entries. Raises IndexError."""
+        self._check_range(0, count)
+        if count >= self._packed:
+            left: cython.Py_ssize_t = count - self._packed
+            self._rows = self._rows[left * _ROW_BYTES : self._open * _ROW_BYTES]
+            self._open -= left
+            self._blocks = []
+            self._counts = bytearray()
+            self._head = 0
+            self._packed = 0
+            return
+        self._packed -= count
+        self._head += count
+        gone: cython.Py_ssize_t = 0
+        while self._head >= self._counts[gone]:
+            self._head -= self._counts[gone]
+            gone += 1
+        del self._blocks[:gone], self._counts[:gone]
+
+    @cython.cfunc
+    def _check_range(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> None:
+        if start < 0 or stop < start or stop > self._packed + self._open:
+            raise IndexError((start, stop))
+
+
+def hand_out(
+    runs: Buffer,
+    place: cython.longlong,
+    partitions: Buffer,
+    indexes: list[RunIndex],
+    kept: Buffer,
+    ends: Buffer,
+    sizes: Buffer,
+    breaks: list[tuple[int, int, int]],
+    staged: list[int],
+) -> tuple[int, int, int, bool]:
+    """Give the runs of a segment's footer (layout in ``segment``) to their partitions: (runs, their bytes, earliest append time of them,
+    whether runs of other partitions were passed by). Runs that end at or below what is kept are passed by as well.
+
+    partitions: sorted numbers (``array('Q')``); the other arrays (``array('q')``) and the indexes go with them. ends: the offset behind
+    the last run given, -1 before the first. sizes: bytes given. breaks gets (number of the partition, number of the entry, where the run
+    before it ended) where a run does not begin there. staged gets the numbers of runs with a token, which are passed by.
+    """
+    table: Lent = lend(runs)
+    numbers: Lent = lend(memoryview(partitions))
+    floor: Lent = lend(memoryview(kept))
+    end: Lent = lend_writable(memoryview(ends))
+    given: Lent = lend_writable(memoryview(sizes))
+    count: cython.Py_ssize_t = len(indexes)
+    p: cython.p_const_uchar = table.p
+    at: cython.Py_ssize_t = 0
+    found: cython.Py_ssize_t = 0
+    live: cython.Py_ssize_t = 0
+    live_bytes: cython.longlong = 0
+    begun: cython.longlong = 0x7FFF_FFFF_FFFF_FFFF
+    lost: bool = False
+    while at + _RUN_BYTES <= table.size:
+        partition: cython.ulonglong = load_u64(p, at)
+        if load_u64(p, at + 8) | load_u64(p, at + 16):
+            staged.append(at // _RUN_BYTES)
+            at += _RUN_BYTES
+            continue
+        while found < count and load_u64(numbers.p, found * 8) < partition:
+            found += 1
+        if found == count or load_u64(numbers.p, found * 8) != partition:
+            lost = True
+        elif load_i64(p, at + 48) > load_i64(floor.p, found * 8):
+            index: RunIndex = indexes[found]
+            first: cython.longlong = load_i64(p, at + 40)
+            before: cython.longlong = load_i64(end.p, found * 8)
+            if before >= 0 and before != first:
+                breaks.append((found, len(index), before))
+            size: cython.longlong = load_i64(p, at + 32)
+            time_us: cython.longlong = load_i64(p, at + 72)
+            index._append(first, size, place, load_i64(p, at + 56), time_us)
+            store_i64(end.p, found * 8, load_i64(p, at + 48))
+            store_i64(given.p, found * 8, load_i64(given.p, found * 8) + size)
+            live += 1
+            live_bytes += size
+            begun = min(begun, time_us)
+        at += _RUN_BYTES
+    return live, live_bytes, begun, lost

@@ -1,0 +1,91 @@
+"""The journal's seed: the secret that every group's checksum covers, kept twice because without it nothing of the journal can be verified.
+
+Promises: a damaged copy is not taken for the seed while another is sound, and a sound one is never replaced by another seed. Must not know:
+groups.
+
+```
+seed, seed.copy: 24 bytes each      before: seed, 8 plain bytes
+ 0 u32 magic "PWK1" (0x314B5750)     0 u64 the seed
+ 4 u32 zero
+ 8 u64 the seed
+16 u64 XXH64 of bytes 0..16
+```
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from polywire.errors import Corrupt, ErrorCode
+from polywire.records.checksum import xxh64
+
+SEED_NAMES: Final = ("seed", "seed.copy")
+_MAGIC: Final = 0x314B5750
+_SEED: Final = Struct("<IIQ")
+_PLAIN_BYTES: Final = 8
+
+
+def find_seed(directory: Path, *, has_slots: bool) -> int:
+    """The seed of the journal in this directory, made where there is neither a seed nor a slot. Raises Corrupt, OSError."""
+    if has_slots or any((directory / name).exists() for name in SEED_NAMES):
+        return read_seed(directory)
+    seed = int.from_bytes(secrets.token_bytes(8), "little")
+    keep_seed(directory, seed)
+    return seed
+
+
+def read_seed(directory: Path) -> int:
+    """The seed of the journal in this directory. Raises Corrupt when no copy is sound."""
+    contents = seed_copies(directory)
+    for content in contents:
+        if is_sound(content):
+            return int(_SEED.unpack_from(content)[2])
+    if len(contents[0]) == _PLAIN_BYTES and not contents[1]:
+        return int.from_bytes(contents[0], "little")
+    raise Corrupt(
+        ErrorCode.CORRUPT,
+        f"the journal's seed is missing or damaged, so none of its groups can be verified path={str(directory / SEED_NAMES[0])!r}",
+    )
+
+
+def seed_copies(directory: Path) -> list[bytes]:
+    """What the files of both copies hold; nothing where there is none."""
+    paths = [directory / name for name in SEED_NAMES]
+    return [path.read_bytes() if path.exists() else b"" for path in paths]
+
+
+def is_sound(content: bytes) -> bool:
+    """Whether this is a seed with its checksum."""
+    size = _SEED.size
+    if len(content) != size + 8 or _SEED.unpack_from(content)[0] != _MAGIC:
+        return False
+    return xxh64(content[:size]) == int.from_bytes(content[size:], "little")
+
+
+def keep_seed(directory: Path, seed: int) -> None:
+    """Write the copies that are missing or damaged, one after the other, each on the disk before the next. Raises OSError."""
+    content = _SEED.pack(_MAGIC, 0, seed)
+    content += xxh64(content).to_bytes(8, "little")
+    for name, found in zip(SEED_NAMES, seed_copies(directory), strict=True):
+        if found == content:
+            continue
+        temporary = directory / f".{name}"
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(directory / name)
+        sync_directory(directory)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""What the connections of one server share: limits, memory, whose turn it is to go.
+
+Promises: every connection is known here from its first moment to its last; what all of them together may cost has a limit, and whoever stands
+still longest goes first when it is reached. Must not know: sockets, sessions, wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+
+from polywire.server.idle import IdlePoll
+from polywire.server.logins import Identities, Logins
+from polywire.server.memory import ReceiveMemory
+from polywire.server.places import Places
+
+if TYPE_CHECKING:
+    from polywire.server.connection import Connection
+
+log = structlog.get_logger("polywire.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of connections.
+
+    connections_max: open at once. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a larger one. turn_bytes_max:
+    read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one connection above which nothing
+    more is read from it. receive_total_bytes_max: of all unfinished requests; when passed, those that go on arriving wait, and those that
+    hardly do are closed. backlog_total_bytes_max: of all connections; when passed, who has not read longest is closed. stalled_s: how long
+    answers nobody takes may stand still, and a request that hardly arrives may take.
+    unknown_s: how long a connection may hide its wire.
+    """
+
+    connections_max: int = 16_384
+    receive_bytes_max: int = 1024 * 1024
+    turn_bytes_max: int = 2 * 1024 * 1024
+    backlog_bytes_max: int = 1024 * 1024
+    receive_total_bytes_max: int = 64 * 1024 * 1024
+    backlog_total_bytes_max: int = 64 * 1024 * 1024
+    stalled_s: int = 30
+    unknown_s: int = 10
+
+
+class Intake(Protocol):
+    """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
+
+    @property
+    def appended(self) -> int:
+        """Batches taken so far; it grows while a session is offered bytes that produce."""
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something waits for ``commit``; it may view bytes that were handed on."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether peers that produce should be read no further for now."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when there is no congestion (any more)."""
+
+    def commit(self) -> None:
+        """Write this turn now."""
+
+
+class Hub:
+    """What the connections of one server share.
+
+    Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
+    ``_held`` are those that wait for the intake; ``lending`` is true while the loop asks a connection for a buffer. Nothing views bytes that
+    were handed on while ``gathering`` was smaller.
+    """
+
+    __slots__ = (
+        "_held",
+        "connections",
+        "draining",
+        "gathering",
+        "idle",
+        "intake",
+        "lending",
+        "limits",
+        "logins",
+        "memory",
+        "places",
+        "refused",
+        "soon",
+        "tick",
+    )
+
+    def __init__(
+        self,
+        intake: Intake,
+        limits: ConnectionLimits | None = None,
+        *,
+        idle: IdlePoll | None = None,
+        soon: Callable[[Callable[[], None]], object] | None = None,
+        identities: Identities | None = None,
+    ) -> None:
+        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself. identities: who may log
+        in."""
+        self.limits: Final = limits or ConnectionLimits()
+        self.intake: Final = intake
+        self.idle: Final = idle
+        self.soon: Final = soon or _call_soon
+        self.logins: Final = Logins(identities, self.limits.connections_max)
+        self.gathering = 0
+        self.lending = False
+        self._held: set[Connection] = set()
+        self.connections: set[Connection] = set()
+        self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
+        self.places: Final = Places(self.limits.connections_max, self.connections)
+        self.draining = False
+        self.refused = 0
+        self.tick = 0
+
+    def commit(self) -> None:
+        """Write this turn now. What goes wrong while answers of the turn are told is not the fault of the peer that is being read."""
+        assert not self.lending, "the loop asks for a buffer"
+        self.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
+        try:
+            self.intake.commit()
+        except Exception as error:
+            log.error("an answer could not be told", exc_info=error)
+
+    def settle(self) -> None:
+        """Nothing views what was handed on so far."""
+        self.gathering += 1
+        self.memory.settle()
+
+    def sweep(self) -> None:
+        """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
+        self.tick += 1
+        self.memory.tick = self.places.tick = self.tick
+        for connection in list(self.connections):
+            connection.sweep()
+        self.logins.sweep()
+        self.memory.given_back()
+        if self.refused:
+            log.warning(
+                "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
+            )
+            self.refused = 0
+
+    def hold(self, connection: Connection) -> None:
+        """Let a connection whose peer produces wait until the intake has caught up."""
+        if not self._held:
+            self.intake.on_relief(self._relieved)
+        self._held.add(connection)
+
+    def _relieved(self) -> None:
+        held, self._held = self._held, set()
+        for connection in held:
+            connection.relieve()
+
+    def enter(self, connection: Connection) -> bool:
+        """Give a new connection a place; False when there is none."""
+        if self.draining or not self.places.enter(connection):
+            self.refused += 1
+            return False
+        if not self.logins.enter(connection):
+            self.places.leave(connection)
+            self.refused += 1
+            return False
+        self.connections.add(connection)
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone, or as good as gone."""
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self.places.leave(connection)
+            self.logins.leave(connection)
+            self.memory.leave(connection)
+
+    def check_backlog(self) -> None:
+        """Close the connection whose answers have waited longest while all of them together wait for too much."""
+        clogged = [connection for connection in self.connections if connection.backlog]
+        total = sum(connection.backlog for connection in clogged)
+        while clogged and total > self.limits.backlog_total_bytes_max:
+            slowest = min(clogged, key=_clogged_tick)
+            clogged.remove(slowest)
+            total -= slowest.backlog
+            slowest.abort("answers of all connections take too much memory, this peer has not read longest")
+
+
+def _call_soon(callback: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_soon(callback)
+
+
+def _clogged_tick(connection: Connection) -> int:
+    return connection.clogged_tick

@@ -1,0 +1,142 @@
+"""Memory for requests that have begun to arrive: who gets some, who waits for it, and who has to give it back.
+
+Promises: an unfinished request takes memory in proportion to what of it has come; together they stay within a limit, and one that goes on
+arriving is held back at worst, never cut: one at a time may go beyond the limit, so that there is always one that comes to its end. Short of
+memory, those that hardly arrive have to go: first of peers that nobody knows, then of the address that holds most, the slowest first.
+Must not know: sockets, sessions, wires.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+from polywire.server.arena import Arena
+from polywire.server.landing import Landing
+
+if TYPE_CHECKING:
+    from polywire.server.connection import Connection
+
+SMALL_BYTES: Final = 4 * 1024  # so much of a request may always wait: requests of most kinds are no longer
+STALLED_TICKS: Final = 2  # seconds after which a request that hardly arrives may have to go
+SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # less is "hardly" while memory is short
+BYTES_PER_S_MIN: Final = 64  # less is "not at all", memory or not
+
+
+class Progress:
+    """How quickly an unfinished request arrives. Guards: both fields are of when it began, or was last taken up."""
+
+    __slots__ = ("_began", "_bytes")
+
+    def __init__(self) -> None:
+        self._began = 0
+        self._bytes = 0
+
+    def begin(self, tick: int, size: int) -> None:
+        """So much of it is there."""
+        self._began = tick
+        self._bytes = size
+
+    def rate(self, tick: int, size: int) -> float:
+        """Bytes a second since it began."""
+        return (size - self._bytes) / max(tick - self._began, 1)
+
+    def is_slow(self, tick: int, size: int, ticks: int, bytes_per_s: int) -> bool:
+        """Whether for so long less than so much has come."""
+        return tick - self._began >= ticks and self.rate(tick, size) < bytes_per_s
+
+
+class ReceiveMemory:
+    """What the unfinished requests of one server take.
+
+    Invariant: ``_waiting`` are connections that are paused until they get memory, the one waiting longest first; ``_beyond`` is the one that
+    may take what it needs.
+    """
+
+    __slots__ = ("_beyond", "_connections", "_feeding", "_looked", "_soon", "_waiting", "arena", "landing", "tick")
+
+    def __init__(
+        self, bytes_max: int, connections: Collection[Connection], soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """soon: calls back in the loop's next pass."""
+        self.arena: Final = Arena(bytes_max)
+        self.landing: Final = Landing(self.arena)
+        self._connections: Final = connections
+        self._soon: Final = soon
+        self._waiting: dict[Connection, None] = {}
+        self._feeding = False
+        self._beyond: Connection | None = None
+        self._looked = -1
+        self.tick = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits for memory."""
+        return bool(self._waiting)
+
+    def settle(self) -> None:
+        """Nothing views what landed, or was given back, so far."""
+        self.arena.settle()
+        self.landing.settle()
+
+    def grant(self, grown: int, asking: Connection) -> bool:
+        """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""
+        if self.arena.fits(grown):
+            return True
+        if self._beyond is None or not self._beyond.is_receiving:
+            self._beyond = None
+        if self._beyond is asking:
+            return True
+        self._reclaim(grown, asking)
+        if self.arena.fits(grown):
+            return True
+        if self._beyond is None:
+            self._beyond = asking
+            return True
+        self._waiting[asking] = None
+        return False
+
+    def given_back(self) -> None:
+        """A request has come to its end, or its connection has."""
+        if self._waiting and not self._feeding:
+            self._feeding = True
+            self._soon(self._feed)
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._waiting.pop(connection, None)
+        if self._beyond is connection:
+            self._beyond = None
+        self.given_back()
+
+    def _feed(self) -> None:
+        """Let those that wait try again, the one waiting longest first, until one has to go on waiting."""
+        self._feeding = False
+        while self._waiting:
+            connection = next(iter(self._waiting))
+            del self._waiting[connection]
+            connection.go_on_receiving()
+            if connection in self._waiting:
+                later = list(self._waiting)
+                self._waiting = dict.fromkeys([later[-1], *later[:-1]])
+                return
+
+    def _reclaim(self, grown: int, asking: Connection) -> None:
+        """Take back what holds no request, then close what hardly arrives; who that is changes with the seconds only."""
+        if self._looked == self.tick:
+            return
+        for connection in self._connections:
+            if connection is not asking:
+                connection.give_back_idle()
+        slow = [connection for connection in self._connections if connection is not asking and connection.is_stalled]
+        held: Counter[str] = Counter()
+        for connection in slow:
+            held[connection.host] += connection.held_bytes
+        slow.sort(key=lambda connection: (connection.standing, -held[connection.host], connection.rate))
+        for connection in slow:
+            if self.arena.fits(grown):
+                return
+            connection.abort("receive memory is short, and this request hardly arrives")
+            connection.let_go()
+        self._looked = self.tick

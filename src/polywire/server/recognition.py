@@ -1,0 +1,45 @@
+"""Who a new peer is before it has said who: the wire it speaks, and the names of both ends of its socket.
+
+Promises: a wire is recognised as soon as its first bytes can be no other's. Must not know: sockets, any one wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+
+from polywire.errors import PeerError
+from polywire.protocols.base import SessionFactory
+
+PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
+
+
+def recognise(factories: Sequence[SessionFactory], received: memoryview) -> SessionFactory | None:
+    """Find out which wire begins with these bytes; None when more are needed. Raises PeerError when none does."""
+    prefix, undecided = bytes(received[:PREFIX_BYTES_MAX]), False
+    for factory in factories:
+        known = factory.recognise(prefix)
+        if known:
+            return factory
+        undecided = undecided or known is None
+    if not undecided or len(prefix) >= PREFIX_BYTES_MAX:
+        raise PeerError("no wire begins with these bytes", fatal=True)
+    return None
+
+
+def spelled(name: Any) -> str:
+    """The address of a socket's end, for logs."""
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+
+
+def host_and_port(name: Any) -> tuple[str, int]:
+    """Where a peer connected to; a host of IPv6 digits as a name where there is one, because wires split at colons."""
+    if not isinstance(name, tuple):
+        return "localhost", 0
+    return "localhost" if name[0] == "::1" else name[0], name[1]
+
+
+def is_loopback(name: Any) -> bool:
+    """Whether an end of a socket is on this machine."""
+    return not isinstance(name, tuple) or ip_address(name[0].partition("%")[0]).is_loopback

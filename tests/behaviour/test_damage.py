@@ -1,0 +1,64 @@
+"""A damaged record of a running broker, through every wire: who asks for it is told, and all around it is served."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polywire.client.base import Client
+from polywire.client.connect import connect
+from polywire.client.kafka07 import Kafka07Client
+from polywire.errors import BrokerError
+from polywire.records.columns import Record
+from tests.behaviour.wires import WIRES, Wire
+from tests.broker_process import BrokerProcess
+
+COUNT = 12
+DAMAGED = 5
+RECORD_BYTES = 10 + len(b"value-00")  # as Kafka 0.7 counts
+
+
+async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
+    """Records with a batch each, sealed by a restart; one bit of one of them is flipped."""
+    client = await connect(broker.url("polywire"))
+    for number in range(COUNT):
+        await client.produce(topic, [Record(value=b"value-%02d" % number)], partition=0)
+    await client.close()
+    assert broker.stop() == 0
+    broker.start()
+    wanted = b"value-%02d" % DAMAGED
+    (path,) = (found for found in (broker.data_dir / "segments").iterdir() if wanted in found.read_bytes())
+    content = bytearray(path.read_bytes())
+    content[content.index(wanted)] ^= 1
+    path.write_bytes(content)
+
+
+async def values_of(client: Client, offset: int, count: int) -> list[bytes | None]:
+    if isinstance(
+        client, Kafka07Client
+    ):  # the wire has addresses: whoever steps over a record must know where the next one begins
+        read = await client.read("t", 0, offset * RECORD_BYTES)
+        return list(read.values)
+    records: list[Record] = []
+    while len(records) < count and (found := await client.fetch("t", 0, offset + len(records), records_max=count)):
+        records += found
+    return [record.value for record in records[:count]]
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+async def test_a_damaged_record_is_told_and_the_rest_is_served(own_broker: BrokerProcess, wire: Wire) -> None:
+    await write_and_damage(own_broker, "t")
+    client = await connect(own_broker.url(wire.name))
+    before = await values_of(client, 0, DAMAGED)
+    assert before == [b"value-%02d" % number for number in range(DAMAGED)]
+    for _ in range(2):
+        with pytest.raises(BrokerError):
+            await asyncio.wait_for(values_of(client, DAMAGED, 1), 10)
+    await client.close()
+    client = await connect(own_broker.url(wire.name))
+    after = await values_of(client, DAMAGED + 1, COUNT - DAMAGED - 1)
+    assert after == [b"value-%02d" % number for number in range(DAMAGED + 1, COUNT)]
+    await client.close()
+    assert own_broker.stop() == 0
+    assert own_broker.log_text().count("stored records are damaged") == 1

@@ -1,0 +1,123 @@
+"""Bytes of every file of a data directory, flipped one after the other, after a clean stop and after a kill: each start gives everything that
+was acknowledged, or says what is damaged. Never less without a word, and never anything else."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from polywire.errors import Corrupt
+from polywire.log.doctor import Finding, Severity, examine
+from polywire.log.partition import FilePartition
+from polywire.log.repair import examining
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, records_of
+
+TOKENS = [bytes([number]) * 16 for number in (1, 2)]
+KINDS = ("journal/seed", "journal/seed.copy", "journal/slot-", "segments/", "snapshots/", "LOCK")
+SAMPLES = 30  # flips of each kind of file
+
+
+def write_history(directory: Path, *, clean: bool) -> tuple[list[bytes], list[bytes]]:
+    """Sealed, unsealed, staged and published records, all of them synced; returns the values of partition 1, and the changes."""
+    rig = Rig(directory, SMALL)
+    partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
+    rig.log.stage(TOKENS[0], partition, batch_of([b"staged"]), expires_at_us=2**62, level=Level.WRITTEN, done=None)
+    values: list[bytes] = []
+    for number in range(150):
+        values.append(b"%05d" % number + b"." * 700)
+        rig.append(partition, [values[-1]])
+        rig.append(other, [b"o" * 300])
+        rig.change(b"change-%d" % number)
+        rig.log.commit()
+        if number % 25 == 24:
+            rig.settle()
+    rig.log.publish([TOKENS[0]], b"p", level=Level.SYNCED, done=lambda *_: None)
+    rig.memory.apply(b"p")
+    values.append(b"staged")
+    rig.settle()
+    changes = list(rig.memory.changes)
+    if clean:
+        rig.log.close()
+    else:
+        rig.log._expire()  # the log's timer: what was synced last is told
+        rig.settle()
+        rig.kill()
+    return values, changes
+
+
+def read_what_is_sound(rig: Rig, partition: FilePartition) -> tuple[dict[int, bytes], set[int]]:
+    """Values by offset, and the offsets that are told to be damaged."""
+    offset, found, told = 0, dict[int, bytes](), set[int]()
+    while offset < partition.next_offset:
+        try:
+            read = rig.read_once(partition, offset)
+        except Corrupt as error:
+            facts = dict(fact.split("=") for fact in error.message.split() if "=" in fact)
+            told.update(range(int(facts["first_offset"]), int(facts["next_offset"])))
+            assert "segments/" in facts["segment"]
+            offset = int(facts["next_offset"])
+            continue
+        found.update((record.offset, cast(bytes, record.value)) for record in records_of(read))
+        offset = read.next_offset
+        read.pin.release()
+    return found, told
+
+
+def examined(directory: Path) -> list[Finding]:
+    with examining(directory, Memory, RigLoop()) as patient:
+        return examine(patient)
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes((byte ^ 1 << at % 8,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", ["stopped", "killed"])
+def test_a_flipped_byte_is_harmless_or_told(tmp_path: Path, stop: str, kind: str) -> None:
+    origin = tmp_path / "origin"
+    values, changes = write_history(origin, clean=stop == "stopped")
+    files = sorted(
+        path for path in origin.rglob("*") if path.is_file() and str(path.relative_to(origin)).startswith(kind)
+    )
+    assert files
+    places = [(path, at) for path in files for at, byte in enumerate(path.read_bytes()) if byte or "slot-" not in kind]
+    refused = damaged = 0
+    for path, at in random.Random(7).sample(places, min(SAMPLES, len(places))):
+        copy = tmp_path / "copy"
+        shutil.copytree(origin, copy)
+        flip(copy / path.relative_to(origin), at)
+        worst = {finding.severity for finding in examined(copy)}
+        try:
+            rig = Rig(copy, SMALL)
+        except Corrupt as error:
+            refused += 1
+            assert Severity.BROKEN in worst, "the doctor says the same"
+            named = any(name in error.message for name in ("slot-", "segments/", "journal"))
+        else:
+            named = True
+            found, told = read_what_is_sound(rig, rig.log.partition(1))
+            expected = {offset: value for offset, value in enumerate(values) if offset not in told}
+            assert found == expected, (path.name, at)
+            assert rig.memory.changes == changes, (path.name, at)
+            damaged += bool(told)
+            assert Severity.BROKEN not in worst
+            assert (Severity.DAMAGED in worst) >= bool(told), "the doctor finds it, too"
+            rig.log.close()
+        assert named, "what is damaged has a name"
+        shutil.rmtree(copy)
+    if kind == "segments/":
+        assert damaged, "most of a segment is records"
+        assert not refused
+    if kind in ("journal/seed", "journal/seed.copy", "snapshots/", "LOCK"):
+        assert not refused
+        assert not damaged

@@ -1,0 +1,142 @@
+"""An operator's way past damage that no start accepts: what can be kept is kept, what cannot is told, and a look changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.errors import Corrupt, Unavailable
+from polywire.log.recovery import Place, find_chain
+from polywire.log.repair import Diagnosis, examining, finish, repair
+from polywire.types import Level
+from tests.crash.test_flips import read_what_is_sound
+from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop
+
+PARTITION = 7
+QUIET = replace(SMALL, sync_interval_ms=600_000)
+
+
+def write_groups(directory: Path, count: int = 6) -> list[Place]:
+    """Synced groups, each with one record and one change; the broker stopped in good order. Returns their places."""
+    rig = Rig(directory, QUIET)
+    partition = rig.log.open_partition(PARTITION)
+    for number in range(count):
+        rig.append(partition, [b"value-%d" % number])
+        rig.change(b"change-%d" % number)
+        rig.settle()
+    rig.log.close()
+    with examining(directory, Memory, RigLoop()) as patient:
+        chain = find_chain(patient.slots)
+        assert chain is not None
+        return list(chain.groups)[-count - 1 : -1]  # the closing group holds nothing
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def look(directory: Path) -> Diagnosis:
+    with examining(directory, Memory, RigLoop()) as patient:
+        return patient.diagnose()
+
+
+def cure(directory: Path) -> Path:
+    with examining(directory, Memory, RigLoop()) as patient:
+        diagnosis = patient.diagnose()
+        aside, size = repair(patient, diagnosis), patient.slots[0].size
+    finish(directory, diagnosis.through, size, Memory(), RigLoop(), SystemClock())
+    return aside
+
+
+def files(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_directory_that_opens_needs_no_repair(tmp_path: Path) -> None:
+    write_groups(tmp_path)
+    before = files(tmp_path)
+    diagnosis = look(tmp_path)
+    assert diagnosis.reason is None
+    assert diagnosis.given_up.nothing
+    assert files(tmp_path) == before
+
+
+def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
+    place = write_groups(tmp_path)[3]
+    path = place.slot.path
+    flip(path, path.read_bytes().index(b"value-3"))
+    with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)
+    before = files(tmp_path)
+    diagnosis = look(tmp_path)
+    assert files(tmp_path) == before, "looking changes nothing"
+    assert diagnosis.reason is not None
+    assert (diagnosis.given_up.groups, diagnosis.given_up.damaged) == (0, {PARTITION: [(3, 4)]})
+    cure(tmp_path)
+    rig = Rig(tmp_path, QUIET)
+    found, told = read_what_is_sound(rig, rig.log.partition(PARTITION))
+    assert told == {3}
+    assert found == {number: b"value-%d" % number for number in range(6) if number != 3}
+    assert rig.memory.changes == [b"change-%d" % number for number in range(6)]
+    rig.log.close()
+
+
+@pytest.mark.parametrize("byte", [4, 20, 60])
+def test_behind_a_damaged_header_everything_is_given_up_and_told(tmp_path: Path, byte: int) -> None:
+    place = write_groups(tmp_path)[3]
+    flip(place.slot.path, place.position + byte)
+    with pytest.raises(Corrupt):
+        Rig(tmp_path, QUIET)
+    given_up = look(tmp_path).given_up
+    assert (given_up.groups, given_up.unknown) == (4, 1), "three with records, and the closing one"
+    assert given_up.records == {PARTITION: (4, 6)}
+    assert given_up.changes == 2
+    damaged = place.slot.path.read_bytes()
+    aside = cure(tmp_path)
+    assert (aside / place.slot.path.name).read_bytes() == damaged
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.partition(PARTITION)
+    assert rig.read(partition) == [b"value-0", b"value-1", b"value-2"]
+    assert rig.memory.changes == [b"change-0", b"change-1", b"change-2"]
+    rig.append(partition, [b"after"], Level.SYNCED)
+    rig.settle()
+    rig.log.close()
+    rig.open()
+    assert rig.read(rig.log.partition(PARTITION))[3:] == [b"after"]
+    rig.log.close()
+
+
+def test_a_hole_is_passed_by_giving_up_what_lies_behind_it(tmp_path: Path) -> None:
+    """Offsets that were given to records which never reached the journal."""
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(PARTITION)
+    rig.append(partition, [b"kept"], Level.SYNCED)
+    rig.settle()
+    partition.next_offset += 5
+    rig.append(partition, [b"behind", b"the hole"], Level.SYNCED)
+    rig.settle()
+    rig.kill()
+    with pytest.raises(Corrupt, match="hole"):
+        Rig(tmp_path, QUIET)
+    diagnosis = look(tmp_path)
+    assert diagnosis.given_up.records == {PARTITION: (6, 8)}
+    cure(tmp_path)
+    rig = Rig(tmp_path, QUIET)
+    assert rig.read(rig.log.partition(PARTITION)) == [b"kept"]
+    rig.log.close()
+
+
+def test_nobody_repairs_what_a_broker_has_open(tmp_path: Path) -> None:
+    write_groups(tmp_path)
+    rig = Rig(tmp_path, QUIET)
+    with pytest.raises(Unavailable, match="in use"):
+        look(tmp_path)
+    rig.log.close()
+    with examining(tmp_path, Memory, RigLoop()), pytest.raises(Unavailable, match="in use"):
+        Rig(tmp_path, QUIET)
+    Rig(tmp_path, QUIET).log.close()

@@ -1,0 +1,91 @@
+"""Permissions on a running broker: wires without a login beside users, and names with dots from the command line to every wire."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polywire.client import sync
+from polywire.errors import Denied
+from polywire.records.columns import Record
+from polywire.server.users import add_user
+from tests.broker_process import WIRES, BrokerProcess, child_environment, silenced
+from tests.e2e.test_users import Peer, polywire
+
+STREAMS, GET_TOPICS = 201, 301
+
+
+def flux(broker: BrokerProcess, line: str) -> str:
+    with socket.create_connection(broker.addresses["flux"], timeout=10) as peer:
+        peer.sendall(f"V1|1|{line}\n".encode())
+        return peer.makefile().readline().strip()
+
+
+def test_a_wire_without_a_login_is_refused_where_nobody_could_do_anything(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonderland", "")
+    words = ("serve", "--data-dir", str(tmp_path / "data"), "--users", str(users), *silenced("flux"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "polywire", *words, "--flux", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "polywire user add anonymous" in ended.stderr
+    assert "--flux" in ended.stderr
+
+
+def test_who_comes_without_a_login_may_do_what_anonymous_may(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonderland", "")
+    add_user(users, "anonymous", "nobody-logs-in", "produce@clicks")
+    with BrokerProcess(tmp_path / "data", "--users", str(users), wires=WIRES) as broker:
+        host, port = broker.addresses["polywire"]
+        with sync.connect(f"polywire://alice:wonderland@{host}:{port}") as alice:
+            alice.create_topic("clicks.web", 1)
+            alice.create_topic("shop.orders", 1)
+        assert flux(broker, "PRODUCE|clicks.web k:v").startswith("V1|1|OK|")
+        for line in (
+            "CONSUME|clicks.web 0 0",
+            "PRODUCE|shop.orders k:v",
+            "PRODUCE|clicks.new k:v",
+            "JOIN|g clicks.web m",
+        ):
+            assert "not allowed" in flux(broker, line), line
+        assert flux(broker, "ADMIN_GET_METADATA|") == "V1|1|OK|topics=[clicks.web] brokers=[0] fenced=[]"
+
+
+def test_a_dotted_name_means_one_topic_from_the_command_line_to_every_wire(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonderland", "")
+    add_user(users, "shopper", "looking-glass", "consume@shop,read_streams@shop")
+    add_user(users, "outsider", "looking-glass", "consume@default,read_streams@default,manage_topics@default")
+    with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:
+        host, port = broker.addresses["polywire"]
+        place = f"{host}:{port}"
+        made = polywire(f"alice:wonderland@{place}", "topic", "create", "shop.orders", "--partitions", "1")
+        assert made.returncode == 0, made.stderr
+        with sync.connect(f"polywire://alice:wonderland@{place}") as alice:
+            alice.produce("shop.orders", [Record(b"v")])
+        with sync.connect(f"polywire://shopper:looking-glass@{place}") as shopper:
+            assert [topic.name for topic in shopper.topics()] == ["shop.orders"]
+            assert [record.value for record in shopper.fetch("shop.orders", 0, 0)] == [b"v"]
+        with sync.connect(f"polywire://outsider:looking-glass@{place}") as outsider:
+            assert outsider.topics() == []
+            with pytest.raises(Denied):
+                outsider.fetch("shop.orders", 0, 0)
+            with pytest.raises(Denied):
+                outsider.create_topic("shop.squatted", 1)
+        with Peer(broker) as shopper, Peer(broker) as outsider:
+            assert shopper.log_in("shopper", "looking-glass") == 0
+            assert shopper.ask(GET_TOPICS, b"\x02\x04shop")[1].endswith(b"\x06orders")
+            assert outsider.log_in("outsider", "looking-glass") == 0
+            assert outsider.ask(STREAMS) == (0, b"")
+            assert outsider.ask(GET_TOPICS, b"\x02\x04shop")[0] == 41

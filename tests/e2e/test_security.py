@@ -1,0 +1,101 @@
+"""What an operator relies on: reloading without a restart, an audit of who did what, and files that nobody else may read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+from polywire.server.users import add_user, remove_user
+from tests.broker_process import BrokerProcess
+from tests.e2e.test_logins import CREATE_TOKEN, DELETE_USER, ME, assert_ended, logged_in, make_user, named, words
+from tests.e2e.test_users import CREATE_STREAM, Peer
+
+RELOADED_S_MAX = 20.0
+
+
+def hang_up(broker: BrokerProcess, times: int) -> None:
+    """SIGHUP, and wait until it was heeded so many times in all."""
+    os.kill(broker.pid, signal.SIGHUP)
+    deadline = time.monotonic() + RELOADED_S_MAX
+    while broker.log_text().count("event=reloaded") < times:
+        assert not broker.stopped, broker.log_text()
+        assert time.monotonic() < deadline, broker.log_text()
+        time.sleep(0.02)
+
+
+def test_sighup_takes_up_users_and_ends_nobody_else(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    for name in ("alice", "bob"):
+        add_user(users, name, "password", "")
+    with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:
+        with logged_in(broker, "alice", "password") as alice, logged_in(broker, "bob", "password") as bob:
+            remove_user(users, "bob")
+            add_user(users, "carol", "password", "read_streams")
+            hang_up(broker, 1)
+            assert_ended(bob.socket)
+            assert alice.ask(ME)[0] == 0
+            with logged_in(broker, "carol", "password") as carol:
+                assert carol.ask(CREATE_STREAM, words("shop"))[0] == 41
+            for number, content in enumerate(("", "rubbish\n"), 2):
+                users.write_text(content)
+                hang_up(broker, number)
+            users.chmod(0o644)
+            hang_up(broker, 4)
+            users.unlink()
+            hang_up(broker, 5)
+            assert alice.ask(ME)[0] == 0
+            with Peer(broker) as nobody:
+                assert nobody.log_in("iggy", "iggy") == 42, "nothing was opened"
+        text = broker.log_text()
+        assert [word in text for word in ("holds no user", "not name:hash", "chmod 600", "No such file")] == [True] * 4
+        assert broker.stop() == 0
+
+
+def test_who_did_what_is_kept(tmp_path: Path) -> None:
+    users, audit = tmp_path / "users", tmp_path / "audit.jsonl"
+    add_user(users, "alice", "wonderland", "")
+    options = ("--users", str(users), "--audit-log", str(audit))
+    with BrokerProcess(tmp_path / "data", *options) as broker:
+        with logged_in(broker, "alice", "wonderland") as alice, Peer(broker) as eve:
+            assert eve.log_in("alice\x1b[2J", "guess") == 42
+            make_user(alice, "bob")
+            with logged_in(broker, "bob", "password") as bob:
+                assert bob.ask(CREATE_STREAM, words("shop"))[0] == 41
+                assert bob.ask(CREATE_TOKEN, words("token") + bytes(8))[0] == 0
+            assert alice.ask(DELETE_USER, named("bob"))[0] == 0
+        assert broker.stop() == 0
+        lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        told = [(line["action"], line["outcome"], line.get("user"), line.get("resource")) for line in lines]
+        for expected in (
+            ("user.configure", "allowed", None, "alice"),
+            ("login", "allowed", "alice", None),
+            ("login", "refused", "alice\x1b[2J", None),
+            ("user.create", "allowed", "alice", "bob"),
+            ("login", "allowed", "bob", None),
+            ("token.create", "allowed", "bob", "bob/token"),
+            ("user.delete", "allowed", "alice", "bob"),
+        ):
+            assert expected in told, told
+        assert [line for line in lines if line["outcome"] == "refused" and line.get("user") == "bob"], lines
+        assert all(line["peer"].startswith("127.0.0.1:") for line in lines if line["action"] == "login")
+        assert stat.S_IMODE(audit.stat().st_mode) == 0o600
+        assert not [word for word in ("wonderland", "guess") if f'"{word}"' in audit.read_text()]
+        assert "\x1b" not in audit.read_text() + broker.log_text()
+        assert "logger=polywire.audit" in broker.log_text()
+
+
+def test_what_is_kept_is_private(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(0o755)
+    data.chmod(0o755)
+    with BrokerProcess(data) as broker:
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        assert "it is closed to them now" in broker.log_text()
+        paths = [path for path in data.rglob("*") if path.name != "LOCK"]
+        assert paths
+        assert not [path for path in paths if path.stat().st_mode & 0o077], "nothing is for others"
+        assert broker.stop() == 0

@@ -1,0 +1,37 @@
+"""Hold any number of hostile conversations with a broker: ``python -m tests.hostile --conversations 100000 --wire flux``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.broker_process import WIRES, BrokerProcess
+from tests.hostile.conversations import converse
+
+STEP = 10_000
+
+
+def main() -> int:
+    """Run, and print what was seen."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile")
+    parser.add_argument("--conversations", type=int, default=100_000, help="of each wire")
+    parser.add_argument("--wire", choices=WIRES, action="append")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    asked = parser.parse_args()
+    print(f"seed={asked.seed}", flush=True)
+    for wire in asked.wire or WIRES:
+        with tempfile.TemporaryDirectory() as directory, BrokerProcess(Path(directory) / "data") as broker:
+            for start in range(0, asked.conversations, STEP):
+                numbers = range(start, min(start + STEP, asked.conversations))
+                print(f"{wire:>9}: {converse(broker, wire, numbers, asked.seed)}", flush=True)
+            assert broker.stop() == 0, broker.log_text()[-5000:]
+            errors = [line for line in broker.log_text().splitlines() if "level=error" in line or "Traceback" in line]
+            print(f"{wire:>9}: {len(errors)} errors logged", *errors[:5], sep="\n  ", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Conversations of hostile peers with a running broker: every way to end one, at every byte of what is said.
+
+Promises: a conversation depends on its number and the seed only; none takes longer than a named time. After each a polite client is served;
+in the end the broker holds no more descriptors than before. Must not know: how the broker works.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.broker_process import BrokerProcess
+from tests.fuzz.chance import damaged
+from tests.hostile.exchanges import STREAMS
+from tests.hostile.peers import End, PoliteClient, connect, hang_up, push
+
+ANSWERS_S: Final = 0.02  # how long a peer waits for answers before it goes on
+STALLED_MAX: Final = 32  # connections that stand still at once
+FLOOD: Final = 40  # times that a stream is sent again
+SETTLED_S_MAX: Final = 20.0
+
+Ending = Callable[["Hostile", socket.socket, bytes], None]
+
+
+@dataclass
+class Figures:
+    """What a run has seen."""
+
+    conversations: int = 0
+    seconds: float = 0.0
+    slowest_ms: float = 0.0
+    p99_ms: float = 0.0
+    held_ms: float = 0.0
+    descriptors: tuple[int, int] = (0, 0)
+    memory_mb: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.conversations:>8,} conversations in {self.seconds:.0f} s; polite client: p99 {self.p99_ms:.1f} ms,"
+            f" slowest {self.slowest_ms:.1f} ms, of the loop's processor time at most {self.held_ms:.1f} ms;"
+            f" descriptors {self.descriptors[0]} -> {self.descriptors[1]};"
+            f" memory {self.memory_mb[0]} -> {self.memory_mb[1]} MB"
+        )
+
+
+@dataclass
+class Hostile:
+    """Peers of one wire. Guards: at most ``STALLED_MAX`` of them stand still."""
+
+    broker: BrokerProcess
+    wire: str
+    seed: int
+    chance: random.Random = field(default_factory=random.Random)
+    stalled: deque[socket.socket] = field(default_factory=deque)
+
+    def converse(self, number: int) -> None:
+        """One conversation, from the first byte to its end."""
+        chance = self.chance = random.Random(f"{self.seed} {self.wire} {number // len(ENDINGS)}")
+        stream = STREAMS[self.wire](chance)
+        with suppress(OSError):  # the broker may have hung up first
+            ENDINGS[number % len(ENDINGS)](self, connect(self.broker, self.wire), stream)
+
+    def cut(self, peer: socket.socket, stream: bytes) -> None:
+        """Gone with a FIN in the middle, answers unread."""
+        push(peer, stream[: self.chance.randrange(len(stream) + 1)])
+        hang_up(peer, End.FIN)
+
+    def kill(self, peer: socket.socket, stream: bytes) -> None:
+        """Gone with a RST in the middle, perhaps a moment later."""
+        push(peer, stream[: self.chance.randrange(len(stream) + 1)])
+        time.sleep(self.chance.choice((0, 0, 0.0005, 0.003)))
+        hang_up(peer, End.RST)
+
+    def half_close(self, peer: socket.socket, stream: bytes) -> None:
+        """Says no more, but reads on."""
+        push(peer, stream[: self.chance.randrange(len(stream) + 1)])
+        peer.shutdown(socket.SHUT_WR)
+        read(peer)
+        hang_up(peer, self.chance.choice(list(End)))
+
+    def stall(self, peer: socket.socket, stream: bytes) -> None:
+        """Stands still in the middle, until others do."""
+        push(peer, stream[: self.chance.randrange(len(stream) + 1)])
+        self.stalled.append(peer)
+        if len(self.stalled) > STALLED_MAX:
+            hang_up(self.stalled.popleft(), self.chance.choice(list(End)))
+
+    def flood(self, peer: socket.socket, stream: bytes) -> None:
+        """Says the same again and again, and reads nothing."""
+        for _ in range(FLOOD):
+            push(peer, stream)
+        hang_up(peer, End.RST)
+
+    def lie(self, peer: socket.socket, stream: bytes) -> None:
+        """Sends damaged bytes."""
+        push(peer, damaged(stream, self.chance, times_max=6))
+        read(peer)
+        hang_up(peer, self.chance.choice(list(End)))
+
+    def echo(self, peer: socket.socket, stream: bytes) -> None:
+        """Sends back what it was answered."""
+        push(peer, stream)
+        push(peer, read(peer))
+        hang_up(peer, End.RST)
+
+    def leave(self) -> None:
+        """End what stands still."""
+        while self.stalled:
+            hang_up(self.stalled.popleft(), End.RST)
+
+
+ENDINGS: Final[list[Ending]] = [
+    Hostile.cut,
+    Hostile.kill,
+    Hostile.half_close,
+    Hostile.stall,
+    Hostile.flood,
+    Hostile.lie,
+    Hostile.echo,
+    Hostile.kill,
+]
+
+
+def read(peer: socket.socket) -> bytes:
+    """What comes within a moment."""
+    peer.settimeout(ANSWERS_S)
+    with suppress(OSError):
+        return peer.recv(65_536)
+    return b""
+
+
+def descriptors(broker: BrokerProcess) -> int:
+    """How many a broker holds (Linux; 0 elsewhere)."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{broker.pid}/fd"))
+    return 0
+
+
+def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int) -> Figures:
+    """Hold conversations on one wire. Raises AssertionError with the number of the one after which something was wrong."""
+    hostile = Hostile(broker, wire, seed)
+    figures = Figures(len(numbers))
+    begun = time.monotonic()
+    with PoliteClient(broker) as polite:
+        before, memory = descriptors(broker), broker.memory_bytes
+        for number in numbers:
+            hostile.converse(number)
+            try:
+                polite.produce()
+            except (OSError, AssertionError) as error:
+                raise AssertionError(f"wire={wire} conversation={number} seed={seed}: {error!r}") from error
+        hostile.leave()
+        after = min(settled(broker, before))
+        times = sorted(polite.times)
+        figures.held_ms = polite.held_s * 1000
+    figures.seconds = time.monotonic() - begun
+    figures.slowest_ms, figures.p99_ms = times[-1] * 1000, times[len(times) * 99 // 100] * 1000
+    figures.descriptors = before, after
+    figures.memory_mb = memory >> 20, broker.memory_bytes >> 20
+    return figures
+
+
+def settled(broker: BrokerProcess, expected: int) -> Iterator[int]:
+    """How many descriptors are held, until they are as few as expected or time is up."""
+    deadline = time.monotonic() + SETTLED_S_MAX
+    while True:
+        held = descriptors(broker)
+        yield held
+        if held <= expected or time.monotonic() > deadline:
+            return
+        time.sleep(0.05)

@@ -1,0 +1,67 @@
+"""What peers of each wire say: the requests of the specifications and of the fuzz targets, as streams of bytes.
+
+Promises: a stream depends on its chance only. Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.protocols.cursus.messages import frame
+from polywire.protocols.polywire.codec import MAGIC
+from tests.fuzz import fuzz_cursus, fuzz_flux, fuzz_iggy, fuzz_kafka07, fuzz_polywire
+from tests.unit.protocols.iggy.dialogue import headered
+from tests.vectors.cursus import test_vectors as cursus_vectors
+from tests.vectors.flux import test_vectors as flux_vectors
+from tests.vectors.iggy.test_today import REGISTER
+
+REQUESTS_MAX: Final = 6  # of one stream
+
+Stream = Callable[[random.Random], bytes]
+
+
+def _flux() -> Stream:
+    recorded = [step.data for name in ("worked.txt", "rules.txt") for step in flux_vectors.read_steps(name)]
+    return _any_of([*fuzz_flux.GOOD, *recorded])
+
+
+def _cursus() -> Stream:
+    recorded = [step.body for name in cursus_vectors.FILES for step in cursus_vectors.read_steps(name)]
+    bodies = [*fuzz_cursus.COMMANDS, *fuzz_cursus.BATCHES, *recorded]
+    return _any_of([frame(body) for body in bodies])
+
+
+def _iggy() -> Stream:
+    classic, today = _any_of([*fuzz_iggy.CLASSIC, *fuzz_iggy.LOGINS]), _any_of(fuzz_iggy.TODAY)
+    register = headered(2, REGISTER, code=38)
+
+    def stream(chance: random.Random) -> bytes:
+        if chance.random() < 0.3:
+            return register + today(chance)
+        return chance.choice(fuzz_iggy.LOGINS) + classic(chance)
+
+    return stream
+
+
+def _kafka07() -> Stream:
+    return lambda chance: b"".join(fuzz_kafka07.good(chance) for _ in range(chance.randrange(1, REQUESTS_MAX)))
+
+
+def _polywire() -> Stream:
+    frames = _any_of(fuzz_polywire.FRAMES)
+    return lambda chance: MAGIC + frames(chance)
+
+
+def _any_of(requests: list[bytes]) -> Stream:
+    return lambda chance: b"".join(chance.choices(requests, k=chance.randrange(1, REQUESTS_MAX)))
+
+
+STREAMS: Final[Mapping[str, Stream]] = {
+    "flux": _flux(),
+    "cursus": _cursus(),
+    "iggy": _iggy(),
+    "kafka07": _kafka07(),
+    "polywire": _polywire(),
+}

@@ -1,0 +1,91 @@
+"""Peers as bare sockets that die in the ways sockets die, and a polite client that must be served beside them.
+
+Promises: nothing here waits for longer than a named limit. Must not know: how the broker works.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tests.broker_process import BrokerProcess
+
+ANSWER_S_MAX: Final = 20.0  # far above what anything takes; below, the machine may be the reason
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)
+
+
+class End(Enum):
+    """How a peer's socket ends."""
+
+    FIN = "fin"
+    """Everything sent is delivered; the kernel answers what the broker still sends with a reset."""
+    RST = "rst"
+    """At once, whatever is unread or unsent."""
+
+
+def connect(broker: BrokerProcess, wire: str) -> socket.socket:
+    """A connection that neither sends nor receives for longer than is reasonable."""
+    return socket.create_connection(broker.addresses[wire], timeout=ANSWER_S_MAX)
+
+
+def hang_up(peer: socket.socket, end: End) -> None:
+    """End a connection."""
+    if end is End.RST:
+        with suppress(OSError):
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    peer.close()
+
+
+def push(peer: socket.socket, data: bytes) -> None:
+    """Send as much as the broker takes without being waited for; it may have closed already."""
+    peer.setblocking(False)
+    with suppress(OSError):
+        peer.send(data)
+
+
+def loop_seconds(broker: BrokerProcess) -> float:
+    """Processor time that the thread of a broker's loop has used (Linux; 0 elsewhere)."""
+    told = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
+    return int(told.read_text().split()[0]) / 1e9 if told.exists() else 0.0
+
+
+class PoliteClient:
+    """One FLUX connection that stays open and is served, whatever others do."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._socket = connect(broker, "flux")
+        self._number = 0
+        self._broker = broker
+        self.times: list[float] = []
+        """Seconds that each answer took."""
+        self.held_s = 0.0
+        """Processor time that the broker's loop took at most from a request to its answer, whatever it did."""
+
+    def produce(self) -> None:
+        """Produce a record and read its answer."""
+        self._number += 1
+        begun, used = time.monotonic(), loop_seconds(self._broker)
+        self._socket.sendall(b"V1|%d|PRODUCE|polite key:value acks=1\n" % self._number)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            part = self._socket.recv(4096)
+            assert part, "the broker hung up"
+            answer += part
+        self.times.append(time.monotonic() - begun)
+        self.held_s = max(self.held_s, loop_seconds(self._broker) - used)
+        assert answer.startswith(b"V1|%d|OK" % self._number), answer
+
+    def __enter__(self) -> PoliteClient:
+        self.produce()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()

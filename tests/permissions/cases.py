@@ -1,0 +1,369 @@
+"""What is played: for every command of every wire at least one request that is right, aimed at what belongs to the tenant.
+
+Promises: a command without a case fails the suite; what is expected of a case follows from its action alone, so the page made of this says
+nothing that the table of permissions does not. Must not know: how sessions are spoken to.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from struct import pack
+from typing import Final
+
+from polywire.broker.actions import Action, Resource
+from polywire.protocols.cursus.factory import COMMANDS as CURSUS
+from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
+from polywire.protocols.iggy.factory import COMMANDS as IGGY
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka07.messages import (
+    FetchEntry,
+    RequestType,
+    encode_fetch,
+    encode_multifetch,
+    encode_multiproduce,
+    encode_offsets,
+    encode_produce,
+    encode_set,
+)
+from polywire.protocols.kafka07.session import ACTIONS as KAFKA
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.admission import ACTIONS as POLYWIRE
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.records.batch import from_spans
+
+STREAM: Final = "shop"
+TOPIC: Final = "shop.orders"
+EVENTS: Final = "shop.events"
+SECRET: Final = b"orders"
+"""Nobody but the tenant and administrators ever gets to read this."""
+
+
+class Player(Enum):
+    """Who plays."""
+
+    NOBODY = "not logged in"
+    OTHER = "another tenant"
+    TENANT = "the tenant"
+    ADMIN = "administrator"
+
+
+class Outcome(Enum):
+    """How it went. OWN: it was done with what is one's own, and told nothing of others'."""
+
+    YES = "yes"
+    NO = "–"
+    OWN = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request: of which command, what it asks for there, and its bytes."""
+
+    wire: str
+    command: str
+    action: Action
+    request: bytes | tuple[Verb, Head, bytes]
+
+
+def expected(case: Case, player: Player) -> Outcome:
+    """What the table of permissions says."""
+    if case.action is Action.CONNECT or player is Player.ADMIN:
+        return Outcome.YES
+    if player is Player.NOBODY:
+        return Outcome.NO
+    match case.action.resource:
+        case Resource.NOTHING:
+            return Outcome.YES
+        case Resource.ANY_STREAM | Resource.ANY_TOPIC:
+            return Outcome.OWN
+        case Resource.STREAM | Resource.TOPIC:
+            return Outcome.YES if player is Player.TENANT else Outcome.NO
+        case _:
+            return Outcome.NO
+
+
+def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
+    """Every wire's table of commands, by the name that cases have for them."""
+    cursus = {name or "an envelope without a command": command.actions for name, command in CURSUS.items()}
+    flux = {name: command.actions for name, command in ({**DATA_COMMANDS, **ADMIN_COMMANDS}).items()}
+    return {
+        "cursus": cursus | {"a batch": (Action.PRODUCE,)},
+        "flux": flux,
+        "iggy": {Code(code).name: command.actions for code, command in IGGY.items()},
+        "kafka07": {kind.name: actions for kind, actions in KAFKA.items()},
+        "polywire": {verb.name: actions for verb, actions in POLYWIRE.items()},
+    }
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from _polywire()
+    yield from _cursus()
+    yield from _flux()
+    yield from _iggy()
+    yield from _kafka07()
+
+
+# polywire
+
+
+def _polywire() -> Iterator[Case]:
+    token, batch = bytes(range(16)), bytes(from_spans(b"v", array("q", (0, -1, 0, 1))))
+    m, a = messages, Action
+    requests: list[tuple[Verb, Action, Head, bytes]] = [
+        (Verb.PING, a.CONNECT, Head(), b""),
+        (Verb.CANCEL, a.CONNECT, m.Cancel(99), b""),
+        (Verb.LOGIN, a.CONNECT, m.LogIn("admin", "admin-token"), b""),
+        (Verb.TOPICS, a.TOPIC_LIST, m.ListTopics(), b""),
+        (Verb.CREATE_TOPIC, a.TOPIC_CREATE, m.CreateTopic("shop.made", 1), b""),
+        (Verb.DESCRIBE, a.TOPIC_DESCRIBE, m.Describe(TOPIC), b""),
+        (Verb.GROW_TOPIC, a.TOPIC_ALTER, m.GrowTopic(TOPIC, 3), b""),
+        (Verb.PURGE_TOPIC, a.TOPIC_PURGE, m.PurgeTopic(TOPIC), b""),
+        (Verb.DELETE_TOPIC, a.TOPIC_DELETE, m.DeleteTopic(TOPIC), b""),
+        (Verb.BOUNDS, a.TOPIC_DESCRIBE, m.AskBounds([TOPIC]), b""),
+        (Verb.FETCH, a.FETCH, m.Fetch(TOPIC, 0, 0), b""),
+        (Verb.PRODUCE, a.PRODUCE, m.Produce(TOPIC, 0), batch),
+        (Verb.PRODUCE, a.TOPIC_CREATE, m.Produce("shop.made", 0, create=True), batch),
+        (Verb.STAGE, a.PRODUCE, m.Stage(token, TOPIC, 0), batch),
+        (Verb.PUBLISH, a.STAGED_PUBLISH, m.Publish("w", 1, []), b""),
+        (Verb.PUBLISH, a.PRODUCE, m.Publish("w", 1, [b"staged by tenant"]), b""),
+        (Verb.ABANDON, a.STAGED_PUBLISH, m.Abandon([token]), b""),
+        (Verb.ABANDON, a.PRODUCE, m.Abandon([b"staged by tenant"]), b""),
+        (Verb.LOCATE, a.FETCH, m.Locate(TOPIC, 0, 0), b""),
+        (Verb.COMMIT, a.OFFSET_COMMIT, m.Commit(TOPIC, 0, 1, "g", 0), b""),
+        (Verb.COMMIT, a.POSITION_COMMIT, m.Commit(TOPIC, 0, 0, "c", 0), b""),
+        (Verb.POSITION, a.OFFSET_FETCH, m.AskPosition(TOPIC, 0, 1, "g"), b""),
+        (Verb.POSITION, a.POSITION_FETCH, m.AskPosition(TOPIC, 0, 0, "c"), b""),
+        (Verb.JOIN, a.GROUP_JOIN, m.Join("g", TOPIC, "m"), b""),
+        (Verb.SYNC, a.GROUP_JOIN, m.Member("g", TOPIC, "m", 1), b""),
+        (Verb.HEARTBEAT, a.GROUP_JOIN, m.Member("g", TOPIC, "m", 1), b""),
+        (Verb.LEAVE, a.GROUP_JOIN, m.Member("g", TOPIC, "m", 1), b""),
+        (Verb.GROUPS, a.GROUP_LIST, m.AskGroups(), b""),
+        (Verb.DELETE_GROUP, a.GROUP_DELETE, m.DeleteGroup("g", TOPIC), b""),
+        (Verb.TRANSACTIONS, a.TRANSACTION, m.AskKept(), b""),
+        (Verb.DELETE_TRANSACTION, a.TRANSACTION, m.DeleteKept("T"), b""),
+        (Verb.WRITERS, a.STAGED_PUBLISH, m.AskKept(), b""),
+        (Verb.DELETE_WRITER, a.STAGED_PUBLISH, m.DeleteKept("w"), b""),
+    ]
+    for verb, action, head, payload in requests:
+        yield Case("polywire", verb.name, action, (verb, head, payload))
+
+
+# Cursus
+
+
+def _cursus() -> Iterator[Case]:
+    member = f"topic={TOPIC} group=g member=m generation=1"
+    read = f"topic={TOPIC} partition=0 offset=0"
+    event = f"topic={EVENTS} key=k"
+    who = "transactional_id=T producerId=p epoch=0"
+    a = Action
+    texts: list[tuple[str, Action]] = [
+        ("HELP", a.CONNECT),
+        ("PROTOCOL_INFO", a.CONNECT),
+        ("NEGOTIATE version=1", a.CONNECT),
+        ("EXIT", a.CONNECT),
+        ("AUTH principal=admin token=admin-token", a.CONNECT),
+        ("LIST", a.TOPIC_LIST),
+        ("CREATE topic=shop.made partitions=1", a.TOPIC_CREATE),
+        (f"CREATE topic={TOPIC} partitions=3", a.TOPIC_ALTER),
+        (f"DELETE topic={TOPIC}", a.TOPIC_DELETE),
+        (f"DESCRIBE topic={TOPIC}", a.TOPIC_DESCRIBE),
+        (f"METADATA topic={TOPIC}", a.TOPIC_DESCRIBE),
+        (f"LIST_OFFSETS topic={TOPIC}", a.TOPIC_DESCRIBE),
+        (f"PUBLISH topic={TOPIC} producerId=p message=x", a.PRODUCE),
+        (f"CONSUME {read} member=m", a.FETCH),
+        ("CONSUME topic=shop* partition=0 offset=0 member=m", a.TOPIC_LIST),
+        (f"STREAM {read} group=g", a.FETCH),
+        (f"APPEND_STREAM {event} version=1 message=x", a.PRODUCE),
+        (f"SAVE_SNAPSHOT {event} version=1 message=x", a.PRODUCE),
+        (f"STREAM_VERSION {event}", a.FETCH),
+        (f"READ_STREAM {event}", a.FETCH),
+        (f"READ_SNAPSHOT {event}", a.FETCH),
+        (f"JOIN_GROUP topic={TOPIC} group=g member=m", a.GROUP_JOIN),
+        (f"SYNC_GROUP {member}", a.GROUP_JOIN),
+        (f"HEARTBEAT {member}", a.GROUP_JOIN),
+        (f"LEAVE_GROUP {member}", a.GROUP_JOIN),
+        (f"COMMIT topic={TOPIC} group=g partition=0 offset=0", a.OFFSET_COMMIT),
+        (f"COMMIT_OFFSET {member} partition=0 offset=0", a.OFFSET_COMMIT),
+        (f"BATCH_COMMIT {member} P0:0", a.OFFSET_COMMIT),
+        (f"FETCH_OFFSET topic={TOPIC} group=g partition=0", a.OFFSET_FETCH),
+        ("FIND_COORDINATOR group=g", a.GROUP_LIST),
+        ("SETGROUP group=g", a.GROUP_LIST),
+        ("GROUP_STATUS group=g", a.GROUP_LIST),
+        ("LIST_GROUPS", a.GROUP_LIST),
+        (f"REGISTER_GROUP topic={TOPIC} group=g", a.GROUP_CREATE),
+        (f"SUBSCRIBE topic={TOPIC} group=g", a.GROUP_CREATE),
+        ("INIT_PRODUCER_ID transactional_id=T", a.TRANSACTION),
+        (f"BEGIN_TXN {who}", a.TRANSACTION),
+        (f"TXN_PUBLISH {who} topic={TOPIC} partition=0 seqNum=1 message=x", a.PRODUCE),
+        (f"SEND_OFFSETS_TO_TXN {who} {member} P0:0", a.OFFSET_COMMIT),
+        (f"END_TXN {who} result=abort", a.TRANSACTION),
+        ("TXN_STATUS transactional_id=T", a.TRANSACTION),
+        ("LIST_CLUSTER", a.SERVER_DESCRIBE),
+        ("CLUSTER_STATUS", a.SERVER_DESCRIBE),
+        (f"ELECT_LEADER topic={TOPIC} partition=0", a.CLUSTER_ALTER),
+    ]
+    for text, action in texts:
+        yield Case("cursus", text.split()[0], action, text.encode())
+    yield Case("cursus", "an envelope without a command", a.PRODUCE, pack(">H", len(TOPIC)) + TOPIC.encode() + b"value")
+    yield Case("cursus", "a batch", a.PRODUCE, b"")
+
+
+# FLUX
+
+
+def _flux() -> Iterator[Case]:
+    member, a = f"g {TOPIC} m 1", Action
+    lines: list[tuple[str, str, Action]] = [
+        ("PRODUCE", f"{TOPIC} k:v", a.PRODUCE),
+        ("PRODUCE", "shop.made k:v", a.TOPIC_CREATE),
+        ("CONSUME", f"{TOPIC} 0 0", a.FETCH),
+        ("CONSUME", "shop.made 0 0", a.TOPIC_CREATE),
+        ("JOIN", f"g {TOPIC} m", a.GROUP_JOIN),
+        ("SYNC", member, a.GROUP_JOIN),
+        ("HEARTBEAT", member, a.GROUP_JOIN),
+        ("LEAVE", member, a.GROUP_JOIN),
+        ("COMMIT", f"{member} 0 0", a.OFFSET_COMMIT),
+        ("OFFSET", f"g {TOPIC} 0", a.OFFSET_FETCH),
+        ("BROKER_FETCH", f"{TOPIC} 0 1 0", a.FETCH),
+        ("REPLICA_FETCH", f"{TOPIC} 0 1 0", a.CLUSTER_ALTER),
+        ("BROKER_REPLICA_ACK", f"{TOPIC} 0 1 0", a.CLUSTER_ALTER),
+        ("SET_PARTITION_ROLE", f"{TOPIC} 0 leader", a.CLUSTER_ALTER),
+        ("ADMIN_CREATE_TOPIC", "shop.made 1 1", a.TOPIC_CREATE),
+        ("ADMIN_CREATE_TOPIC", f"{TOPIC} 3 1", a.TOPIC_ALTER),
+        ("ADMIN_REGISTER_BROKER", "1 host 9092", a.CLUSTER_ALTER),
+        ("ADMIN_BROKER_HEARTBEAT", "0", a.CLUSTER_ALTER),
+        ("ADMIN_SET_PARTITION_LEADER", f"{TOPIC} 0 0 0", a.CLUSTER_ALTER),
+        ("ADMIN_GET_METADATA", "", a.TOPIC_LIST),
+        ("ADMIN_FENCE_BROKER", "0", a.CLUSTER_ALTER),
+        ("ADMIN_UNFENCE_BROKER", "0", a.CLUSTER_ALTER),
+        ("ADMIN_RECONCILE_BROKER_HEALTH", "1000", a.CLUSTER_ALTER),
+        ("ADMIN_ELECT_TOPIC_LEADERS", TOPIC, a.CLUSTER_ALTER),
+    ]
+    for command, words, action in lines:
+        yield Case("flux", command, action, f"V1|1|{command}|{words}\n".encode())
+
+
+# Iggy, in the dialect of 0.8
+
+
+def _name(text: str) -> bytes:
+    return bytes((len(text),)) + text.encode()
+
+
+def _ident(text: str) -> bytes:
+    return b"\x02" + _name(text)
+
+
+def _iggy() -> Iterator[Case]:
+    for code, action, payload in (*_of_users(), *_of_topics(), *_of_records()):
+        yield Case("iggy", code.name, action, pack("<II", 4 + len(payload), code) + payload)
+
+
+Requests = list[tuple[Code, Action, bytes]]
+
+
+def _of_users() -> Requests:
+    user, made = _ident("other"), _ident("made")
+    password = _name("password") + _name("pass-word")
+    c, a = Code, Action
+    return [
+        (c.PING, a.CONNECT, b""),
+        (c.LOGIN, a.CONNECT, _name("admin") + _name("password") + pack("<II", 0, 0)),
+        (c.LOGIN_TOKEN, a.CONNECT, _name("admin-token")),
+        (c.LOGOUT, a.SELF_DESCRIBE, b""),
+        (c.GET_ME, a.SELF_DESCRIBE, b""),
+        (c.GET_TOKENS, a.SELF_DESCRIBE, b""),
+        (c.CREATE_TOKEN, a.TOKEN_CREATE, _name("new") + pack("<Q", 0)),
+        (c.DELETE_TOKEN, a.TOKEN_DELETE, _name("matrix")),
+        (c.GET_CLUSTER, a.CLUSTER_DESCRIBE, b""),
+        (c.DESCRIBE_OPTIONS, a.CLUSTER_DESCRIBE, b"\x01"),
+        (c.GET_STATS, a.SERVER_DESCRIBE, b""),
+        (c.GET_SNAPSHOT, a.SERVER_DESCRIBE, b""),
+        (c.GET_CLIENT, a.SERVER_DESCRIBE, pack("<I", 1)),
+        (c.GET_CLIENTS, a.SERVER_DESCRIBE, b""),
+        (c.GET_USER, a.USER_DESCRIBE, _ident("anonymous")),
+        (c.GET_USERS, a.USER_DESCRIBE, b""),
+        (c.CREATE_USER, a.USER_CREATE, _name("carol") + _name("pass-word") + b"\x01\x00"),
+        (c.DELETE_USER, a.USER_DELETE, user),
+        (c.UPDATE_USER, a.USER_ALTER, made + b"\x00\x00"),
+        (c.UPDATE_PERMISSIONS, a.USER_ALTER, made + b"\x00"),
+        (c.CHANGE_PASSWORD, a.USER_ALTER, made + password),
+    ]
+
+
+def _of_topics() -> Requests:
+    stream, topic = _ident("shop"), _ident("shop") + _ident("orders")
+    fields = b"\x01" + pack("<QQB", 0, 0, 1) + _name("made")
+    c, a = Code, Action
+    return [
+        (c.GET_STREAMS, a.STREAM_LIST, b""),
+        (c.GET_STREAM, a.STREAM_DESCRIBE, stream),
+        (c.CREATE_STREAM, a.STREAM_CREATE, _name("shop")),
+        (c.UPDATE_STREAM, a.STREAM_ALTER, stream + _name("shop")),
+        (c.PURGE_STREAM, a.STREAM_ALTER, stream),
+        (c.DELETE_STREAM, a.STREAM_DELETE, stream),
+        (c.GET_TOPICS, a.TOPIC_DESCRIBE, stream),
+        (c.GET_TOPIC, a.TOPIC_DESCRIBE, topic),
+        (c.CREATE_TOPIC, a.TOPIC_CREATE, stream + pack("<I", 1) + fields),
+        (c.UPDATE_TOPIC, a.TOPIC_ALTER, topic + fields),
+        (c.CREATE_PARTITIONS, a.TOPIC_ALTER, topic + pack("<I", 1)),
+        (c.DELETE_PARTITIONS, a.TOPIC_ALTER, topic + pack("<I", 1)),
+        (c.PURGE_TOPIC, a.TOPIC_PURGE, topic),
+        (c.DELETE_SEGMENTS, a.TOPIC_PURGE, topic + pack("<II", 0, 1)),
+        (c.DELETE_TOPIC, a.TOPIC_DELETE, topic),
+        (c.GET_GROUP, a.GROUP_DESCRIBE, topic + _ident("g")),
+        (c.GET_GROUPS, a.GROUP_DESCRIBE, topic),
+        (c.CREATE_GROUP, a.GROUP_CREATE, topic + _name("h")),
+        (c.DELETE_GROUP, a.GROUP_DELETE, topic + _ident("g")),
+        (c.JOIN_GROUP, a.GROUP_JOIN, topic + _ident("g")),
+        (c.LEAVE_GROUP, a.GROUP_JOIN, topic + _ident("g")),
+        (c.SYNC_GROUP, a.GROUP_JOIN, topic + _ident("g")),
+    ]
+
+
+def _of_records() -> Requests:
+    topic = _ident("shop") + _ident("orders")
+    group, single = b"\x02" + _ident("g"), b"\x01" + _ident("c")
+    first = b"\x01" + pack("<I", 0)
+    poll = b"\x01" + pack("<QI", 0, 10)
+    message = pack("<QQQQQQII", 0, 0, 0, 0, 0, 0, 0, 1) + b"v"
+    sent = topic + b"\x01\x00" + pack("<I", 1)
+    send = pack("<I", len(sent)) + sent + pack("<IIQ", 0, len(message), 0) + message
+    c, a = Code, Action
+    return [
+        (c.SEND, a.PRODUCE, send),
+        (c.FLUSH, a.PRODUCE, topic + pack("<I", 0) + b"\x00"),
+        (c.POLL, a.FETCH, single + topic + first + poll + b"\x00"),
+        (c.POLL, a.POSITION_COMMIT, single + topic + first + poll + b"\x01"),
+        (c.POLL, a.GROUP_JOIN, group + topic + b"\x00" + bytes(4) + poll + b"\x00"),
+        (c.POLL, a.OFFSET_COMMIT, group + topic + b"\x00" + bytes(4) + poll + b"\x01"),
+        (c.GET_OFFSET, a.OFFSET_FETCH, group + topic + first),
+        (c.GET_OFFSET, a.POSITION_FETCH, single + topic + first),
+        (c.STORE_OFFSET, a.OFFSET_COMMIT, group + topic + first + pack("<Q", 0)),
+        (c.STORE_OFFSET, a.POSITION_COMMIT, single + topic + first + pack("<Q", 0)),
+        (c.DELETE_OFFSET, a.OFFSET_COMMIT, group + topic + first),
+        (c.DELETE_OFFSET, a.POSITION_COMMIT, single + topic + first),
+    ]
+
+
+# Kafka 0.7
+
+
+def _kafka07() -> Iterator[Case]:
+    a, topic, records = Action, TOPIC.encode(), encode_set([b"v"])
+    requests: list[tuple[RequestType, Action, bytes]] = [
+        (RequestType.PRODUCE, a.PRODUCE, encode_produce(topic, 0, records)),
+        (RequestType.PRODUCE, a.TOPIC_CREATE, encode_produce(b"shop.made", 0, records)),
+        (RequestType.MULTIPRODUCE, a.PRODUCE, encode_multiproduce([(topic, 0, records)])),
+        (RequestType.MULTIPRODUCE, a.TOPIC_CREATE, encode_multiproduce([(b"shop.made", 0, records)])),
+        (RequestType.FETCH, a.FETCH, encode_fetch(topic, 0, 0, 1000)),
+        (RequestType.MULTIFETCH, a.FETCH, encode_multifetch([FetchEntry(topic, 0, 0, 1000)])),
+        (RequestType.OFFSETS, a.TOPIC_DESCRIBE, encode_offsets(topic, 0, -1, 1)),
+    ]
+    for kind, action, frame in requests:
+        yield Case("kafka07", kind.name, action, frame)

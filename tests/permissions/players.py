@@ -1,0 +1,171 @@
+"""One connection of each wire over a broker that has users, and what its answers mean for permissions.
+
+Promises: real sessions; a request that was not understood is a fault of the suite and raises. Must not know: what is expected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import EVERYTHING, Grants, parse_grants
+from polywire.broker.settings import TopicSettings
+from polywire.errors import Denied, ErrorCode
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.iggy.shared import IggySettings
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.messages import Verb
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.loop import ManualLoop
+from polywire.types import Level, TopicName
+from tests.permissions.cases import SECRET, TOPIC, Case, Outcome, Player
+from tests.unit.protocols.cursus import dialogue as cursus
+from tests.unit.protocols.cursus.test_publishing import batch
+from tests.unit.protocols.cursus.test_publishing import messages as cursus_messages
+from tests.unit.protocols.flux import dialogue as flux
+from tests.unit.protocols.iggy import dialogue as iggy
+from tests.unit.protocols.kafka07 import dialogue as kafka07
+from tests.unit.protocols.polywire.peer import Peer, batch_of
+
+WAIT_S_MAX: Final = 10.0
+HASH: Final = hash_password("password")
+GRANTS: Final[Mapping[str, Grants]] = {
+    "admin": EVERYTHING,
+    "tenant": parse_grants(["manage_streams@shop"]),
+    "other": parse_grants(["manage_streams@foreign"]),
+    "anonymous": Grants(),
+}
+NAMES: Final = {Player.OTHER: "other", Player.TENANT: "tenant", Player.ADMIN: "admin"}
+STAGED: Final = b"staged by tenant"
+
+
+def furnish(broker: Broker, run: Callable[[], None]) -> dict[Player, str]:
+    """Users, and what belongs to the tenant and to the other one; returns the players' access tokens."""
+    topic = broker.create_topic(TopicName("shop", "orders"), 2)
+    broker.create_topic(TopicName("shop", "events"), 1, TopicSettings(event_sourcing=True))
+    broker.create_topic(TopicName("foreign", "own"), 1)
+    broker.produce(topic.partitions[0], from_records([Record(SECRET)]), level=Level.WRITTEN, done=None)
+    broker.groups.create("g", TOPIC)
+    broker.stage(STAGED, topic.partitions[0], batch_of(b"staged"), level=Level.WRITTEN, done=None)
+    broker.access.configure([ConfiguredUser(name, HASH, grants) for name, grants in GRANTS.items()])
+    tokens = {
+        player: broker.access.create_token(broker.access.user(name), "matrix", None) for player, name in NAMES.items()
+    }
+    run()
+    return tokens
+
+
+def play(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    """Play one case: how it went, and what was answered."""
+    return _PLAYS[case.wire](case, player)
+
+
+def _polywire(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    memory = MemoryBroker()
+    tokens = furnish(memory.broker, memory.run)
+    assert isinstance(memory.loop, ManualLoop)
+    peer = Peer(broker=memory.broker, loop=memory.loop)
+    if player in NAMES:
+        assert not peer.ask(Verb.LOGIN, messages.LogIn(NAMES[player], tokens[player])).flags & 2
+    assert isinstance(case.request, tuple)
+    verb, head, payload = case.request
+    if isinstance(head, messages.LogIn):
+        head = messages.LogIn("admin", tokens[Player.ADMIN])
+    answer = peer.ask(verb, head, payload)
+    if not answer.flags & 2:
+        return Outcome.YES, answer.head + answer.payload
+    assert answer.error.code is not ErrorCode.INVALID_REQUEST, answer.error
+    return Outcome.NO if isinstance(answer.error, Denied) else Outcome.YES, answer.error.message.encode()
+
+
+def _cursus(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    world = cursus.World()
+    tokens = furnish(world.memory.broker, world.memory.run)
+    peer = world.connect()
+    if player in NAMES:
+        assert peer.ask(f"AUTH principal={NAMES[player]} token={tokens[player]}").startswith("OK")
+    assert isinstance(case.request, bytes)
+    body = case.request.replace(b"admin-token", tokens[Player.ADMIN].encode())
+    if case.command == "a batch":
+        body = batch(TOPIC, 0, cursus_messages(1))
+    answer = b"\n".join(peer.say(body))
+    for fault in (b"missing_", b"invalid_", b"unknown_command", b"syntax"):
+        assert fault not in answer.partition(b" reason=")[0], answer
+    refused = b"NOT_AUTHORIZED" in answer or b"authentication_" in answer
+    return Outcome.NO if refused else Outcome.YES, answer
+
+
+def _flux(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    world = flux.World()
+    furnish(world.memory.broker, world.memory.run)
+    peer = world.connect()
+    if player in NAMES:
+        peer.certified = world.memory.broker.access.certified(NAMES[player])
+    assert isinstance(case.request, bytes)
+    answer = peer.exchange(case.request)
+    assert b"requires" not in answer, answer
+    assert b"UNKNOWN_COMMAND" not in answer, answer
+    return Outcome.NO if b"not allowed" in answer else Outcome.YES, answer
+
+
+def _make_user(world: iggy.World) -> None:
+    """A user that can be changed over a wire: configured ones cannot, whoever asks."""
+    made: list[object] = []
+    world.memory.broker.access.create_user("made", "password", None, done=lambda *told: made.append(told))
+    end = time.monotonic() + WAIT_S_MAX
+    while not made:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+        world.memory.run()
+
+
+def _iggy(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    world = iggy.World(iggy=IggySettings(dialect="0.8"))
+    tokens = furnish(world.memory.broker, world.memory.run)
+    peer = world.connect()
+    if player in NAMES:
+        token = tokens[player].encode()
+        assert peer.classic(Code.LOGIN_TOKEN, bytes((len(token),)) + token)[0] == 0
+    if case.action is Action.USER_ALTER:
+        _make_user(world)
+    assert isinstance(case.request, bytes)
+    frame = case.request
+    if case.command == "LOGIN_TOKEN":
+        token = tokens[Player.ADMIN].encode()
+        frame = iggy.classic(Code.LOGIN_TOKEN, bytes((len(token),)) + token)
+    answer = peer.ask(frame)
+    status = int.from_bytes(answer[:4], "little")
+    assert status != 3, "the request cannot be read"
+    return Outcome.NO if status in (40, 41) else Outcome.YES, answer[8:]
+
+
+def _kafka07(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    world = kafka07.World()
+    furnish(world.memory.broker, world.memory.run)
+    peer = world.connect()
+    if player in NAMES:
+        peer.certified = world.memory.broker.access.certified(NAMES[player])
+    assert isinstance(case.request, bytes)
+    answer = peer.ask(case.request)
+    if peer.gave_up is not None:
+        assert "not allowed" in peer.gave_up.message, peer.gave_up.message
+        return Outcome.NO, answer
+    at = 10 if case.command == "MULTIFETCH" else 4
+    refused = "FETCH" in case.command and answer[at : at + 2] == b"\xff\xff"
+    return Outcome.NO if refused else Outcome.YES, answer
+
+
+_PLAYS: Final[Mapping[str, Callable[[Case, Player], tuple[Outcome, bytes]]]] = {
+    "polywire": _polywire,
+    "cursus": _cursus,
+    "flux": _flux,
+    "iggy": _iggy,
+    "kafka07": _kafka07,
+}

@@ -1,0 +1,36 @@
+"""The page of permissions is what happens: every command of every wire, played as everybody, against real sessions."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.actions import Action
+from tests.permissions.cases import SECRET, Case, Outcome, Player, cases, commands, expected
+from tests.permissions.players import play
+
+CASES = list(cases())
+
+
+def test_every_command_of_every_wire_is_played() -> None:
+    for wire, table in commands().items():
+        played = {case.command for case in CASES if case.wire == wire}
+        assert set(table) == played, wire
+
+
+def test_every_command_names_its_actions() -> None:
+    nameless = [(wire, name) for wire, table in commands().items() for name, actions in table.items() if not actions]
+    assert nameless == []
+    asked = {action for table in commands().values() for actions in table.values() for action in actions}
+    assert asked == set(Action), "an action that nothing asks for belongs to nobody"
+
+
+@pytest.mark.parametrize("player", Player)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.wire}-{case.command}-{case.action.word}")
+def test_everybody_may_do_what_the_table_says(case: Case, player: Player) -> None:
+    found, answer = play(case, player)
+    wanted = expected(case, player)
+    assert found is (Outcome.YES if wanted is Outcome.OWN else wanted), answer
+    if player in (Player.NOBODY, Player.OTHER) and case.action is not Action.CONNECT:
+        assert SECRET not in answer.replace(b"shop.orders", b""), "a refusal may say what was asked for, no more"
+        if wanted is Outcome.OWN:
+            assert b"shop" not in answer.replace(b"shop*", b"")

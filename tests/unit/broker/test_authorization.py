@@ -1,0 +1,167 @@
+"""What the table of permissions means: names, scopes, access lists, and what earlier releases have stored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from polywire.broker import changes
+from polywire.broker.access import ANONYMOUS_NAME, ConfiguredUser, Principal
+from polywire.broker.actions import ANYBODY, Action, Resource
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import Grants, parse_grants
+from polywire.broker.settings import AccessList, BrokerSettings, Listed, TopicSettings
+from polywire.broker.state import State
+from polywire.errors import Denied, ErrorCode
+from polywire.testing.broker import MemoryBroker
+from polywire.types import TopicName
+
+HASH = hash_password("secret")
+
+
+def somebody(memory: MemoryBroker, words: str, name: str = "bob") -> Principal:
+    """A user who may do what the words say, on a broker that has users."""
+    access = memory.broker.access
+    grants = parse_grants(words.split(",")) if words else Grants()
+    access.configure([ConfiguredUser(name, HASH, grants), ConfiguredUser("other", HASH, Grants())])
+    return Principal(access.user(name).id, name)
+
+
+@pytest.mark.parametrize(
+    ("full", "stream", "topic"),
+    [
+        ("orders", "default", "orders"),
+        ("shop.orders", "shop", "orders"),
+        ("a.b.c", "a", "b.c"),
+        ("a..b", "a", ".b"),
+        (".hidden", "default", ".hidden"),
+        ("trailing.", "default", "trailing."),
+        ("a..", "default", "a.."),
+        ("...", "default", "..."),
+        ("default.orders", "default", "default.orders"),
+    ],
+)
+def test_the_first_dot_of_a_full_name_ends_its_stream(full: str, stream: str, topic: str) -> None:
+    name = TopicName.parse(full)
+    assert (name.stream, name.topic, name.full) == (stream, topic, full)
+    assert name.is_plain
+
+
+def test_every_action_asks_for_something_of_something() -> None:
+    for action in Action:
+        assert action.is_everybodys is (action.resource is Resource.NOTHING), action
+        assert action.listed is None or action.resource is Resource.TOPIC, action
+    assert {Action.CONNECT} == ANYBODY
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ("manage_topics@shop", True),
+        ("manage_topics@shop/new", True),
+        ("manage_streams", True),
+        ("manage_streams@shop", True),
+        ("manage_topics", False),
+        ("manage_topics@default", False),
+        ("produce", False),
+    ],
+)
+def test_nobody_makes_a_stream_in_passing(memory: MemoryBroker, words: str, allowed: bool) -> None:
+    bob, access = somebody(memory, words), memory.broker.access
+    name = TopicName.parse("shop.new")
+    assert access.permits(bob, Action.TOPIC_CREATE, name) is allowed
+    memory.broker.streams.declare("shop")
+    assert access.permits(bob, Action.TOPIC_CREATE, name) is (allowed or words == "manage_topics")
+    memory.broker.streams.end("shop")
+    memory.broker.create_topic(TopicName("shop", "first"))
+    assert access.permits(bob, Action.TOPIC_CREATE, name) is (allowed or words == "manage_topics")
+    memory.broker.delete_topic(memory.broker.topic("shop.first"))
+    assert access.permits(bob, Action.TOPIC_CREATE, name) is allowed
+
+
+def test_a_dotted_name_means_the_same_to_who_makes_it_and_who_reads_it(memory: MemoryBroker) -> None:
+    bob, access = somebody(memory, "consume@shop"), memory.broker.access
+    for full, seen in (("shop.orders", True), ("shopping.orders", False), ("orders", False)):
+        memory.broker.ensure_topic(full)
+        assert access.permits(bob, Action.FETCH, memory.broker.resource(full)) is seen, full
+    assert access.permits(bob, Action.FETCH, memory.broker.resource("shop.missing")), "it tells nobody what exists"
+
+
+def test_rights_with_one_topic_count_however_it_was_spelled(memory: MemoryBroker) -> None:
+    for words in ("produce@shop/a.b", "produce@default/shop.a.b"):
+        bob = somebody(memory, words)
+        assert memory.broker.access.permits(bob, Action.PRODUCE, TopicName.parse("shop.a.b")), words
+        assert not memory.broker.access.permits(bob, Action.PRODUCE, TopicName.parse("shop.a")), words
+
+
+def test_an_access_list_counts_for_everybody(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    topic = memory.broker.create_topic(
+        TopicName("default", "t"), settings=TopicSettings(access=AccessList(("bob",), ()))
+    )
+    assert not access.permits(None, Action.FETCH, topic), "on an open broker nobody is bob"
+    assert access.permits(None, Action.TOPIC_DESCRIBE, topic)
+    bob = somebody(memory, "admin,consume,produce,group")
+    other = Principal(access.user("other").id, "other")
+    for action in Action:
+        assert access.permits(bob, action, topic) is (action.listed is not Listed.WRITERS), action
+    assert not access.permits(other, Action.FETCH, topic), "a list gives no right"
+    memory.broker.configure_topic(topic, TopicSettings(access=AccessList(None, ("*",))))
+    assert access.permits(bob, Action.PRODUCE, topic)
+
+
+def test_who_comes_without_a_login_is_the_configured_anonymous(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    assert access.permits(access.nameless(None), Action.CLUSTER_ALTER), "an open broker asks nobody"
+    somebody(memory, "consume@shop")
+    assert not access.has_anonymous
+    with pytest.raises(Denied) as caught:
+        access.nameless(None)
+    assert caught.value.code is ErrorCode.LOGIN_REQUIRED
+    anonymous = somebody(memory, "consume@shop", ANONYMOUS_NAME)
+    assert access.has_anonymous
+    assert access.nameless(None) == anonymous
+    other = access.certified("other")
+    assert other is not None
+    assert access.nameless(other) is other
+    assert access.certified("stranger") is None
+
+
+def test_topics_of_earlier_releases_keep_their_full_names() -> None:
+    catalog = State(BrokerSettings()).catalog
+    stored = [("default", "shop.orders"), ("a.b", "c"), ("default", "shop.__x"), ("default", "plain")]
+    for number, (stream, topic) in enumerate(stored):
+        catalog.restore_topic(
+            changes.TopicState(bytes((number,)) * 16, stream, topic, 0, TopicSettings(), (number + 1,))
+        )
+    found = {full: catalog.find(full) for full in ("shop.orders", "a.b.c", "shop.__x", "plain")}
+    names = {full: None if topic is None else topic.name for full, topic in found.items()}
+    assert names == {
+        "shop.orders": TopicName("shop", "orders"),
+        "a.b.c": TopicName("a.b", "c"),
+        "shop.__x": TopicName("default", "shop.__x"),
+        "plain": TopicName("default", "plain"),
+    }
+    assert catalog.streams.exists("shop")
+
+
+@pytest.mark.parametrize(
+    ("policy", "reads", "writes"),
+    [
+        ({"auth_policy": "open", "read_acl": "x"}, True, True),
+        ({"auth_policy": "deny_read"}, False, True),
+        ({"auth_policy": "deny_write"}, True, False),
+        ({"auth_policy": "acl", "read_acl": "bob,eve", "write_acl": "eve"}, True, False),
+    ],
+)
+def test_access_lists_of_earlier_releases_count(
+    memory: MemoryBroker, policy: dict[str, str], reads: bool, writes: bool
+) -> None:
+    bob = somebody(memory, "consume,produce")
+    old = TopicSettings(wire_options={"cursus": msgspec.json.encode(policy)})
+    made = memory.broker.create_topic(TopicName("default", "t"), settings=old)
+    memory.run()
+    for broker in (memory.broker, memory.restart()):
+        topic = broker.topic(made.name.full)
+        assert broker.access.permits(bob, Action.FETCH, topic) is reads
+        assert broker.access.permits(bob, Action.PRODUCE, topic) is writes

@@ -1,0 +1,230 @@
+"""What belongs to a user is refused to others: transactional ids, writers, staged tokens, groups, positions, producers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from polywire.broker.access import ROOT, ConfiguredUser, Principal
+from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, caller_of, heir, owner_of_address
+from polywire.broker.permissions import parse_grants
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.state import State
+from polywire.broker.transactions import PublishAnswer
+from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Level, PositionKind
+from tests.unit.broker.answers import Answers, batch_by, batch_of
+
+A, B = b"a" * 16, b"b" * 16
+USERS = ("alice", "bob")
+LAST_NUMBER = 2**63 - 1
+
+
+def guard(memory: MemoryBroker) -> None:
+    """From now on there are users, and one who may manage servers."""
+    words = ("produce", "consume", "group", "transaction")
+    users = [ConfiguredUser(name, "", parse_grants(words)) for name in USERS]
+    memory.broker.access.configure([*users, ConfiguredUser("root", "", parse_grants(["admin"]))])
+    memory.run()
+
+
+def user(memory: MemoryBroker, name: str) -> Caller:
+    found = memory.broker.access.user(name)
+    return caller_of(Principal(found.id, name), "10.0.0.1:5")
+
+
+@pytest.fixture
+def guarded() -> MemoryBroker:
+    memory = MemoryBroker()
+    memory.broker.ensure_topic("t")
+    guard(memory)
+    return memory
+
+
+def stage(memory: MemoryBroker, by: Caller, token: bytes, write: tuple[str, int] = ("w", 1)) -> None:
+    partition = memory.broker.ensure_topic("t").partitions[0]
+    memory.broker.stage(token, partition, batch_of(b"v"), write=write, by=by, level=Level.WRITTEN, done=Answers())
+    memory.run()
+
+
+def publish(memory: MemoryBroker, by: Caller, number: int, *tokens: bytes) -> PublishAnswer:
+    told: list[PublishAnswer | BrokerError] = []
+    memory.broker.publish("w", number, tokens, by=by, done=told.append)
+    memory.run()
+    (answer,) = told
+    assert isinstance(answer, PublishAnswer)
+    return answer
+
+
+Verb = Callable[[MemoryBroker, Caller], object]
+
+
+def _join(memory: MemoryBroker, by: Caller) -> object:
+    return memory.broker.groups.join("g", "t", "stranger", wire="polywire", by=by)
+
+
+def _produce(memory: MemoryBroker, by: Caller) -> object:
+    partition = memory.broker.topic("t").partitions[0]
+    batch = batch_by(b"p", 2**62, 0)
+    memory.broker.produce(partition, batch, by=by, level=Level.WRITTEN, done=None)
+    return None
+
+
+VERBS: dict[str, Verb] = {
+    "fence": lambda m, by: m.broker.transacting.begin_epoch("x", by=by, done=None),
+    "look at transaction": lambda m, by: m.broker.transacting.find("x", by=by),
+    "publish": lambda m, by: m.broker.publish("w", 2, [], by=by, done=None),
+    "publish the last number": lambda m, by: m.broker.publish("w", LAST_NUMBER, [], by=by, done=None),
+    "publish a token": lambda m, by: m.broker.publish("other", 1, [B], by=by, done=None),
+    "abandon": lambda m, by: m.broker.abandon([B], by=by),
+    "stage under a token": lambda m, by: stage(m, by, B, ("", 0)),
+    "stage for a writer": lambda m, by: stage(m, by, b"c" * 16),
+    "join": _join,
+    "heartbeat": lambda m, by: m.broker.groups.heartbeat("g", "t", "m", None, wire="flux", by=by),
+    "sync": lambda m, by: m.broker.groups.sync("g", "t", "m", 2, wire="flux", by=by),
+    "leave": lambda m, by: m.broker.groups.leave("g", "t", "m", None, wire="flux", by=by),
+    "commit": lambda m, by: m.broker.groups.commit("g", "t", "m", 2, 0, 9, wire="flux", by=by),
+    "delete group": lambda m, by: m.broker.groups.delete("g", "t", by=by),
+    "bind group": lambda m, by: m.broker.groups.bind("flux", "g", "u", by=by),
+    "switch group": lambda m, by: m.broker.groups.join("g", "u", "n", wire="flux", named_alone=True, by=by),
+    "set position": lambda m, by: m.broker.commit_position("t", 0, PositionKind.GROUP, "g", 7, by=by),
+    "set position alone": lambda m, by: m.broker.commit_position("t", 0, PositionKind.GROUP, "alone", 7, by=by),
+    "make group over positions": lambda m, by: m.broker.groups.create("alone", "t", by=by),
+    "forget positions": lambda m, by: m.broker.delete_positions(PositionKind.GROUP, "alone", by=by),
+    "fence producer": _produce,
+}
+
+
+def fill(memory: MemoryBroker, by: Caller) -> None:
+    """Everything that can belong to somebody."""
+    broker = memory.broker
+    broker.transacting.begin_epoch("x", by=by, done=None)
+    stage(memory, by, A)
+    publish(memory, by, 1, A)
+    stage(memory, by, B, ("w", 2))
+    broker.groups.join("g", "t", "m", wire="flux", named_alone=True, connected=True, by=by)
+    broker.commit_position("t", 0, PositionKind.GROUP, "alone", 5, by=by)
+    batch = batch_by(b"p", 1, 0)
+    broker.produce(broker.topic("t").partitions[0], batch, by=by, level=Level.WRITTEN, done=None)
+    memory.run()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stranger_may_not_use_what_is_anothers(guarded: MemoryBroker, verb: str) -> None:
+    fill(guarded, user(guarded, "alice"))
+    before = guarded.broker._state.snapshot()
+    for stranger in (user(guarded, "bob"), NOBODY, caller_of(None, "10.0.0.9:1")):
+        with pytest.raises(Denied) as caught:
+            VERBS[verb](guarded, stranger)
+        assert caught.value.code is ErrorCode.DENIED
+        assert "alice" not in caught.value.message
+    guarded.run()
+    assert guarded.broker._state.snapshot() == before
+    assert publish(guarded, user(guarded, "alice"), 2, B).duplicate is False
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_its_owner_an_administrator_and_everybody_on_an_open_broker_may(memory: MemoryBroker, verb: str) -> None:
+    if verb == "publish the last number":
+        return  # nobody may
+    guard(memory)
+    fill(memory, user(memory, "alice"))
+    VERBS[verb](memory, user(memory, "alice"))
+    for administrator in (user(memory, "root"), ITSELF):
+        memory = MemoryBroker()
+        guard(memory)
+        fill(memory, user(memory, "alice"))
+        VERBS[verb](memory, administrator)
+    memory = MemoryBroker()
+    fill(memory, caller_of(ROOT, "10.0.0.1:5"))
+    VERBS[verb](memory, caller_of(ROOT, "10.0.0.2:5"))
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if "token" not in verb and verb != "abandon"])
+def test_owners_outlive_a_restart(guarded: MemoryBroker, verb: str) -> None:
+    fill(guarded, user(guarded, "alice"))
+    snapshot = guarded.broker._state.snapshot()
+    again = State(guarded.settings)
+    again.restore(snapshot)
+    assert again.snapshot() == snapshot
+    guarded.restart()
+    if verb != "fence producer":  # recovery has it from batches, which do not say whose they are
+        with pytest.raises(Denied):
+            VERBS[verb](guarded, user(guarded, "bob"))
+
+
+def test_what_an_administrator_has_used_stays_its_owners(guarded: MemoryBroker) -> None:
+    fill(guarded, user(guarded, "alice"))
+    guarded.broker.transacting.begin_epoch("x", by=user(guarded, "root"), done=None)
+    publish(guarded, user(guarded, "root"), 2)
+    _join(guarded, user(guarded, "root"))
+    for verb in ("fence", "publish", "join"):
+        with pytest.raises(Denied):
+            VERBS[verb](guarded, user(guarded, "bob"))
+    assert guarded.broker.transacting.begin_epoch("x", by=user(guarded, "alice"), done=None).epoch == 2
+
+
+def test_what_was_nobodys_is_the_first_users_who_uses_it(memory: MemoryBroker) -> None:
+    fill(memory, NOBODY)
+    guard(memory)
+    _join(memory, user(memory, "bob"))
+    memory.broker.transacting.begin_epoch("x", by=user(memory, "bob"), done=None)
+    for verb in ("join", "fence"):
+        with pytest.raises(Denied):
+            VERBS[verb](memory, user(memory, "alice"))
+    publish(memory, user(memory, "alice"), 2, B)
+    with pytest.raises(Denied):
+        publish(memory, user(memory, "bob"), 3)
+
+
+def test_consumers_without_a_group_are_whoever_says_so(guarded: MemoryBroker) -> None:
+    for name in USERS:
+        guarded.broker.commit_position("t", 0, PositionKind.CONSUMER, "1", 3, by=user(guarded, name))
+    guarded.run()
+
+
+def test_a_number_far_ahead_is_refused_and_the_owners_batch_is_stored(memory: MemoryBroker) -> None:
+    assert not publish(memory, NOBODY, 7).duplicate  # the first one is free
+    stage(memory, NOBODY, A, ("w", 8))
+    step = BrokerSettings().writer_step_max
+    for number in (LAST_NUMBER, 7 + step + 1):
+        with pytest.raises(Invalid) as caught:
+            memory.broker.publish("w", number, [], done=None)
+        assert caught.value.code is ErrorCode.SEQUENCE_GAP
+    assert not publish(memory, NOBODY, 8, A).duplicate
+    assert not publish(memory, NOBODY, 8 + step).duplicate
+
+
+def test_a_new_epoch_begins_anew(memory: MemoryBroker) -> None:
+    partition = memory.broker.ensure_topic("t").partitions[0]
+
+    def produce(epoch: int, base: int) -> None:
+        memory.broker.produce(partition, batch_by(b"p", epoch, base), level=Level.WRITTEN, done=None)
+
+    produce(1, 40)  # nothing is known of it: it may have been forgotten
+    produce(1, 41)
+    with pytest.raises(Invalid) as caught:
+        produce(2, 42)
+    assert caught.value.code is ErrorCode.SEQUENCE_GAP
+    produce(2, 1)
+    produce(2, 2)
+    produce(3, 0)
+
+
+def test_addresses_are_told_apart_by_their_networks() -> None:
+    one = owner_of_address("10.0.0.1:80")
+    assert one == owner_of_address("10.0.0.1:90") == owner_of_address("::ffff:10.0.0.1:90") < UNOWNED
+    assert one != owner_of_address("10.0.0.2:80")
+    assert owner_of_address("2001:db8::1:5") == owner_of_address("2001:db8::2:77")
+    assert owner_of_address("2001:db8::1:5") != owner_of_address("2001:db8:0:1::1:5")
+    assert owner_of_address("unix") == owner_of_address("unix") < UNOWNED
+
+
+def test_who_owns_what_was_used() -> None:
+    someone, address = Caller(None, 7), Caller(None, -5)
+    assert heir(UNOWNED, NOBODY) == UNOWNED
+    assert heir(UNOWNED, address) == -5
+    assert heir(-9, address) == -9
+    assert heir(-9, someone) == heir(UNOWNED, someone) == heir(7, address) == 7

@@ -1,0 +1,236 @@
+"""What one owner may fill, by counts and bytes: the others are never locked out, and what is used follows from the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser, Principal
+from polywire.broker.owners import NOBODY, Caller, caller_of
+from polywire.broker.permissions import parse_grants
+from polywire.broker.quotas import Kind, Usage
+from polywire.broker.settings import WIRE_OPTIONS_BYTES_MAX, BrokerSettings, TopicSettings
+from polywire.broker.state import State
+from polywire.errors import Busy, Invalid
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Level, PositionKind, TopicName
+from tests.unit.broker.answers import batch_by, batch_of
+
+SETTINGS = BrokerSettings(
+    groups_max=40,
+    members_total_max=60,
+    positions_max=200,
+    position_owners_max=50,
+    writers_max=40,
+    transactors_max=40,
+    wire_state_keys_max=40,
+    state_bytes_max=40_000,
+    reserved_count=3,
+    reserved_bytes=3_000,
+)
+HOSTILE = caller_of(None, "10.0.0.66:1")
+OTHER = caller_of(None, "10.0.0.7:1")
+Fill = Callable[[MemoryBroker, Caller, str], object]
+
+FILLS: dict[str, Fill] = {
+    "transactional ids": lambda m, by, name: m.broker.transacting.begin_epoch(name, by=by, done=None),
+    "writers": lambda m, by, name: m.broker.publish(name, 1, [], by=by, done=None),
+    "groups": lambda m, by, name: m.broker.groups.join(name, "t", "m", wire="flux", named_alone=True, by=by),
+    "groups without members": lambda m, by, name: m.broker.groups.create(name, "t", by=by),
+    "members": lambda m, by, name: m.broker.groups.join(f"g{by.owner}", "t", name, wire="flux", by=by),
+    "names of groups": lambda m, by, name: m.broker.groups.bind("cursus", name, "t", by=by),
+    "positions": lambda m, by, name: m.broker.commit_position("t", 0, PositionKind.CONSUMER, name, 1, by=by),
+    "positions of missing topics": lambda m, by, name: m.broker.commit_position(
+        name, 0, PositionKind.GROUP, "g", 1, by=by
+    ),
+    "state of a wire": lambda m, by, name: m.broker.set_wire_state("flux", name, b"v" * 100, by=by),
+}
+
+
+def fill(memory: MemoryBroker, by: Caller, how: Fill, size: int = 1) -> int:
+    """Until the broker refuses; how many it took."""
+    for number in count():
+        try:
+            how(memory, by, f"{number:05}{by.owner % 1000}{'x' * size}")
+        except Busy:
+            return number
+        assert number < 10_000, "nothing stops it"
+    raise AssertionError
+
+
+@pytest.mark.parametrize("what", FILLS)
+@pytest.mark.parametrize("size", [1, 200])
+def test_what_one_address_fills_leaves_room_for_others_also_after_a_restart(what: str, size: int) -> None:
+    memory = MemoryBroker(SETTINGS)
+    memory.broker.ensure_topic("t")
+    taken = fill(memory, HOSTILE, FILLS[what], size)
+    assert taken > 3
+    assert memory.broker._state.usage.bytes <= SETTINGS.state_bytes_max // 2 + 1000
+    memory.run()
+    memory.restart()
+    with pytest.raises(Busy):
+        FILLS[what](memory, HOSTILE, "one more")
+    for name in "abc":
+        FILLS[what](memory, OTHER, name)
+
+
+@pytest.mark.parametrize("what", FILLS)
+def test_what_many_addresses_fill_leaves_users_their_reserve(what: str) -> None:
+    memory = MemoryBroker(SETTINGS)
+    memory.broker.ensure_topic("t")
+    memory.broker.access.configure([ConfiguredUser("alice", "", parse_grants(["all"]))])
+    for number in range(4):
+        fill(memory, caller_of(None, f"10.0.0.{number}:1"), FILLS[what])
+    with pytest.raises(Busy):
+        FILLS[what](memory, OTHER, "no place for one more address")
+    alice = memory.broker.access.user("alice")
+    for name in "abc":
+        FILLS[what](memory, caller_of(Principal(alice.id, "alice"), "10.0.0.1:1"), name)
+
+
+def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_in_the_end() -> None:
+    memory = MemoryBroker()
+    topic = memory.broker.ensure_topic("t")
+    for number, how in enumerate(FILLS.values()):
+        for name in "ab":
+            how(memory, caller_of(None, f"10.0.0.{number}:1"), name if number != 3 else name * 2)
+    transacting = memory.broker.transacting
+    transacting.begin(transacting.begin_epoch("a", by=HOSTILE, done=None), done=None)
+    open_one = transacting.find("a")
+    assert open_one is not None
+    transacting.stage(open_one, topic.partitions[0], 1, batch_of(b"v"), done=None)
+    memory.broker.groups.leave("b", "t", "m", None, wire="flux")
+    memory.broker.commit_position("t", 0, PositionKind.CONSUMER, "a", 2, by=Caller(None, 9))
+    memory.run()
+    state = memory.broker._state
+    again = State(memory.settings)
+    again.restore(state.snapshot())
+    memory.restart()
+    replayed = memory.broker._state
+    for kind in Kind:
+        assert again.usage.count(kind) == state.usage.count(kind) == replayed.usage.count(kind), kind
+    assert again.usage.owners() == state.usage.owners() == replayed.usage.owners()
+    assert again.usage.bytes == state.usage.bytes == replayed.usage.bytes == sum(state.usage.owners().values())
+    memory.broker.delete_topic(memory.broker.topic("t"))
+    for name in "ab":
+        memory.broker.set_wire_state("flux", name, None)
+        memory.broker.delete_positions(PositionKind.GROUP, "g")
+    kinds = [kind for kind in Kind if replayed.usage.count(kind)]
+    assert kinds == [Kind.TRANSACTORS, Kind.WRITERS]
+
+
+def test_a_transaction_counts_what_it_holds() -> None:
+    memory = MemoryBroker(SETTINGS)
+    transacting = memory.broker.transacting
+    transacting.begin(transacting.begin_epoch("x", by=HOSTILE, done=None), done=None)
+    transactor = transacting.find("x")
+    assert transactor is not None
+    scope = type(transactor.scope)("t", "g", "m", 1)
+    held = fill(
+        memory, HOSTILE, lambda m, by, name: transacting.put_offsets(transactor, scope, {int(name[:5]): 1}, done=None)
+    )
+    assert held > 10
+    assert memory.broker._state.usage.bytes <= SETTINGS.state_bytes_max // 2
+    transacting.abort(transactor, done=None)
+    assert memory.broker._state.usage.bytes < 1_000
+
+
+def test_those_idle_for_too_long_make_room() -> None:
+    memory = MemoryBroker(SETTINGS)
+    days = 24 * 3600
+    for what, after in (("transactional ids", 8 * days), ("writers", 31 * days)):
+        fill(memory, HOSTILE, FILLS[what])
+        memory.advance(after)
+        FILLS[what](memory, HOSTILE, "one more")
+
+
+@pytest.mark.parametrize("partitions", [1, 12])
+def test_one_address_makes_nearly_all_topics_but_not_all(partitions: int) -> None:
+    memory = MemoryBroker(replace(SETTINGS, topics_max=40, partitions_max=200))
+    made = fill(memory, HOSTILE, lambda m, by, name: m.broker.create_topic(TopicName("s", name), partitions, by=by))
+    assert made == (36 if partitions == 1 else 15)
+    topic = memory.broker.create_topic(TopicName("s", "others"), 1, by=OTHER)
+    memory.broker.grow_topic(topic, 2)
+    memory.run()
+    memory.restart()
+    state = memory.broker._state
+    assert state.usage.count_of(Kind.TOPICS, HOSTILE.owner) == made
+    with pytest.raises(Busy):
+        memory.broker.ensure_topic("one-more", by=HOSTILE)
+    memory.broker.delete_topic(memory.broker.topics()[0])
+    memory.broker.shrink_topic(memory.broker.topic("s.others"), 1)
+    memory.broker.ensure_topic("one-more", by=HOSTILE)
+    again = State(memory.settings)
+    again.restore(state.snapshot())
+    for kind in (Kind.TOPICS, Kind.PARTITIONS):
+        assert again.usage.count(kind) == state.usage.count(kind)
+
+
+def test_what_wires_keep_with_a_topic_counts_and_has_a_limit() -> None:
+    memory = MemoryBroker(SETTINGS)
+    topic = memory.broker.create_topic(TopicName("s", "t"), 1, by=HOSTILE)
+    memory.broker.configure_topic(topic, TopicSettings(wire_options={"cursus": b"x" * 15_000}))
+    other = memory.broker.create_topic(TopicName("s", "u"), 1, by=HOSTILE)
+    with pytest.raises(Busy):
+        memory.broker.configure_topic(other, TopicSettings(wire_options={"cursus": b"x" * 15_000}))
+    with pytest.raises(Invalid):
+        memory.broker.configure_topic(
+            other, TopicSettings(wire_options={"cursus": b"x" * WIRE_OPTIONS_BYTES_MAX + b"x"})
+        )
+
+
+def test_usage_keeps_nothing_of_who_has_nothing() -> None:
+    usage = Usage()
+    usage.charge(Kind.GROUPS, 5, 2, 100)
+    usage.charge(Kind.GROUPS, 5, -2, -100)
+    assert usage.owners() == {}
+    assert usage.count_of(Kind.GROUPS, 5) == usage.bytes_of(5) == usage.bytes == usage.count(Kind.GROUPS) == 0
+    assert not usage._counts
+
+
+def test_what_nobody_asked_for_counts_in_all_only() -> None:
+    memory = MemoryBroker(SETTINGS)
+    memory.broker.ensure_topic("t")
+    assert fill(memory, NOBODY, FILLS["groups without members"]) == SETTINGS.groups_max
+
+
+def test_who_fills_the_producers_makes_its_own_be_forgotten() -> None:
+    memory = MemoryBroker(replace(SETTINGS, producers_max=20))
+    partition = memory.broker.ensure_topic("t").partitions[0]
+
+    def produce(by: Caller, name: bytes, base: int) -> None:
+        memory.broker.produce(partition, batch_by(name, 1, base), by=by, level=Level.WRITTEN, done=None)
+
+    produce(OTHER, b"other", 0)
+    for number in range(100):
+        produce(HOSTILE, b"%d" % number, 0)
+    assert memory.broker.producer_last(partition, b"other") == (1, 0)
+    assert memory.broker.producer_last(partition, b"89") is None
+    assert memory.broker.producer_last(partition, b"90") == (1, 0)
+    memory.broker.shrink_topic(memory.broker.topic("t"), 0)
+    assert not memory.broker._state.producers._owned
+
+
+def test_one_address_leaves_others_room_to_stage() -> None:
+    memory = MemoryBroker(replace(SETTINGS, staged_bytes_max=100_000, stage_expiry_us=1_000_000))
+    partition = memory.broker.ensure_topic("t").partitions[0]
+
+    def stage(m: MemoryBroker, by: Caller, name: str) -> None:
+        m.broker.stage(
+            name[:16].encode().ljust(16), partition, batch_of(b"v" * 900), by=by, level=Level.WRITTEN, done=None
+        )
+
+    staged = fill(memory, HOSTILE, stage)
+    assert 80 <= staged < 100
+    stage(memory, OTHER, "other")
+    memory.run()
+    memory.broker.abandon([f"{0:05}{HOSTILE.owner % 1000}x"[:16].encode().ljust(16)], by=HOSTILE)
+    stage(memory, HOSTILE, "one more")
+    with pytest.raises(Busy):
+        stage(memory, HOSTILE, "too much")
+    memory.advance(2)
+    stage(memory, HOSTILE, "the others have expired")
+    assert len(memory.broker.staging._stagers._by_token) == 1

@@ -1,0 +1,128 @@
+"""``polywire doctor`` and ``polywire log repair``: what they say of damage, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.cli.main import run
+from polywire.clock import SystemClock
+from polywire.log.settings import LogSettings
+from polywire.types import Level, TopicName
+from tests.unit.log.rig import RigLoop, batch_of, expecting
+
+SIZES = LogSettings(slot_bytes=128 * 1024, disk_reserve_bytes=0)
+TOPIC = "shop.orders"
+
+
+def write_records(directory: Path, count: int = 400) -> None:
+    """A broker's directory with sealed and unsealed records, stopped in good order."""
+    loop = RigLoop()
+    broker = Broker.open(directory, BrokerSettings(), loop, SystemClock(), log_settings=SIZES)
+    if broker.find_topic(TOPIC) is None:
+        broker.create_topic(TopicName("shop", "orders"), 1)
+    partition = broker.topic(TOPIC).partitions[0]
+    for number in range(count):
+        broker._log.append(partition.log, batch_of([b"%05d" % number + b"." * 700]), level=Level.WRITTEN, done=None)
+        broker._log.commit()
+        if number % 50 == 49:
+            told: list[int] = []
+            broker._log.barrier(Level.SYNCED, expecting(told))
+            loop.run_until(lambda told=told: told and not broker._log.sealing)  # type: ignore[misc, attr-defined]
+    broker.close()
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[dict[str, Any]]]]:
+    """Run a command on the directory: (exit code, what it printed)."""
+
+    def answer(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        capsys.readouterr()
+        code = run([*words, "--data-dir", str(tmp_path), "--output", "json"])
+        text = capsys.readouterr().out
+        return code, json.loads(text[text.index("[\n") :]) if "[\n" in text else []
+
+    return answer
+
+
+Rows = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+def bad(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in found if row["state"] != "sound"]
+
+
+def test_a_sound_directory_is_sound_and_left_alone(tmp_path: Path, rows: Rows) -> None:
+    write_records(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code, found = rows("doctor")
+    assert (code, bad(found)) == (0, [])
+    assert {row["path"].split("/")[0] for row in found} == {"journal", "segments", "snapshots"}
+    assert rows("log", "repair") == (0, [])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["journal/seed", "journal/seed.copy", "snapshots/*", "segments/*"])
+def test_second_copies_are_rebuilt(tmp_path: Path, rows: Rows, kind: str) -> None:
+    write_records(tmp_path)
+    path = min(tmp_path.glob(kind))
+    sound = path.read_bytes()
+    flip(path, 18 if "seed" in kind else len(sound) - 20 if "segments" in kind else 70)
+    code, found = rows("doctor")
+    assert code == 3
+    (worn,) = bad(found)
+    assert worn["state"] == "worn"
+    assert worn["path"] in (str(path.relative_to(tmp_path)), "journal/seed")
+    assert path.read_bytes() != sound, "nothing is changed without being asked for"
+    code, found = rows("doctor", "--rebuild")
+    assert (code, bad(found)) == (0, [])
+    assert path.read_bytes() == sound
+
+
+def test_damaged_records_are_named_by_topic_and_offsets(tmp_path: Path, rows: Rows) -> None:
+    write_records(tmp_path)
+    path = min(tmp_path.glob("segments/*"))
+    flip(path, path.read_bytes().index(b"00007"))
+    code, found = rows("doctor")
+    assert code == 3
+    (damaged,) = bad(found)
+    assert (damaged["state"], damaged["topic"], damaged["partition"]) == ("damaged", TOPIC, 0)
+    assert damaged["first_offset"] <= 7 < damaged["next_offset"]
+    write_records(tmp_path, 10)  # a broker starts there
+
+
+def test_what_keeps_a_broker_from_starting_is_repaired(tmp_path: Path, rows: Rows) -> None:
+    write_records(tmp_path, 20)
+    path = next(path for path in tmp_path.glob("journal/slot-*") if b"00010" in path.read_bytes())
+    content = path.read_bytes()
+    flip(path, content.rindex(b"PWG1", 0, content.index(b"00010")) + 16)
+    before = path.read_bytes()
+    code, found = rows("doctor")
+    assert code == 4
+    assert "polywire log repair" in bad(found)[0]["message"]
+    code, given_up = rows("log", "repair", "--dry-run")
+    assert code == 0
+    assert path.read_bytes() == before
+    (records,) = [row for row in given_up if row["topic"]]
+    assert (records["topic"], records["partition"], records["next_offset"]) == (TOPIC, 0, 20)
+    assert rows("log", "repair") == (0, given_up)
+    assert [found.read_bytes() for found in tmp_path.glob("aside/*/slot-*")].count(before) == 1
+    assert rows("doctor")[0] == 0
+    write_records(tmp_path, 10)
+
+
+def test_a_directory_without_a_journal_is_refused(tmp_path: Path, rows: Rows) -> None:
+    assert rows("doctor")[0] == 1
+    assert rows("log", "repair")[0] == 1

@@ -1,0 +1,74 @@
+"""A log whose threads run when a test says so: each job, and each answer to one, when it likes; reads are done at once.
+
+Promises: one worker's jobs run in order, as in the broker; nothing runs by itself. Must not know: what the jobs do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from polywire.log.base import Loop
+from polywire.log.settings import LogSettings
+from polywire.log.worker import Job, Told, attempt
+from tests.unit.log.rig import SMALL, Rig
+
+
+class ManualWorker:
+    """Stands in for ``Worker``; the reader's does its jobs at once. Guards: an answer is given to the loop once, behind earlier ones."""
+
+    def __init__(self, name: str, loop: Loop, made: dict[str, ManualWorker]) -> None:
+        self._loop = loop
+        self._eager = name == "reader"
+        self.jobs: deque[tuple[Job, Told]] = deque()
+        self.stopped = False
+        made[name] = self
+
+    def run(self, job: Job, told: Told) -> None:
+        self.jobs.append((job, told))
+        if self._eager:
+            self.step()
+
+    def step(self) -> None:
+        """Run the next job; its answer lies in the loop then."""
+        job, told = self.jobs.popleft()
+        self._loop.call_soon_threadsafe(told, *attempt(job))
+
+    def stop(self) -> None:
+        while self.jobs and not self.stopped:
+            self.step()
+
+
+class ManualRig(Rig):
+    """A rig with manual workers: ``sync``, ``seal`` and ``reader``."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch, settings: LogSettings = SMALL) -> None:
+        self.workers: dict[str, ManualWorker] = {}
+        for module in ("sync", "sealer", "opening"):
+            patch.setattr(f"polywire.log.{module}.Worker", lambda name, loop: ManualWorker(name, loop, self.workers))
+        super().__init__(directory, settings)
+
+    def kill(self) -> None:
+        for worker in self.workers.values():
+            worker.stopped = True  # what was not done is never done
+        super().kill()
+
+    def passes(self, count: int = 3) -> None:
+        """What the loop has to do by now, without timers that are not due."""
+        for _ in range(count):
+            self.loop.run_pass()
+
+    def step(self, name: str) -> None:
+        """One job of a worker, and what follows from its answer."""
+        self.workers[name].step()
+        self.passes()
+
+    def drain(self) -> None:
+        """Everything that anybody has to do."""
+        while any(worker.jobs for worker in self.workers.values()):
+            for worker in self.workers.values():
+                while worker.jobs:
+                    worker.step()
+            self.passes()

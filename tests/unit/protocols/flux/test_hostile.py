@@ -1,0 +1,40 @@
+"""What the worst peer of the FLUX wire sends: it costs processor time by its length, and nobody else anything."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from tests.unit.protocols.flux.dialogue import World
+
+ROOM = LINE_BYTES_MAX - 64
+LINE_S_MAX = 0.1  # one line took 4 s and more; now some 1 ms
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"V1|1|OFFSET|g t " + b"0" * ROOM + b"x",
+        b"V1|1|OFFSET|g t " + b"9" * ROOM,
+        b"V1|1|COMMIT|g t m " + b"0" * ROOM + b" 0 0 x",
+        b"V1|1|OFFSET|" + "\u2003".encode() * (ROOM // 3) + b"x",
+        b"x" + "\u2003".encode() * (ROOM // 3) + b"x",
+        b"\x85" * ROOM,
+        b" \t" * (ROOM // 2) + b"\x85",
+        b"V1|1|" + "ß".encode() * (ROOM // 2) + b"|x",
+        b"V1|1|ADMIN_SET_PARTITION_LEADER|t 0 0 " + b"1," * (ROOM // 2),
+        b"|" * ROOM,
+    ],
+)
+def test_a_long_line_is_read_once(line: bytes) -> None:
+    peer = World().connect()
+    begun = time.process_time()
+    assert "|ERR|" in peer.ask(line)
+    assert time.process_time() - begun < LINE_S_MAX
+
+
+@pytest.mark.parametrize("command", ["ADMIN_FENCE_BROKER", "ADMIN_UNFENCE_BROKER"])
+def test_no_broker_has_a_number_below_0(command: str) -> None:
+    assert World().connect().ask(f"V1|1|{command}|-1") == "V1|1|ERR|BAD_REQUEST|broker id must be >= 0"

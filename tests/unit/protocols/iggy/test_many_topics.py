@@ -1,0 +1,141 @@
+"""What lists and look-ups cost, and how numbers are given, where there are many topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.sliced import SlicedWork
+from polywire.broker.topics import Topic
+from polywire.errors import Busy, ErrorCode
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.asking import ident, request
+from polywire.protocols.iggy.messages import U32, Code
+from polywire.protocols.iggy.session import IggySession
+from polywire.types import TopicName
+from tests.unit.protocols.iggy.dialogue import Dialogue
+from tests.unit.protocols.iggy.test_documented import create_topic, peer
+
+__all__ = ["peer"]
+
+
+def test_a_missing_topic_costs_no_look_at_all_of_them(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = peer.world.memory.broker
+    looks: list[int] = []
+    topics = broker.topics
+
+    def look(_: Broker) -> list[Topic]:
+        looks.append(1)
+        return topics()
+
+    monkeypatch.setattr(Broker, "topics", look)
+    for _ in range(3):
+        assert peer.classic(Code.GET_TOPIC, ident(1) + ident("none"))[0] == 2011
+        assert peer.classic(Code.GET_STREAMS)[0] == 0
+    assert create_topic(peer, 2, "u") == 0
+    assert peer.classic(Code.GET_TOPIC, ident(1) + ident("none"))[0] == 2011
+    assert not looks
+    broker.create_topic(TopicName("s", "of-another-wire"))
+    peer.pass_by()
+    assert peer.classic(Code.GET_TOPIC, ident(1) + ident("of-another-wire"))[0] == 0
+    assert len(looks) == 1
+
+
+def test_lists_that_were_asked_for_together_come_in_order(peer: Dialogue) -> None:
+    for number in range(2, 40):
+        create_topic(peer, number, f"t{number}")
+    peer.feed(request(Code.GET_STREAMS) + request(Code.GET_TOPICS, ident(1)) + request(Code.PING))
+    peer.pass_by()
+    answers = peer.take()
+    sizes = []
+    while answers:
+        status, size = U32.unpack_from(answers)[0], U32.unpack_from(answers, 4)[0]
+        assert status == 0
+        sizes.append(size)
+        answers = answers[8 + size :]
+    assert len(sizes) == 3
+    assert 0 < sizes[0] < sizes[1]
+    assert sizes[2] == 0
+
+
+def test_numbers_of_topics_that_ended_are_given_again(peer: Dialogue) -> None:
+    for number in range(3):
+        peer.world.memory.broker.create_topic(TopicName("s", f"other{number}"))
+    peer.pass_by()
+    assert peer.classic(Code.GET_TOPIC, ident(1) + ident("other2"))[0] == 0
+    assert peer.classic(Code.DELETE_TOPIC, ident(1) + ident("other0"))[0] == 0
+    peer.world.memory.broker.create_topic(TopicName("s", "fresh"))
+    peer.pass_by()
+    status, payload = peer.classic(Code.GET_TOPIC, ident(1) + ident("fresh"))
+    assert (status, U32.unpack_from(payload)[0]) == (0, 2)
+
+
+def test_many_topics_of_another_wire_are_numbered_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = peer.world.memory
+    for number in range(300):
+        memory.broker.create_topic(TopicName("s", f"other{number}"))
+    peer.pass_by()
+    configure = Broker.configure_topic
+    held: list[int] = []
+
+    def configured(broker: Broker, *args: Any, **settings: Any) -> None:
+        held[-1] += 1
+        now_s[0] += 0.001
+        configure(broker, *args, **settings)
+
+    def run(work: SlicedWork) -> None:
+        held.append(0)
+        ran(work)
+
+    now_s, monotonic, ran = [0.0], memory.clock.monotonic, SlicedWork._run
+    monkeypatch.setattr(type(memory.clock), "monotonic", lambda _: monotonic() + now_s[0])
+    monkeypatch.setattr(Broker, "configure_topic", configured)
+    monkeypatch.setattr(SlicedWork, "_run", run)
+    asked = [peer, peer.beside()]
+    for one in asked:
+        one.feed(request(Code.GET_STREAM, ident(1)) + request(Code.PING))
+    peer.pass_by()
+    assert sum(held) == 300
+    assert max(held) <= 3, "others had their turn"
+    for one in asked:
+        answer = one.take()
+        stream, topics = asking.read_stream(answer[8:-8])
+        assert (stream.topic_count, len(topics), answer[-8:]) == (301, 301, bytes(8))
+
+
+def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
+    assert isinstance(peer.session, IggySession)
+    broker, directory = peer.world.memory.broker, peer.session.shared.directory
+    made = [broker.create_topic(TopicName(f"x{number % 3}", f"other{number}")) for number in range(90)]
+    peer.pass_by()
+    look = directory._look()
+    for turn, _ in enumerate(look):
+        if turn % 3 == 0 and made:
+            broker.delete_topic(made.pop(0))
+        if turn == 40:
+            peer.classic(Code.GET_TOPIC, ident("x1") + ident("none"))  # another look comes between
+    peer.pass_by()
+    status, payload = peer.classic(Code.GET_STREAMS)
+    assert status == 0
+    living = {stream.name: stream.topic_count for stream in asking.read_streams(payload)}
+    assert sum(living.values()) == 1 + len(made) == len(broker.topics())
+
+
+def test_topics_that_cannot_be_numbered_are_an_error_and_no_loop(
+    peer: Dialogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        peer.world.memory.broker.create_topic(TopicName("s", f"other{number}"))
+    peer.pass_by()
+
+    def full(*_: object, **__: object) -> None:
+        raise Busy(ErrorCode.BUSY, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Broker, "configure_topic", full)
+        assert peer.classic(Code.GET_STREAM, ident(1))[0] == 1
+    peer.world.memory.broker.create_topic(TopicName("s", "one-more"))
+    peer.pass_by()
+    assert peer.classic(Code.GET_STREAM, ident(1))[0] == 0

@@ -1,0 +1,95 @@
+"""Listing and deleting what the broker keeps, over the `polywire` wire (docs/protocols/polywire.md §4.7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.permissions import parse_grants
+from polywire.errors import Denied, Missing
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.upkeep import ENTRIES_MAX
+from polywire.types import TopicName
+from tests.unit.protocols.polywire.peer import Peer
+from tests.unit.protocols.polywire.test_admission import HASH, closed, log_in
+
+WORDS = "produce,consume,group,transaction"
+
+
+def kept() -> Peer:
+    """Bob, who may do everything with topics, and alice, who manages servers, each with a writer and a transactional id."""
+    peer = closed(WORDS)
+    for name in ("alice", "bob"):
+        log_in(peer, name)
+        peer.ask(Verb.PUBLISH, messages.Publish(f"{name}s", 1, []))
+        peer.ask(Verb.JOIN, messages.Join(f"{name}s", "shop.orders", "m"))
+        peer.broker.transacting.begin_epoch(f"{name}s", by=peer.session._admission.caller, done=None)
+    return peer
+
+
+def writers(peer: Peer) -> list[tuple[str, str]]:
+    answer = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.WriterList)
+    return [(entry.writer, entry.owner) for entry in answer.writers]
+
+
+def transactions(peer: Peer) -> list[tuple[str, str]]:
+    answer = peer.ask(Verb.TRANSACTIONS, messages.AskKept()).decode(messages.TransactionList)
+    return [(entry.id, entry.owner) for entry in answer.transactions]
+
+
+def test_everybody_is_told_of_what_is_theirs_and_administrators_of_all() -> None:
+    peer = kept()
+    assert writers(peer) == transactions(peer) == [("bobs", "bob")]
+    log_in(peer, "alice")
+    assert writers(peer) == transactions(peer) == [("alices", "alice"), ("bobs", "bob")]
+    groups = peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList).groups
+    assert [(entry.group, entry.owner) for entry in groups] == [("alices", "alice"), ("bobs", "bob")]
+    peer.broker.access.configure([ConfiguredUser("alice", HASH, parse_grants(["admin"]))])
+    log_in(peer, "alice")
+    bob = writers(peer)[1][1]
+    assert bob.startswith("#")  # who is no longer there
+
+
+DELETIONS: list[tuple[Verb, Head]] = [
+    (Verb.DELETE_GROUP, messages.DeleteGroup("alices", "shop.orders")),
+    (Verb.DELETE_TRANSACTION, messages.DeleteKept("alices")),
+    (Verb.DELETE_WRITER, messages.DeleteKept("alices")),
+]
+
+
+@pytest.mark.parametrize(("verb", "head"), DELETIONS)
+def test_only_an_owner_or_an_administrator_deletes_and_only_once(verb: Verb, head: Head) -> None:
+    peer = kept()
+    assert isinstance(peer.ask(verb, head).error, Denied)
+    log_in(peer, "alice")
+    peer.ask(verb, head).decode(Head)
+    assert isinstance(peer.ask(verb, head).error, Missing)
+    assert "alices" not in [name for name, _ in writers(peer)] or verb is not Verb.DELETE_WRITER
+
+
+@pytest.mark.parametrize("verb", [Verb.TRANSACTIONS, Verb.DELETE_TRANSACTION, Verb.WRITERS, Verb.DELETE_WRITER])
+def test_who_may_not_use_them_is_not_told_of_them(verb: Verb) -> None:
+    peer = closed("consume,group")
+    log_in(peer, "bob")
+    head: Head = messages.DeleteKept("x") if "DELETE" in verb.name else messages.AskKept()
+    assert isinstance(peer.ask(verb, head).error, Denied)
+
+
+def test_long_lists_come_in_pieces() -> None:
+    peer = Peer()
+    for number in range(ENTRIES_MAX + 5):
+        peer.broker.publish(f"w{number:05}", 3, [], done=None)
+    first = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.WriterList)
+    assert (len(first.writers), first.more) == (ENTRIES_MAX, True)
+    rest = peer.ask(Verb.WRITERS, messages.AskKept(first.writers[-1].writer)).decode(messages.WriterList)
+    assert [entry.writer for entry in rest.writers] == [f"w{ENTRIES_MAX + number:05}" for number in range(5)]
+    assert not rest.more
+
+
+def test_a_group_that_has_only_positions_is_deleted_too() -> None:
+    peer = Peer()
+    peer.broker.create_topic(TopicName("default", "t"), 1)
+    peer.ask(Verb.COMMIT, messages.Commit("t", 0, 1, "g", 5))
+    peer.ask(Verb.DELETE_GROUP, messages.DeleteGroup("g", "t")).decode(Head)
+    assert peer.ask(Verb.GROUPS, messages.AskGroups()).decode(messages.GroupList).groups == []

@@ -1,0 +1,78 @@
+"""The audit log: what it holds, what it leaves out, and that its file may be moved away."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+from polywire.broker.audit import AuditEvent, Outcome
+from polywire.server.audit import LINES_MAX, WINDOW_S, AuditLog
+from polywire.testing.clock import SimulatedClock
+
+REFUSED = AuditEvent("login", Outcome.REFUSED, "eve\x1b", "10.0.0.1:5", reason="wrong user or password")
+
+
+@pytest.fixture
+def lines() -> list[Any]:
+    capture = LogCapture()
+    structlog.configure(processors=[capture])
+    return capture.entries
+
+
+def told(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_is_a_line(tmp_path: Path, lines: list[Any]) -> None:
+    path = tmp_path / "audit"
+    audit = AuditLog(SimulatedClock(), path)
+    audit.record(REFUSED)
+    audit.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (line,) = told(path)
+    facts = {"action": "login", "outcome": "refused", "user": "eve\x1b", "peer": "10.0.0.1:5"}
+    assert facts.items() <= line.items()
+    assert "\x1b" not in path.read_text()
+    assert facts.items() <= lines[0].items()
+    assert lines[0]["logger"] == "polywire.audit"
+
+
+def test_a_flood_is_counted(tmp_path: Path, lines: list[Any]) -> None:
+    clock = SimulatedClock()
+    audit = AuditLog(clock, tmp_path / "audit")
+    for port in range(LINES_MAX + 5):
+        audit.record(AuditEvent("login", Outcome.REFUSED, "eve", f"10.0.0.1:{port}"))
+    audit.record(AuditEvent("login", Outcome.REFUSED, "eve", "10.0.0.2:1"))
+    clock.advance(WINDOW_S)
+    audit.sweep()
+    audit.close()
+    kept = told(tmp_path / "audit")
+    assert len(kept) == LINES_MAX + 2, "another address is another line"
+    assert kept[-1]["left_out"] == 5
+    assert kept[-1]["by"] == "10.0.0.1"
+
+
+def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path, lines: list[Any]) -> None:
+    path = tmp_path / "audit"
+    audit = AuditLog(SimulatedClock(), path)
+    audit.record(REFUSED)
+    path.rename(tmp_path / "audit.1")
+    audit.record(REFUSED)
+    audit.reopen()
+    audit.record(REFUSED)
+    audit.close()
+    assert (len(told(tmp_path / "audit.1")), len(told(path))) == (2, 1)
+
+
+def test_a_file_that_cannot_be_written_stops_nobody(lines: list[Any]) -> None:
+    audit = AuditLog(SimulatedClock(), Path("/dev/full"))
+    for _ in range(3):
+        audit.record(REFUSED)
+    audit.close()
+    assert [line["log_level"] for line in lines].count("critical") == 1

@@ -1,0 +1,53 @@
+"""Files that are their owner's alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import Invalid
+from polywire.server.private import check_secret, close_to_others
+from polywire.server.users import add_user, load_users
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_data_directory_is_made_and_kept_private(tmp_path: Path) -> None:
+    directory = tmp_path / "above" / "data"
+    close_to_others(directory)
+    assert mode_of(directory) == 0o700
+    (directory / "journal").mkdir()
+    seed = directory / "journal" / "seed"
+    seed.touch(0o644)
+    seed.chmod(0o644)
+    directory.chmod(0o755)
+    close_to_others(directory)
+    assert (mode_of(directory), mode_of(seed)) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o604, 0o602, 0o777])
+def test_a_users_file_for_others_is_refused(tmp_path: Path, mode: int) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "secret", "")
+    assert [user.name for user in load_users(users)] == ["alice"]
+    users.chmod(mode)
+    with pytest.raises(Invalid, match=f"chmod 600 .* mode={mode:o}"):
+        load_users(users)
+
+
+def test_the_group_may_read_what_root_hands_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = tmp_path / "users"
+    users.touch()
+    users.chmod(0o640)
+    owner = users.stat().st_uid
+    monkeypatch.setattr("polywire.server.private.ROOT_UID", owner)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    check_secret(users)
+    users.chmod(0o660)
+    with pytest.raises(Invalid):
+        check_secret(users)

@@ -1,0 +1,29 @@
+"""The benchmark of holds asks every verb of every wire: a new one must be given its worst request."""
+
+from __future__ import annotations
+
+from benchmarks.verbs import all_verbs
+from polywire.protocols.cursus.factory import COMMANDS as CURSUS
+from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
+from polywire.protocols.iggy.factory import COMMANDS as IGGY
+from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka07.messages import RequestType
+from polywire.protocols.polywire.messages import Verb
+
+
+def known() -> set[tuple[str, str]]:
+    found = {("flux", name) for name in DATA_COMMANDS.keys() | ADMIN_COMMANDS.keys()}
+    found |= {("cursus", name) for name in CURSUS if name}
+    found |= {("iggy", Code(code).name) for code in IGGY}
+    found |= {("kafka07", kind.name) for kind in RequestType}
+    return found | {("polywire", verb.name) for verb in Verb}
+
+
+def test_every_verb_is_asked() -> None:
+    asked = {(asked.wire, asked.verb) for asked in all_verbs()}
+    assert not known() - asked
+
+
+def test_what_is_asked_is_a_verb() -> None:
+    asked = {(asked.wire, asked.verb.partition(" ")[0].rstrip("*")) for asked in all_verbs()}
+    assert not asked - known()
