@@ -1,30 +1,39 @@
 """Damage to stored batches: which of what was read from a segment is sound, what is not, and what a reader gets of it.
 
 Promises: bytes count as a batch only when header and body have their checksums; every damaged stretch is named with its offsets and place,
-and what lies behind it stays readable. Must not know: files, who reads.
+and what lies behind it stays readable. Must not know: who reads.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
 
-from polywire.errors import Corrupt, ErrorCode
+from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.index import scan_read
 from polywire.records.batch import check_header, first_damaged, read_header, totals
 from polywire.records.columns import HEADER_BYTES
+from polywire.store.base import Blob
 
 RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers of history as go through it at a time
+VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a minute
+SALVAGE_BYTES: Final = 64 * 1024  # read at once where the disk has a bad place: what is lost around it
 DAMAGES_NOTED_MAX: Final = 4096  # remembered so that each is logged once; beyond that some are logged again
 
 logger: Final = structlog.get_logger("polywire.log")
 
 Mark = tuple[int, int]
 """(position in the blob, offset): where a batch is known to begin, or a run to end."""
+
+Place = tuple[int, int]
+"""(number of a piece, position in it) where a batch begins."""
+
+BEGINNING: Final[Place] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +101,38 @@ class DamageNotes:
 
 
 class VerifiedRanges:
-    """Which stored bytes of a segment were found sound. They need not be verified again while the system still has in memory what was read
-    then; what it must read from the disk anew, must. Any thread may use it."""
+    """Which stored bytes of a segment were found sound. They need not be verified again for ``VERIFIED_S`` while the system still has in
+    memory what was read then; what it must read from the disk anew, must. Any thread may use it.
+
+    The system reads ahead, so it may bring back from the disk, unseen by us, what it had dropped: hence the limit in time.
+    """
 
     __slots__ = ("_ranges",)
 
     def __init__(self) -> None:
-        self._ranges: tuple[tuple[int, int], ...] = ()
+        self._ranges: tuple[tuple[int, int, float], ...] = ()
 
     def add(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are sound."""
+        since = now = time.monotonic()
         kept = []
-        for begun, ended in self._ranges:
+        for begun, ended, found in self._ranges:
+            if now - found >= VERIFIED_S:
+                continue
             if begun <= stop and start <= ended:
-                start, stop = min(start, begun), max(stop, ended)
+                start, stop, since = min(start, begun), max(stop, ended), min(since, found)
             else:
-                kept.append((begun, ended))
-        self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop))
+                kept.append((begun, ended, found))
+        self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop, since))
 
     def forget(self) -> None:
         """Something of it is in memory no longer: what the system reads from the disk from now on is not what was verified."""
         self._ranges = ()
 
     def hold(self, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) were found sound."""
-        return any(begun <= start and stop <= ended for begun, ended in self._ranges)
+        """Whether bytes [start, stop) were found sound, not long ago."""
+        oldest = time.monotonic() - VERIFIED_S
+        return any(begun <= start and stop <= ended and found > oldest for begun, ended, found in self._ranges)
 
 
 def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
@@ -167,28 +183,43 @@ def _next_batch(
 
 
 def read_pieces(
-    pieces: Sequence[Piece], offset: int, bytes_max: int, offset_end: int
-) -> tuple[list[memoryview], int, int]:
-    """What a read from ``offset`` on gets of pieces that follow each other: its chunks, the offset after their last record, and what is left
-    of ``bytes_max``. Ends before damage, and raises Corrupt when that is what was asked for."""
-    chunks: list[memoryview] = []
-    at, room = offset, bytes_max
-    for piece in pieces:
-        if piece.damage is not None:
-            if at >= piece.end:
-                continue
-            if not chunks:
-                raise piece.damage.error()
-            break
-        if at >= piece.end:
+    pieces: Sequence[Piece],
+    offset: int,
+    bytes_max: int,
+    offset_end: int,
+    chunks: list[memoryview],
+    begin: Place = BEGINNING,
+) -> tuple[int, int, Place]:
+    """Add to ``chunks`` what a read from ``offset`` on gets of pieces that follow each other, of which it needs none before ``begin``: the
+    offset after the last record, what is left of ``bytes_max``, and the place reached. Ends before damage, and raises Corrupt when that is
+    all there would be."""
+    at, room, (number, position) = offset, bytes_max, begin
+    while number < len(pieces):
+        data, end, damage = pieces[number]
+        if at >= end:
+            number, position = number + 1, 0
             continue
-        start, stop, next_offset = scan_read(piece.data, at, room, offset_end)
-        if start < 0 or (chunks and stop - start > room):
+        if damage is not None and not chunks:
+            raise damage.error()
+        start, stop, next_offset = scan_read(data[position:] if position else data, at, room, offset_end)
+        if damage is not None or start < 0 or (chunks and stop - start > room):
             break
-        if start == stop:
-            continue
-        chunks.append(piece.data[start:stop])
-        at, room = next_offset, room - (stop - start)
-        if at < piece.end or at >= offset_end or room <= 0:
-            break
-    return chunks, at, room
+        if start < stop:
+            chunks.append(data[position + start : position + stop])
+            at, room = next_offset, room - (stop - start)
+            if at < end or at >= offset_end or room <= 0:
+                return at, room, (number, position + stop)
+        number, position = number + 1, 0
+    return at, room, (number, position)
+
+
+def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
+    """What can be read of a blob from ``start`` on, in ``block``; the rest is zeros."""
+    block[:] = bytes(len(block))
+    for at in range(0, len(block), SALVAGE_BYTES):
+        piece = block[at : at + SALVAGE_BYTES]
+        try:
+            blob.pread_into(piece, start + at)
+        except Unavailable:
+            piece[:] = bytes(len(piece))
+    return block

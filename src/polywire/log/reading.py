@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Found, Read
-from polywire.log.cold import PIECES_MAX, STRIDES_BYTES_MAX, ColdReads, Key, Window
-from polywire.log.damage import Damage, read_pieces
+from polywire.log.cold import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
+from polywire.log.damage import BEGINNING, Damage, Place, read_pieces
+from polywire.log.index import NO_END
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.segment import Run, Segment
@@ -29,7 +30,6 @@ from polywire.types import Buffer
 FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
-SMALL_READ_BYTES: Final = STRIDES_BYTES_MAX // 2  # answered on the loop where nothing waits for the disk
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Then = Callable[[Read | BrokerError], None]
@@ -310,37 +310,71 @@ class Reader:
 
     def _read_sealed(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> Read | None:
         """A read that begins in a segment; it goes on into later ones and the tail."""
-        key = (partition.incarnation, offset, bytes_max)
-        window = self._cold.find(key)
-        if window is not None:
-            return self._read_window(partition, key, window, end, ahead=True)
+        return self._gather(SealedRead(partition, offset, bytes_max, end, then), None)
+
+    def _gather(self, sealed: SealedRead, window: Window | None) -> Read | None:
+        """Take what is at hand, first of ``window``, until the read has its bytes; None while a disk is waited for. Raises Corrupt."""
+        partition, place = sealed.partition, BEGINNING
+        tail_offset = partition.tail_offset
+        last = min(sealed.end, tail_offset)
+        while sealed.at < last and (sealed.room > 0 or not sealed.chunks):
+            if window is None and (stop := self._cold.resume(partition.incarnation, sealed.at)) is not None:
+                window, place = stop
+            if window is None:
+                window = self._cold.find(partition.incarnation, sealed.at) or self._glance(sealed)
+            if window is None:
+                self._fetch(sealed)
+                return None
+            before = sealed.at
+            place = sealed.take(window, place)
+            if sealed.at == before or sealed.at < window.end or sealed.room <= 0:
+                break  # what comes next does not fit, or is damaged
+            if sealed.at < last and sealed.room > 0:
+                window, place = None, BEGINNING
+        if sealed.at >= tail_offset:
+            return self._go_on(partition, sealed.chunks, sealed.at, sealed.room, sealed.end)
+        if window is not None and window.was_waited_for:
+            self._read_ahead(sealed, window)
+        stop = None if window is None else Stop(window, place)
+        self._cold.was_read(partition.incarnation, sealed.offset, sealed.at, stop)
+        return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
+
+    def _glance(self, sealed: SealedRead) -> Window | None:
+        """What lies where the read has come to, if the page cache holds it and it is not much."""
+        partition, at = sealed.partition, sealed.at
+        if self._cold.is_under_way((partition.incarnation, at)):
+            return None
+        segment = self.segment(partition.runs.entry(partition.runs.find_offset(at))[3])
+        more = self._goes_on(sealed)
+        return self._cold.glance(segment, partition.incarnation, at, sealed.room, sealed.end, more=more)
+
+    def _fetch(self, sealed: SealedRead) -> None:
+        """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
+        segments = self._segments_from(sealed.partition, sealed.at)
+        key = (sealed.partition.incarnation, sealed.at)
+        room, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.room, sealed.end)
+        self._cold.ask(key, segments, partial(self._thawed, sealed, segments), room, end)
+
+    def _goes_on(self, sealed: SealedRead) -> bool:
+        return self._cold.goes_on(sealed.partition.incarnation, sealed.offset)
+
+    def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
+        """Once a reader is past the middle of a window, have the next one brought: what follows it, or, when little is left of it, what
+        follows the reader."""
+        partition, at = sealed.partition, sealed.at
+        if (window.end - at) * 2 > window.end - window.first:
+            return
+        start = at if window.is_nearly_over(at) else window.end
+        if start >= min(sealed.end, partition.tail_offset):
+            return
+        if sealed.bytes_max < WINDOW_BYTES and not self._goes_on(sealed):
+            return
+        if not self._cold.begins_within(partition.incarnation, at, window.end):
+            self._cold.ask((partition.incarnation, start), self._segments_from(partition, start), None, WINDOW_BYTES)
+
+    def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
+        """The segments of a partition's runs from the one with an offset on, as far as one window may reach."""
         number = partition.runs.find_offset(offset)
-        if bytes_max <= SMALL_READ_BYTES:
-            window = self._cold.now(self.segment(partition.runs.entry(number)[3]), *key)
-        if window is not None:
-            return self._read_window(partition, key, window, end, ahead=False)
-        segments = self._segments_from(partition, number)
-        self._cold.ask(key, segments, partial(self._thawed, partition, key, end, then, segments))
-        return None
-
-    def _read_window(self, partition: FilePartition, key: Key, window: Window, end: int, *, ahead: bool) -> Read:
-        """What a read gets of a window; with ``ahead``, what will be asked for next is read meanwhile. Raises Corrupt."""
-        chunks, at, room = read_pieces(window.pieces, key[1], key[2], end)
-        if not chunks:
-            raise blob_corrupt(f"partition {partition.incarnation}", f"batches are broken offset={at}")
-        if at >= partition.tail_offset:
-            return self._go_on(partition, chunks, at, room, end)
-        if ahead and at < end:
-            self._read_ahead(partition, at, key[2])
-        return Read(chunks, at, partition.readable_offset, NO_PIN)
-
-    def _read_ahead(self, partition: FilePartition, offset: int, bytes_max: int) -> None:
-        key = (partition.incarnation, offset, bytes_max)
-        if self._cold.find(key) is None:
-            self._cold.ask(key, self._segments_from(partition, partition.runs.find_offset(offset)), None)
-
-    def _segments_from(self, partition: FilePartition, number: int) -> list[Segment]:
-        """The segments of a partition's runs from ``number`` on, as far as one window may reach."""
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
@@ -354,29 +388,48 @@ class Reader:
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
     def _thawed(
-        self,
-        partition: FilePartition,
-        key: Key,
-        end: int,
-        then: Then,
-        asked: list[Segment],
-        window: Window | None,
-        error: BrokerError | None,
+        self, sealed: SealedRead, asked: list[Segment], window: Window | None, error: BrokerError | None
     ) -> None:
         """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
+        partition = sealed.partition
         if window is None or error is not None:
-            listed = [sealed.segment for sealed in self._segments.by_place.values()] if error is None else []
+            listed = [other.segment for other in self._segments.by_place.values()] if error is None else []
             if error is None and all(segment in listed for segment in asked):
                 error = blob_corrupt(asked[0].name, "a blob of these is missing")
-            self._asked_again(partition, key[1], key[2], end, then, error)
+            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, error)
             return
         try:
-            partition.check_range(key[1])
-            found = self._read_window(partition, key, window, end, ahead=True)
+            partition.check_range(sealed.offset)
+            found = self._gather(sealed, window)
         except BrokerError as refused:
-            then(refused)
+            sealed.then(refused)
             return
-        then(found)
+        if found is not None:
+            sealed.then(found)
+
+
+class SealedRead:
+    """A read that begins in a segment, and what it has so far: ``chunks`` up to the offset ``at``, with ``room`` bytes left."""
+
+    __slots__ = ("at", "bytes_max", "chunks", "end", "offset", "partition", "room", "then")
+
+    def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> None:
+        self.partition: Final = partition
+        self.offset: Final = offset
+        self.bytes_max: Final = bytes_max
+        self.end: Final = end
+        self.then: Final = then
+        self.chunks: Final[list[memoryview]] = []
+        self.at = offset
+        self.room = bytes_max
+
+    def take(self, window: Window, place: Place) -> Place:
+        """Take what fits of a window that holds what comes next, from a place before that on: the place reached. Raises Corrupt when damage
+        is all there would be."""
+        self.at, self.room, place = read_pieces(window.pieces, self.at, self.room, self.end, self.chunks, place)
+        if not self.chunks:
+            raise blob_corrupt(f"partition {self.partition.incarnation}", f"batches are broken offset={self.at}")
+        return place
 
 
 def _join(overlay: Overlay, body: Buffer) -> bytearray:

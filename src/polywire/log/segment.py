@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from polywire.errors import ErrorCode, Missing, Unavailable
-from polywire.log.damage import Damage, DamageNotes, Mark, Piece, VerifiedRanges, read_pieces, split_sound
+from polywire.log.damage import Damage, DamageNotes, Mark, Piece, VerifiedRanges, read_pieces, salvaged, split_sound
 from polywire.log.gather import INDEX_STRIDE_BYTES
 from polywire.log.index import (
     BY_ADDRESS,
@@ -51,21 +51,16 @@ from polywire.log.index import (
 )
 from polywire.records.batch import first_damaged
 from polywire.records.checksum import xxh64
-from polywire.store.base import BLOCK_BYTES, Blob, BlobMissing, Store, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
 SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
 SEGMENT_VERSION: Final = 2
 _VERSION_OF_ONE_FOOTER: Final = 1
 TOKEN_BYTES: Final = 16
 NO_TOKEN: Final = b""
-TRAILER_SEARCH_BYTES: Final = (
-    1024 * 1024
-)  # looked through first where the last trailer is damaged: most footers are smaller
+TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # looked through first where the last trailer is damaged
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
-SALVAGE_BYTES: Final = 64 * 1024  # read at once where the disk has a bad place: what is lost around it
-FOOTER_CACHE_BYTES_MAX: Final = (
-    32 * 1024 * 1024
-)  # tables of runs: a gigabyte and more of segments that ten thousand partitions share
+FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segments that 10,000 partitions share
 RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
 
 RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
@@ -394,22 +389,22 @@ class Segment:
         ``bytes_max`` and begin below ``offset_end``, up to damage. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
-        pieces = self.pieces(memoryview(bytearray(stop - start)), partition, start, stop)
-        chunks, next_offset, _ = read_pieces(pieces, offset, bytes_max, offset_end)
+        pieces = self._fresh_pieces(partition, start, stop)
+        chunks: list[memoryview] = []
+        next_offset, _, _ = read_pieces(pieces, offset, bytes_max, offset_end, chunks)
         if not chunks:
             raise blob_corrupt(self.name, f"batches are broken offset={offset}")
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified. See ``read_into``."""
-        if self._verified.hold(start, stop):
-            pieces = self.pieces_now(block, partition, start, stop)
-            if pieces is not None:
-                return pieces
+        """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified; waits for the disk. See
+        ``read_into``."""
         return self._verify(self.read_into(block, start, stop), partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
-        """What ``pieces`` returns when it waits for no disk, else None."""
+        """What ``pieces`` returns when it waits for no disk, else None. What was verified when it came into memory is not verified again."""
+        if self._is_new_to_the_cache:
+            return None  # even to ask would have the system read it there
         data = self.read_now(block, start, stop)
         if data is None:
             self._verified.forget()
@@ -444,6 +439,15 @@ class Segment:
         if entries is None or self.run_now(partition) is None:
             return None
         return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+
+    def offset_at(self, partition: int, position: int) -> int:
+        """Offset of the batch at a position where a stride of the partition's run begins, or that ends the run."""
+        run = self.run(partition)
+        if position >= run.stop:
+            return run.next_offset
+        entries = self._entries()
+        number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, position)
+        return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def _verify(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
         """What was read of whole strides of a run, and what of it is damaged."""
@@ -487,12 +491,14 @@ class Segment:
         History is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
         then it is worth the memory, and what is read from it stays in the page cache.
         """
+        past = self._is_new_to_the_cache
         self._direct_bytes += stop - start
-        return self._read(block, start, stop, past=self._direct_bytes <= self.data_bytes + len(block))
+        return self._read(block, start, stop, past=past)
 
-    def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Like ``read_into``, for who reads everything once: never by way of the page cache."""
-        return self._read(block, start, stop, past=True)
+    @property
+    def _is_new_to_the_cache(self) -> bool:
+        """Whether nobody has read it by way of the page cache yet."""
+        return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
         """Bytes that the disk does not give, or that a file cut short has no more, are zeros: so no batch with them verifies."""
@@ -504,8 +510,12 @@ class Segment:
             else:
                 found = block[: blob.pread_into(block[: stop - start], start)]
         except Unavailable:
-            return _salvaged(blob, block[: stop - start], start)
-        return found if len(found) == stop - start else _salvaged(blob, block[: stop - start], start)
+            return salvaged(blob, block[: stop - start], start)
+        return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
+
+    def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Like ``read_into``, for who reads everything once: never by way of the page cache."""
+        return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
         """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""
@@ -557,7 +567,9 @@ class Segment:
         return self.read_into(memoryview(bytearray(stop - start)), start, stop)
 
     def _fresh_pieces(self, partition: int, start: int, stop: int) -> list[Piece]:
-        return self.pieces(memoryview(bytearray(stop - start)), partition, start, stop)
+        block = memoryview(bytearray(stop - start))
+        pieces = self.pieces_now(block, partition, start, stop)
+        return self.pieces(block, partition, start, stop) if pieces is None else pieces
 
     def _checked_run(self, partition: int, offset: int) -> Run:
         run = self.run(partition)
@@ -586,15 +598,3 @@ class Segment:
         if number + 1 < run.index_count:
             stop = ENTRY.unpack_from(entries, (run.index_start + number + 1) * ENTRY.size)[1]
         return start, stop
-
-
-def _salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """What can be read of a blob from ``start`` on, in ``block``; the rest is zeros."""
-    block[:] = bytes(len(block))
-    for at in range(0, len(block), SALVAGE_BYTES):
-        piece = block[at : at + SALVAGE_BYTES]
-        try:
-            blob.pread_into(piece, start + at)
-        except Unavailable:
-            piece[:] = bytes(len(piece))
-    return block

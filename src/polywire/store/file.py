@@ -57,16 +57,13 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file. With ``exact``, the system brings into its page cache what is asked for and nothing ahead of it: what is found there was
-    read by somebody who looked at it."""
+    """One open file."""
 
     __slots__ = ("_descriptor", "_direct", "_path", "_size")
 
-    def __init__(self, path: Path, *, exact: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
-        if exact:
-            _advise(self._descriptor, 0, 0, "POSIX_FADV_RANDOM")
         self._size = os.fstat(self._descriptor).st_size
         self._direct = -1
 
@@ -210,7 +207,7 @@ class FileStore:
         path = self._path(name)
         with _storage_errors("open", path):
             try:
-                return self._open.add(name, FileBlob(path, exact=True))
+                return self._open.add(name, FileBlob(path))
             except FileNotFoundError:
                 raise BlobMissing(name) from None
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from polywire.errors import BrokerError
-from polywire.log.cold import WINDOWS_MAX, ColdReads, Window
+from polywire.log.cold import ColdReads, Stop, Window
+from polywire.log.damage import read_pieces
 from polywire.log.segment import Segment
 from polywire.log.segment_write import RunSource, write_segment
 from polywire.log.worker import Worker, attempt
@@ -53,7 +56,7 @@ class Place:
         return Segment.open(self.store, name)
 
     def ask(self, offset: int, room: int) -> None:
-        self.cold.ask((PARTITION, offset, room), self.segments, lambda *found: self.told.append(found))
+        self.cold.ask((PARTITION, offset), self.segments, lambda *found: self.told.append(found), room)
 
 
 def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
@@ -94,18 +97,63 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     assert len(place.worker.jobs) == 1
     place.worker.work()
     (first, _), (second, _) = place.told
-    assert first is second is place.cold.find((PARTITION, 0, 1000))
+    assert first is second is place.cold.find(PARTITION, 0)
 
 
-def test_windows_used_longest_ago_are_forgotten() -> None:
+def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.log.cold.WINDOWS_MAX", 3)
     place = Place()
-    for room in range(1, WINDOWS_MAX + 3):
-        place.ask(0, room)
+    place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
+    for number, segment in enumerate(place.segments):
+        place.cold.ask((PARTITION, 50 * number), [segment], None, 1)
         place.worker.work()
-        assert place.cold.find((PARTITION, 0, 1)) is not None or room > WINDOWS_MAX
-    kept = [room for room in range(1, WINDOWS_MAX + 3) if place.cold.find((PARTITION, 0, room)) is not None]
-    assert len(kept) == WINDOWS_MAX
-    assert 1 in kept, "it was looked at all the time"
+        assert place.cold.find(PARTITION, 0) is not None
+    kept = [number for number in range(BATCHES) if place.cold.find(PARTITION, 50 * number) is not None]
+    assert kept == [0, BATCHES - 2, BATCHES - 1], "the first was looked at all the time"
+
+
+def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_taken() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.ask(50, 1)
+    place.worker.work()
+    found = place.cold.find(PARTITION, 60)
+    assert found is not None
+    assert (found.first, found.end) == (0, 50 * BATCHES)
+    assert place.cold.find(PARTITION, 50 * BATCHES) is None
+    assert place.cold.find(PARTITION + 1, 0) is None
+
+
+def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.cold.find(PARTITION, 0)
+    assert window is not None
+    at, _, reached = read_pieces(window.pieces, 0, 1, 1 << 40, [])
+    place.cold.was_read(PARTITION, 0, at, Stop(window, reached))
+    assert place.cold.goes_on(PARTITION, at)
+    assert place.cold.goes_on(PARTITION, at - 1), "a peer had room for less than was read"
+    assert not place.cold.goes_on(PARTITION, 0)
+    assert not place.cold.goes_on(PARTITION, at + 1)
+    stop = place.cold.resume(PARTITION, at)
+    assert stop is not None
+    chunks: list[memoryview] = []
+    assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.place)[0] == at + 50
+    assert bytes(chunks[0]) == place.stored[1].content
+    assert place.cold.resume(PARTITION, at) is None, "another reader looks for itself"
+
+
+def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.cold.find(PARTITION, 0)
+    assert window is not None
+    place.cold.was_read(PARTITION, 0, 50, Stop(window, (0, len(place.stored[0].content))))
+    place.cold.forget(PARTITION)
+    assert place.cold.resume(PARTITION, 50) is None
+    assert place.cold.find(PARTITION, 50) is None
 
 
 def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
@@ -114,7 +162,7 @@ def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     place.ask(0, 1000)
     place.worker.work()
     assert place.told == [(None, None)]
-    assert place.cold.find((PARTITION, 0, 1000)) is None
+    assert place.cold.find(PARTITION, 0) is None
 
 
 def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
@@ -130,11 +178,12 @@ def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
     type(blob).read_direct = counted  # type: ignore[method-assign]
     try:
         for room in range(20):
-            place.cold.ask((PARTITION, 0, (1 << 20) + room), place.segments[:1], None)
+            place.cold.forget(PARTITION)
+            place.cold.ask((PARTITION, 0), place.segments[:1], None, (1 << 20) + room)
             place.worker.work()
     finally:
         type(blob).read_direct = original  # type: ignore[method-assign]
     assert 1 <= len(direct) < 20
-    last = place.cold.find((PARTITION, 0, (1 << 20) + 19))
+    last = place.cold.find(PARTITION, 0)
     assert last is not None
     assert bytes(last.pieces[0].data).startswith(place.stored[0].content)

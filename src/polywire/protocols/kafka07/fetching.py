@@ -7,10 +7,9 @@ whatever is asked for, and every entry gets its share. Must not know: sockets, r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
@@ -46,21 +45,15 @@ Release = Callable[[], None]
 _PLACE: Final = Struct("<4xI24xQ")  # decision 0001: u32 length at 4, u64 base offset at 32
 
 
-@dataclass(frozen=True, slots=True)
-class Trail:
-    """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches.
-
-    cold_bytes: when that read had to fetch its bytes, how many it asked for, else 0. Its offset is kept until all of them are used, so that
-    the same read finds them again.
-    """
+class Trail(NamedTuple):
+    """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches."""
 
     address: int
     offset: int
-    cold_bytes: int
 
-    def serves(self, address: int, bytes_max: int, first_offset: int) -> bool:
-        """Whether a read for this address, of so many bytes, may begin at ``offset``."""
-        return self.address == address and self.offset >= first_offset and self.cold_bytes in (0, bytes_max)
+    def serves(self, address: int, first_offset: int) -> bool:
+        """Whether a read for this address may begin at ``offset``."""
+        return self.address == address and self.offset >= first_offset
 
 
 class Blocks:
@@ -101,7 +94,6 @@ class Answering:
         "_done",
         "_entry_at",
         "_fetch",
-        "_is_cold",
         "_number",
         "_parts",
         "_pool",
@@ -138,7 +130,6 @@ class Answering:
         self._number = 0
         self._written = 0
         self._reads = 0
-        self._is_cold = False
         self._awaited = 0
 
     def run(self) -> None:
@@ -205,11 +196,11 @@ class Answering:
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
         """Find out which offset to read from."""
         trail = self._trails.get(partition.incarnation)
-        if trail is not None and trail.serves(entry.address, self._bytes_wanted(entry), partition.log.first_offset):
-            return self._read_from(partition, entry, trail.offset, is_cold=trail.cold_bytes > 0)
+        if trail is not None and trail.serves(entry.address, partition.log.first_offset):
+            return self._read_from(partition, entry, trail.offset)
         then = partial(self._found, self._await(), partition, entry)
         found = partition.log.offset_of_address(entry.address, then, covering=True)
-        return found is not None and self._read_from(partition, entry, found, is_cold=False)
+        return found is not None and self._read_from(partition, entry, found)
 
     def _found(self, ticket: int, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
         """The address was looked up."""
@@ -218,14 +209,14 @@ class Answering:
         try:
             if isinstance(found, BrokerError):
                 raise found
-            answered = self._read_from(partition, entry, found, is_cold=False)
+            answered = self._read_from(partition, entry, found)
         except BrokerError as error:
             self._refuse(error)
             answered = True
         if answered:
             self.run()
 
-    def _read_from(self, partition: Partition, entry: FetchEntry, offset: int, *, is_cold: bool) -> bool:
+    def _read_from(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
         if offset == NO_OFFSET:
             raise _out_of_range(entry.address)
         if entry.bytes_max == 0 or offset >= partition.log.readable_offset:
@@ -236,7 +227,6 @@ class Answering:
             self._open_block(BLOCK_BYTES)
         self._begin_entry()
         self._written = self._reads = 0
-        self._is_cold = is_cold
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
@@ -272,7 +262,6 @@ class Answering:
             if isinstance(read, Read):
                 read.pin.release()
             return
-        self._is_cold = True
         try:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
@@ -299,11 +288,7 @@ class Answering:
         done = reason == spelling.DONE
         if done:
             stopped_at = read.next_offset
-        elif self._is_cold:
-            stopped_at = offset
-        self._is_cold = self._is_cold and read.next_offset < read.readable_offset
-        cold_bytes = self._bytes_wanted(entry) if self._is_cold else 0
-        self._remember(partition, Trail(entry.address + self._written, stopped_at, cold_bytes))
+        self._remember(partition, Trail(entry.address + self._written, stopped_at))
         if not done or read.next_offset >= read.readable_offset:
             return False
         return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
