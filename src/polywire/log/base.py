@@ -155,7 +155,7 @@ class PartitionLog(Protocol):
 
     def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
         """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
-        or below what is kept. covering: the record that the address lies in will do."""
+        or below what is kept. covering: the record that the address lies in will do, or the one behind the hole it lies in."""
 
     def address_of_offset(self, offset: int, then: Found) -> int | None:
         """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
