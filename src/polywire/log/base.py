@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
@@ -253,7 +254,11 @@ class Log(Protocol):
         level: Level,
         done: Done | None,
     ) -> None:
-        """Store a batch under a 16-byte token, invisible and without offsets."""
+        """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches."""
+
+    def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
+        """The clock that what is staged expires by; without one nothing does. What earlier starts have left has ``age_us_max`` at most: their
+        clock may have been ahead."""
 
     def staged_partitions(self, token: bytes) -> Sequence[int]:
         """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""
