@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,13 @@ class Model:
             back = self.rig.look_up(self.partition.offset_of_address, self.addresses[offset])
             assert back in (offset, NO_OFFSET)
             assert (back == offset) == (address == self.addresses[offset])
+            inside = min(self.addresses[offset] + self.chance.randrange(10), self.partition.next_address)
+            near = self.rig.look_up(partial(self.partition.offset_of_address, covering=True), inside)
             read = self.rig.read_once(self.partition, offset, 1)
             following = min(record.offset for record in records_of(read) if record.offset >= offset)
             read.pin.release()
             assert address == self.addresses[following]
+            assert near == following
 
     def tidy(self) -> None:
         """One rewrite, if any blob is worth it."""

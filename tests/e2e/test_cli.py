@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 
 from polywire.client.connect import connect
+from polywire.client.polywire import PolywireClient
 from polywire.errors import Unavailable
 from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess, child_environment
@@ -226,6 +227,29 @@ def test_a_reader_that_goes_away_is_no_error(command: Command, topic: str) -> No
         consume.stdout.close()
         assert consume.wait(COMMAND_SECONDS_MAX) == 0
         assert consume.stderr.read() == b""
+
+
+def test_what_is_remembered_is_listed_and_deleted(broker: BrokerProcess, command: Command) -> None:
+    async def publish() -> None:
+        client = await connect(broker.url("polywire"))
+        assert isinstance(client, PolywireClient)
+        await client.publish("nightly/totals", 7, [])
+        await client.close()
+
+    asyncio.run(publish())
+    (found,) = objects(command("writer", "list", "--output", "jsonl").stdout)
+    assert (found["writer"], found["number"], found["owner"]) == ("nightly/totals", 7, "")
+    assert command("writer", "list", "-o", "csv").stdout.startswith("writer,number,idle_ms,owner\n")
+    would = command("writer", "delete", "nightly/totals", "--dry-run").stderr
+    assert would == "would delete writer=nightly/totals number=7\n"
+    assert command("writer", "delete", "nightly/totals").stderr == "deleted writer=nightly/totals number=7\n"
+    assert "no such writer writer='nightly/totals'" in command("writer", "delete", "nightly/totals", code=1).stderr
+    assert command("transaction", "list", "-o", "jsonl").stdout == ""
+    assert "no such transactional id id='x'" in command("transaction", "delete", "x", code=1).stderr
+    flux = ("-a", broker.url("flux"))
+    assert (
+        "transactional ids are told over the polywire wire only" in command("transaction", "list", *flux, code=1).stderr
+    )
 
 
 def test_an_interrupt_is_not_held_up_by_a_silent_writer(command: Command, topic: str) -> None:

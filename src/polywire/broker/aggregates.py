@@ -1,51 +1,70 @@
 """Aggregates: how many events each has, where they lie, and its snapshot (decision 0011).
 
 Promises: follows from the changes alone; a version is never given twice, also when its event or the whole aggregate's history was removed by
-retention. Must not know: the log, wires, when a change may be made.
+retention; an aggregate counts for who began it, a place for who appended the event, a snapshot for who saved it. Must not know: the log,
+wires, when a change may be made.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 
 from polywire.broker.changes import AggregateState, EventAppended, SnapshotSaved
+from polywire.broker.quotas import AGGREGATE_BYTES, EVENT_BYTES, Kind, Usage
 
 
 class Aggregate:
     """One key's events.
 
-    Invariant: ``offsets``, ascending, are those of the newest versions, the last of them ``version``; older ones were forgotten.
+    Invariant: ``offsets``, ascending, are those of the newest versions, the last of them ``version``; older ones were forgotten. ``owner``
+    began it; ``owners`` says who appended each of those, where that was not always the same one.
     """
 
-    __slots__ = ("offsets", "version")
+    __slots__ = ("offsets", "owner", "owners", "version")
 
-    def __init__(self, version: int, offsets: array[int]) -> None:
+    def __init__(self, version: int, offsets: array[int], owner: int, owners: array[int] | None = None) -> None:
         self.version = version
         self.offsets = offsets
+        self.owner = owner
+        self.owners = owners
 
     @property
     def first_version(self) -> int:
         """Oldest version whose place is known."""
         return self.version - len(self.offsets) + 1
 
+    def add(self, version: int, offset: int, owner: int) -> None:
+        """There is one more event."""
+        if self.owners is None and owner != self.owner:
+            self.owners = array("q", [self.owner]) * len(self.offsets)
+        if self.owners is not None:
+            self.owners.append(owner)
+        self.offsets.append(offset)
+        self.version = version
+
+    def whose(self, count: int) -> Mapping[int, int]:
+        """How many of the oldest places count for whom."""
+        return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
+
+    def forget(self, count: int) -> None:
+        """The oldest places are not known any more."""
+        del self.offsets[:count]
+        if self.owners is not None:
+            del self.owners[:count]
+
 
 class Aggregates:
-    """All aggregates by partition and key.
+    """All aggregates by partition and key."""
 
-    Invariant: ``count`` is the number of aggregates, ``event_count`` that of known places, ``snapshot_bytes`` the size of all snapshots'
-    keys and payloads.
-    """
+    __slots__ = ("_by_partition", "_snapshots", "_usage")
 
-    __slots__ = ("_by_partition", "_snapshots", "count", "event_count", "snapshot_bytes")
-
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage) -> None:
         self._by_partition: dict[int, dict[bytes, Aggregate]] = {}
         self._snapshots: dict[tuple[int, bytes], SnapshotSaved] = {}
-        self.count = 0
-        self.event_count = 0
-        self.snapshot_bytes = 0
+        self._usage = usage
 
     def find(self, incarnation: int, key: bytes) -> Aggregate | None:
         """One aggregate; None when it never had an event."""
@@ -61,18 +80,17 @@ class Aggregates:
         keys = self._by_partition.setdefault(change.incarnation, {})
         found = keys.get(change.key)
         if found is None:
-            found = keys[change.key] = Aggregate(0, array("q"))
-            self.count += 1
-        found.offsets.append(change.offset)
-        found.version = change.version
-        self.event_count += 1
+            found = keys[change.key] = Aggregate(0, array("q"), change.owner)
+            self._usage.charge(Kind.AGGREGATES, change.owner, 1, aggregate_size(change.key))
+        found.add(change.version, change.offset, change.owner)
+        self._usage.charge(Kind.EVENTS, change.owner, 1, EVENT_BYTES)
 
     def save(self, change: SnapshotSaved) -> None:
         """An aggregate has another snapshot."""
         key = (change.incarnation, change.key)
-        self.snapshot_bytes -= snapshot_size(self._snapshots.get(key))
+        self._charge_snapshot(self._snapshots.get(key), -1)
         self._snapshots[key] = change
-        self.snapshot_bytes += snapshot_size(change)
+        self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
         """Forget the places of events below each partition's first offset; their versions stay taken."""
@@ -81,22 +99,41 @@ class Aggregates:
             for aggregate in keys.values():
                 gone = bisect_left(aggregate.offsets, first)
                 if gone:
-                    del aggregate.offsets[:gone]
-                    self.event_count -= gone
+                    self._charge_events(aggregate, gone, -1)
+                    aggregate.forget(gone)
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
         """Partitions ended."""
         for incarnation in incarnations:
-            keys = self._by_partition.pop(incarnation, {})
-            self.count -= len(keys)
-            self.event_count -= sum(len(aggregate.offsets) for aggregate in keys.values())
-        for key in [key for key in self._snapshots if key[0] in incarnations]:
-            self.snapshot_bytes -= snapshot_size(self._snapshots.pop(key))
+            for key, aggregate in self._by_partition.pop(incarnation, {}).items():
+                self._charge_aggregate(key, aggregate, -1)
+        for place in [place for place in self._snapshots if place[0] in incarnations]:
+            self._charge_snapshot(self._snapshots.pop(place), -1)
+
+    def _charge_aggregate(self, key: bytes, aggregate: Aggregate, sign: int) -> None:
+        self._usage.charge(Kind.AGGREGATES, aggregate.owner, sign, sign * aggregate_size(key))
+        self._charge_events(aggregate, len(aggregate.offsets), sign)
+
+    def _charge_events(self, aggregate: Aggregate, count: int, sign: int) -> None:
+        for owner, events in aggregate.whose(count).items():
+            self._usage.charge(Kind.EVENTS, owner, sign * events, sign * events * EVENT_BYTES)
+
+    def _charge_snapshot(self, snapshot: SnapshotSaved | None, sign: int) -> None:
+        if snapshot is not None:
+            size = sign * snapshot_size(snapshot)
+            self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
     def snapshot(self) -> tuple[AggregateState, ...]:
         """All aggregates as they are."""
         return tuple(
-            AggregateState(incarnation, key, aggregate.version, aggregate.offsets.tobytes())
+            AggregateState(
+                incarnation,
+                key,
+                aggregate.version,
+                aggregate.offsets.tobytes(),
+                aggregate.owner,
+                b"" if aggregate.owners is None else aggregate.owners.tobytes(),
+            )
             for incarnation, keys in self._by_partition.items()
             for key, aggregate in keys.items()
         )
@@ -108,13 +145,23 @@ class Aggregates:
     def restore(self, states: Collection[AggregateState]) -> None:
         """Take over aggregates as they were."""
         for state in states:
-            offsets = array("q")
-            offsets.frombytes(state.offsets)
-            self._by_partition.setdefault(state.incarnation, {})[state.key] = Aggregate(state.version, offsets)
-            self.event_count += len(offsets)
-        self.count += len(states)
+            aggregate = Aggregate(state.version, _numbers(state.offsets), state.owner)
+            aggregate.owners = _numbers(state.owners) if state.owners else None
+            self._by_partition.setdefault(state.incarnation, {})[state.key] = aggregate
+            self._charge_aggregate(state.key, aggregate, 1)
 
 
-def snapshot_size(snapshot: SnapshotSaved | None) -> int:
+def aggregate_size(key: bytes) -> int:
+    """Bytes an aggregate counts for, without its events."""
+    return AGGREGATE_BYTES + len(key)
+
+
+def snapshot_size(snapshot: SnapshotSaved) -> int:
     """Bytes a snapshot counts for."""
-    return 0 if snapshot is None else len(snapshot.key) + len(snapshot.payload)
+    return len(snapshot.key) + len(snapshot.payload)
+
+
+def _numbers(data: bytes) -> array[int]:
+    numbers = array("q")
+    numbers.frombytes(data)
+    return numbers

@@ -91,13 +91,14 @@ class Broker(PositionVerbs):
         self.streams: Final = state.catalog.streams
         elapsed = state.begin(clock)
         self.elapsed: Final = elapsed
+        log.expire_by(elapsed, age_us_max=settings.stage_expiry_us)
         self.access: Final = Access(self, settings, loop, clock)
         self.owners = Owners(self.access)
         self._admission = Admission(log, state, settings, elapsed, self.owners)
         self.appended = 0
         """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
-        self.staging: Final = Transactions(log, state, settings, clock, elapsed=elapsed, owners=self.owners)
+        self.staging: Final = Transactions(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
         self.transacting: Final = Transacting(
             log,

@@ -180,6 +180,7 @@ class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
     key: bytes
     version: int
     offset: int
+    owner: int = UNOWNED
 
 
 class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
@@ -189,6 +190,7 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
     key: bytes
     version: int
     payload: bytes
+    owner: int = UNOWNED
 
 
 class TransactionState(Enum):
@@ -333,12 +335,15 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AggregateState(msgspec.Struct, frozen=True, array_like=True):
-    """An aggregate in a snapshot; ``offsets``: little-endian i64 of its newest events, the last of which is ``version``."""
+    """An aggregate in a snapshot; ``offsets``: little-endian i64 of its newest events, the last of which is ``version``. ``owner`` began
+    it; ``owners``: as many i64, who appended each, empty where that was always the same one."""
 
     incarnation: int
     key: bytes
     version: int
     offsets: bytes
+    owner: int = UNOWNED
+    owners: bytes = b""
 
 
 class TransactorState(msgspec.Struct, frozen=True, array_like=True):

@@ -11,8 +11,10 @@ from bisect import bisect_left
 from typing import Final
 
 from polywire.broker import changes
-from polywire.broker.aggregates import snapshot_size
+from polywire.broker.aggregates import aggregate_size, snapshot_size
+from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.produce import Admission
+from polywire.broker.quotas import EVENT_BYTES, Kind
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
@@ -45,22 +47,30 @@ class Events:
         return 0 if found is None else found.version
 
     def append(
-        self, partition: Partition, key: bytes, version: int, batch: Buffer, *, level: Level, done: Done | None
+        self,
+        partition: Partition,
+        key: bytes,
+        version: int,
+        batch: Buffer,
+        *,
+        by: Caller = NOBODY,
+        level: Level,
+        done: Done | None,
     ) -> int:
         """Append one event, the only record of ``batch``, as this version of an aggregate; returns its offset.
 
         Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST) for
         a topic without event sourcing or a key that is empty or too long, Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY) when there are
-        too many aggregates or events, Busy(DISK_FULL).
+        too many aggregates or events, of one owner or in all, Busy(DISK_FULL).
         """
         self._check_key(partition, key)
         self._check_version(partition, key, version)
         self._admission.check(partition, batch)
-        self._check_room(partition, key)
+        self._admit_event(partition, key, by)
         self._log.write()  # what was taken before is numbered: the next record's offset is known
         self._log.reserve(len(batch) + len(key) + CHANGE_BYTES + 2 * ENTRY_BYTES)
         offset = partition.log.next_offset
-        change = changes.EventAppended(partition.incarnation, key, version, offset)
+        change = changes.EventAppended(partition.incarnation, key, version, offset, by.owner)
         self._log.append(partition.log, batch, level=level, done=done)
         self._log.change(changes.encode(change), level=level, done=None)
         self._state.apply_change(change)
@@ -81,12 +91,20 @@ class Events:
         return self._state.aggregates.find_snapshot(partition.incarnation, key)
 
     def save_snapshot(
-        self, partition: Partition, key: bytes, version: int, payload: bytes, *, level: Level, done: Done | None
+        self,
+        partition: Partition,
+        key: bytes,
+        version: int,
+        payload: bytes,
+        *,
+        by: Caller = NOBODY,
+        level: Level,
+        done: Done | None,
     ) -> None:
         """Keep a snapshot of an aggregate as of a version, in place of the one before.
 
         Raises Conflict(VERSION_CONFLICT) for a version it has not reached, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST),
-        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when all snapshots take too much room, Busy(DISK_FULL).
+        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when snapshots take too much room, Busy(DISK_FULL).
         """
         self._check_key(partition, key)
         current = self.version(partition, key)
@@ -97,8 +115,8 @@ class Events:
         limit = self._settings.aggregate_snapshot_bytes_max
         if len(payload) > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"snapshot is too large bytes={len(payload)} limit={limit}")
-        change = changes.SnapshotSaved(partition.incarnation, key, version, payload)
-        self._check_snapshot_room(change)
+        change = changes.SnapshotSaved(partition.incarnation, key, version, payload, by.owner)
+        self._admit_snapshot(change, by)
         self._log.reserve(len(payload) + len(key) + CHANGE_BYTES + ENTRY_BYTES)
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
@@ -122,23 +140,21 @@ class Events:
                 f"aggregate is at another version current={current} got={version} key={key!r}",
             )
 
-    def _check_room(self, partition: Partition, key: bytes) -> None:
-        aggregates, settings = self._state.aggregates, self._settings
-        if aggregates.event_count >= settings.events_max:
+    def _admit_event(self, partition: Partition, key: bytes, by: Caller) -> None:
+        quotas = self._state.quotas
+        try:
+            quotas.admit(Kind.EVENTS, by, EVENT_BYTES)
+        except Busy:
             self._forget()
-        if aggregates.event_count >= settings.events_max:
-            raise Busy(ErrorCode.BUSY, f"too many events limit={settings.events_max}")
-        if aggregates.count >= settings.aggregates_max and aggregates.find(partition.incarnation, key) is None:
-            raise Busy(ErrorCode.BUSY, f"too many aggregates limit={settings.aggregates_max}")
+            quotas.admit(Kind.EVENTS, by, EVENT_BYTES)
+        if self._state.aggregates.find(partition.incarnation, key) is None:
+            quotas.admit(Kind.AGGREGATES, by, aggregate_size(key) + EVENT_BYTES)
 
-    def _check_snapshot_room(self, change: changes.SnapshotSaved) -> None:
-        aggregates = self._state.aggregates
-        was = aggregates.find_snapshot(change.incarnation, change.key)
-        added = snapshot_size(change) - snapshot_size(was)
-        if added > 0 and aggregates.snapshot_bytes + added > self._settings.aggregate_snapshots_bytes_max:
-            raise Busy(
-                ErrorCode.BUSY, f"snapshots take too much room limit={self._settings.aggregate_snapshots_bytes_max}"
-            )
+    def _admit_snapshot(self, change: changes.SnapshotSaved, by: Caller) -> None:
+        was = self._state.aggregates.find_snapshot(change.incarnation, change.key)
+        replaced = snapshot_size(was) if was is not None and was.owner == change.owner else 0
+        added = snapshot_size(change) - replaced
+        self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
         """Make room by what retention has removed; a pass over all aggregates, so not often."""

@@ -43,8 +43,13 @@ class Kind(Enum):
     KEYS = "keys of a wire's state"
     AGGREGATES = "aggregates"
     EVENTS = "events"
+    SNAPSHOT_BYTES = "bytes of aggregates' snapshots"
     TOPICS = "topics"
     PARTITIONS = "partitions"
+
+
+BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVENTS, Kind.SNAPSHOT_BYTES})
+"""What most brokers have one who makes most of."""
 
 
 class Usage:
@@ -112,6 +117,7 @@ class Quotas:
             Kind.KEYS: settings.wire_state_keys_max,
             Kind.AGGREGATES: settings.aggregates_max,
             Kind.EVENTS: settings.events_max,
+            Kind.SNAPSHOT_BYTES: settings.aggregate_snapshots_bytes_max,
             Kind.TOPICS: settings.topics_max,
             Kind.PARTITIONS: settings.partitions_max,
         }
@@ -127,7 +133,8 @@ class Quotas:
         if count > 0:
             limit = self._limits[kind]
             own, share = usage.count_of(kind, whose) + count, self.share(limit, kind)
-            self._check(kind.value, whose, own, usage.count(kind) + count, limit, share, settings.reserved_count)
+            reserved = settings.reserved_bytes if kind is Kind.SNAPSHOT_BYTES else settings.reserved_count
+            self._check(kind.value, whose, own, usage.count(kind) + count, limit, share, reserved)
         if size > 0:
             own = usage.bytes_of(whose) + size
             what = f"bytes of state with these {kind.value}"
@@ -143,5 +150,5 @@ class Quotas:
     def share(self, limit: int, kind: Kind | None = None) -> int:
         """What one owner may have of a limit."""
         settings = self._settings
-        part = settings.bulk_share if kind in (Kind.TOPICS, Kind.PARTITIONS) else settings.owner_share
+        part = settings.bulk_share if kind in BULK else settings.owner_share
         return max(int(limit * part), 1)

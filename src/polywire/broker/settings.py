@@ -144,12 +144,15 @@ class BrokerSettings:
         twice, so a new writer is refused when all are younger; 30 days outlive any stopped Spark query one would resume.
     writer_step_max: how far a writer's number may be ahead of its last one. Spark's batches count by one, but who numbers by the clock, in
         milliseconds, may pause for some weeks; a number at the end of the range would leave its writer none.
-    bulk_share: of topics, partitions and staged bytes, what one user or address may have: most brokers have one who makes most.
+    bulk_share: of topics, partitions, aggregates, events, bytes of snapshots and staged bytes, what one user or address may have: most
+        brokers have one who makes most.
     owner_share: of every limit on what is kept for peers, on counts and on bytes, what one user may have, or one address without a user:
         nobody locks the others out.
-    state_bytes_max: bytes of memory that all of it takes, estimated: groups, positions, writers, transactional ids, wires' own state.
+    state_bytes_max: bytes of memory that all of it takes, estimated: groups, positions, writers, transactional ids, aggregates,
+        wires' own state.
     reserved_count, reserved_bytes: what a user may have of it, whatever the others have used up; users are made by administrators.
-    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose places are kept for reading streams, 8 bytes each.
+    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose places are kept for reading streams, 8 bytes each, 16
+        where several append to one aggregate.
     aggregate_key_bytes_max: longest key of an aggregate; it is kept in memory.
     aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
     transactors_max, transactor_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one would let

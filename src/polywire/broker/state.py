@@ -93,7 +93,7 @@ class State:
         self.binding_wires: set[str] = set()  # those that ever had one
         self.producers = Producers(settings)
         self.writers = Writers(settings, self.usage)
-        self.aggregates = Aggregates()
+        self.aggregates = Aggregates(self.usage)
         self.transactors = Transactors(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}

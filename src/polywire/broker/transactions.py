@@ -20,7 +20,7 @@ from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.writers import size_of
-from polywire.clock import Clock, ElapsedClock
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log
 from polywire.types import Buffer, Level
@@ -141,16 +141,15 @@ class Transactions:
     Invariant: ``_publishing`` holds a writer's latest publish while the log has not answered for it.
     """
 
-    __slots__ = ("_clock", "_elapsed", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
+    __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
 
     def __init__(
-        self, log: Log, state: State, settings: BrokerSettings, clock: Clock, *, elapsed: ElapsedClock, owners: Owners
+        self, log: Log, state: State, settings: BrokerSettings, clock: ElapsedClock, *, owners: Owners
     ) -> None:
         self._log = log
         self._state = state
         self._settings = settings
         self._clock = clock
-        self._elapsed = elapsed
         self._publishing: dict[str, _Publishing] = {}
         self._owners = owners
         self._stagers = _Stagers()
@@ -227,7 +226,7 @@ class Transactions:
             self._answer_duplicate(writer, done)
             return
         self._check_step(writer, number, last)
-        now_us = self._elapsed.now_us()
+        now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
         self.check_staged(tokens)
         change = changes.Published(writer, number, now_us, tuple(positions), heir(owner, by))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -49,6 +49,8 @@ RECORD_OVERHEAD_BYTES: Final = 64  # what a record may cost beside its key and v
 ABILITIES: Final = frozenset(Ability)
 
 _H = TypeVar("_H", bound=Head)
+_E = TypeVar("_E", bound=messages.KeptEntry)
+_I = TypeVar("_I", TransactionInfo, WriterInfo)
 
 
 class _Pending:
@@ -338,14 +340,7 @@ class PolywireClient(Scope):
 
     async def transactions(self) -> list[TransactionInfo]:
         """Transactional ids by name: one's own, and for administrators everybody's."""
-        found: list[TransactionInfo] = []
-        more = True
-        while more:
-            after = messages.AskKept(found[-1].id if found else "")
-            answer = await self._ask(Verb.TRANSACTIONS, after, messages.TransactionList)
-            found += [TransactionInfo(*msgspec.structs.astuple(entry)) for entry in answer.transactions]
-            more = answer.more and bool(answer.transactions)
-        return found
+        return await self._kept(Verb.TRANSACTIONS, messages.KeptList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
         """Forget a transactional id; its open transaction is aborted."""
@@ -353,14 +348,7 @@ class PolywireClient(Scope):
 
     async def writers(self) -> list[WriterInfo]:
         """Writers by name: one's own, and for administrators everybody's."""
-        found: list[WriterInfo] = []
-        more = True
-        while more:
-            after = messages.AskKept(found[-1].writer if found else "")
-            answer = await self._ask(Verb.WRITERS, after, messages.WriterList)
-            found += [WriterInfo(*msgspec.structs.astuple(entry)) for entry in answer.writers]
-            more = answer.more and bool(answer.writers)
-        return found
+        return await self._kept(Verb.WRITERS, messages.KeptList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
         """Forget a writer: what it publishes again is stored again."""
@@ -371,6 +359,17 @@ class PolywireClient(Scope):
     ) -> AsyncGenerator[Delivered, None]:
         """Records of a topic as they come, for ever; see ``client.consume``."""
         return consume(self, topic, group=group, member=member, start=start)
+
+    async def _kept(self, verb: Verb, kind: type[messages.KeptList[_E]], info: Callable[..., _I]) -> list[_I]:
+        """All entries of a list that comes in pieces."""
+        found: list[_I] = []
+        after, more = "", True
+        while more:
+            answer = await self._ask(verb, messages.AskKept(after), kind)
+            found += [info(*msgspec.structs.astuple(entry)) for entry in answer.entries]
+            more = answer.more and bool(answer.entries)
+            after = answer.entries[-1].name if more else ""
+        return found
 
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         answered, _ = await self._connection.ask(verb, head)

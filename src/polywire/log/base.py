@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
@@ -155,7 +156,7 @@ class PartitionLog(Protocol):
 
     def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
         """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
-        or below what is kept. covering: the record that the address lies in will do."""
+        or below what is kept. covering: the record that the address lies in will do, or the one behind the hole it lies in."""
 
     def address_of_offset(self, offset: int, then: Found) -> int | None:
         """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
@@ -253,7 +254,11 @@ class Log(Protocol):
         level: Level,
         done: Done | None,
     ) -> None:
-        """Store a batch under a 16-byte token, invisible and without offsets."""
+        """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches."""
+
+    def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
+        """The clock that what is staged expires by; without one nothing does. What earlier starts have left has ``age_us_max`` at most: their
+        clock may have been ahead."""
 
     def staged_partitions(self, token: bytes) -> Sequence[int]:
         """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from polywire.clock import Clock
+from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
 from polywire.log.callbacks import Notifications, Vital, VitalLoop
@@ -240,13 +240,15 @@ class FileLog:
         staging.add(made, expires_at_us)
         self._add(Stage(token, batch, made, expires_at_us, level, done), size)
 
+    def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
+        self._history.staging.expire_by(clock, age_us_max=age_us_max)
+
     def staged_partitions(self, token: bytes) -> Sequence[int]:
-        staged = self._history.staging.find(token, self._clock.now_us())
+        staged = self._history.staging.find(token)
         return sorted({batch.incarnation for batch in staged.batches})
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
-        now_us = self._clock.now_us()
-        found = [self._history.staging.find(token, now_us) for token in dict.fromkeys(tokens)]
+        found = [self._history.staging.find(token) for token in dict.fromkeys(tokens)]
         size = ENTRY_BYTES + (len(change) + 7 & ~7)
         for staged in found:
             partitions = len({batch.incarnation for batch in staged.batches})
@@ -534,11 +536,8 @@ class FileLog:
             self._expire()
 
     def _expire(self) -> None:
-        if len(self._history.staging):
-            expired = self._history.staging.expired(self._clock.now_us())[:TOKENS_EXPIRED_MAX]
-            if expired:
-                with suppress(Busy):  # next time
-                    self.abandon(expired)
+        with suppress(Busy):  # next time
+            self.abandon(self._history.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.note_dead()
         self._disk.look()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)

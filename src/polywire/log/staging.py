@@ -1,7 +1,7 @@
 """Batches staged under a token, until somebody publishes or abandons them or they expire (decision 0002).
 
-Promises: what is staged has a limit in bytes and in batches; a token that was claimed cannot be claimed again. Must not know: how bytes are
-written or read.
+Promises: what is staged has a limit in bytes and in batches; a token that was claimed cannot be claimed again; nothing expires early or
+never because the wall clock was set. Must not know: how bytes are written or read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from polywire.clock import ElapsedClock
 from polywire.errors import Busy, ErrorCode, Missing
 
 NOWHERE: Final = -1
@@ -52,9 +53,20 @@ class Staging:
     def __init__(self, *, bytes_max: int, batches_max: int) -> None:
         self._bytes_max = bytes_max
         self._batches_max = batches_max
+        self._clock: ElapsedClock | None = None
         self._tokens: dict[bytes, StagedToken] = {}
         self.size = 0
         self.count = 0
+
+    def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
+        """See ``Log.expire_by``."""
+        self._clock = clock
+        latest_us = clock.now_us() + age_us_max
+        for staged in self:
+            staged.expires_at_us = min(staged.expires_at_us, latest_us)
+
+    def _is_over(self, staged: StagedToken) -> bool:
+        return self._clock is not None and staged.expires_at_us <= self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:
         return iter(self._tokens.values())
@@ -84,10 +96,10 @@ class Staging:
         """A token, claimed or not."""
         return self._tokens.get(token)
 
-    def find(self, token: bytes, now_us: int) -> StagedToken:
+    def find(self, token: bytes) -> StagedToken:
         """A token that can be published. Raises Missing(STAGE_MISSING)."""
         staged = self._tokens.get(token)
-        if staged is None or staged.claimed or staged.expires_at_us <= now_us:
+        if staged is None or staged.claimed or self._is_over(staged):
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
         return staged
 
@@ -99,6 +111,6 @@ class Staging:
             self.count -= len(staged.batches)
         return staged
 
-    def expired(self, now_us: int) -> Sequence[bytes]:
+    def expired(self) -> Sequence[bytes]:
         """Tokens whose time is over."""
-        return [staged.token for staged in self if staged.expires_at_us <= now_us and not staged.claimed]
+        return [staged.token for staged in self if self._is_over(staged) and not staged.claimed]

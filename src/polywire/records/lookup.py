@@ -83,7 +83,7 @@ def offset_of(batch: Buffer, index: int) -> int:
 def record_at_address(batch: Buffer, address: int, *, covering: bool = False) -> int:
     """Index of the record that begins at this Kafka 0.7 address; -1 when none does (inside a record, in a hole, or elsewhere).
 
-    covering: the record that the address lies in will do; -1 in a hole or elsewhere.
+    covering: the record that the address lies in will do, or the one behind the hole it lies in; -1 elsewhere.
     """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
@@ -93,7 +93,8 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
         places = cython.declare(cython.longlong[54])
     else:
         places = [0] * 54
-    high: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    high: cython.Py_ssize_t = count
     distance = address - load_u64(lent.p, 40)
     if distance < 0 or distance >= load_u32(lent.p, 80):
         return -1
@@ -107,14 +108,15 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
             low = middle + 1
         else:
             high = middle
-    if covering and low > 0:  # low is the first record beyond the address, so the one before begins below it
-        low -= 1
-        delta = 10 + load_i32(lent.p, places[0] + 4 * low + 4) - load_i32(lent.p, places[0] + 4 * low)
+    if not covering:
+        return -1
+    if low > 0:  # low is the first record beyond the address, so the one before begins below it
+        delta = 10 + load_i32(lent.p, places[0] + 4 * low) - load_i32(lent.p, places[0] + 4 * low - 4)
         if places[20] >= 0:
-            delta -= lent.p[places[20] + low] & 1
-        if wanted < _delta(lent.p, places, low) + delta:
-            return low
-    return -1
+            delta -= lent.p[places[20] + low - 1] & 1
+        if wanted < _delta(lent.p, places, low - 1) + delta:
+            return low - 1
+    return low if low < count else -1
 
 
 def record_at_offset(batch: Buffer, offset: int) -> int:

@@ -120,13 +120,14 @@ class Hub:
         self.tick = 0
 
     def commit(self) -> None:
-        """Write this turn now. What goes wrong while answers of the turn are told is not the fault of the peer that is being read."""
+        """Write this turn now. A log that breaks over it has ended and told so (decision 0020): that is not the fault of the peer that is
+        being read, and no reason to leave its connection, or a drain, half way."""
         assert not self.lending, "the loop asks for a buffer"
         self.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
         try:
             self.intake.commit()
         except Exception as error:
-            log.error("an answer could not be told", exc_info=error)
+            log.error("the log broke a promise of its own", exc_info=error)
 
     def settle(self) -> None:
         """Nothing views what was handed on so far."""

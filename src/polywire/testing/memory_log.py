@@ -14,7 +14,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final, assert_never
 
-from polywire.clock import Clock
+from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
 from polywire.records import batch as batches
@@ -83,6 +83,7 @@ class MemoryLog:
         self._floor = floor
         self._partitions: dict[int, MemoryPartition] = {}
         self._staged: dict[bytes, _Staged] = {}
+        self._elapsed: ElapsedClock | None = None
         self._turn: list[_Entry] = []
         self._scheduled = False
         self._history: list[list[_Entry]] = []
@@ -182,7 +183,12 @@ class MemoryLog:
     ) -> None:
         self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
         staged = self._staged.setdefault(token, _Staged([], expires_at_us))
+        staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
         staged.parts.append((partition.incarnation, bytes(batch)))
+
+    def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
+        """Nothing is left of earlier starts."""
+        self._elapsed = clock
 
     def staged_partitions(self, token: bytes) -> Sequence[int]:
         return sorted({incarnation for incarnation, _ in self._find_staged(token).parts})
@@ -200,7 +206,7 @@ class MemoryLog:
 
     def _find_staged(self, token: bytes) -> _Staged:
         staged = self._staged.get(token)
-        if staged is None or staged.expires_at_us < self._clock.now_us():
+        if staged is None or (self._elapsed is not None and staged.expires_at_us <= self._elapsed.now_us()):
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
         return staged
 

@@ -12,7 +12,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Found, Located, Read
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader
-from polywire.records.compression import Compression
+from polywire.records.compression import Compression, expand_body
 
 
 class NoPin:
@@ -137,14 +137,15 @@ class MemoryPartition:
         )
 
     def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int:
-        """Offset of the record that starts at this address, or covers it."""
+        """Offset of the record that starts at this address, or covers it, or follows the hole there."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
         if index < 0 or address > self.next_address:
             return NO_OFFSET
-        record = batches.record_at_address(self.bodies[index], address, covering=covering)
-        return NO_OFFSET if record < 0 else batches.offset_of(self.bodies[index], record)
+        body = expand_body(self.bodies[index])
+        record = batches.record_at_address(body, address, covering=covering)
+        return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
     def address_of_offset(self, offset: int, then: Found) -> int:
         """Address of a record, next_address at the end."""
@@ -152,8 +153,8 @@ class MemoryPartition:
             return self.next_address
         if not self.first_offset <= offset < self.next_offset:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset is out of range offset={offset}")
-        index = self._index(offset)
-        return batches.address_of(self.bodies[index], offset - self.headers[index].base_offset)
+        body = expand_body(self.bodies[self._index(offset)])
+        return batches.address_of(body, batches.record_at_offset(body, offset))
 
     def epoch_end(self, epoch: int) -> int:
         """Offset where this epoch's records end."""

@@ -27,6 +27,9 @@ SETTINGS = BrokerSettings(
     writers_max=40,
     transactors_max=40,
     wire_state_keys_max=40,
+    aggregates_max=40,
+    events_max=60,
+    aggregate_snapshots_bytes_max=9_000,
     state_bytes_max=40_000,
     reserved_count=3,
     reserved_bytes=3_000,
@@ -34,6 +37,25 @@ SETTINGS = BrokerSettings(
 HOSTILE = caller_of(None, "10.0.0.66:1")
 OTHER = caller_of(None, "10.0.0.7:1")
 Fill = Callable[[MemoryBroker, Caller, str], object]
+
+
+def append_event(memory: MemoryBroker, by: Caller, key: str) -> None:
+    """The next event of an aggregate."""
+    broker = memory.broker
+    topic = broker.find_topic("ev")
+    if topic is None:
+        topic = broker.create_topic(TopicName("default", "ev"), 1, TopicSettings(event_sourcing=True))
+    (partition,), name = topic.partitions, key.encode()
+    version = broker.events.version(partition, name) + 1
+    broker.events.append(partition, name, version, batch_of(b"e"), by=by, level=Level.WRITTEN, done=None)
+
+
+def save_snapshot(memory: MemoryBroker, by: Caller, key: str) -> None:
+    """A snapshot of an aggregate that is nobody's."""
+    append_event(memory, NOBODY, key)
+    events, (partition,) = memory.broker.events, memory.broker.topic("ev").partitions
+    events.save_snapshot(partition, key.encode(), 1, b"s" * (300 - len(key)), by=by, level=Level.WRITTEN, done=None)
+
 
 FILLS: dict[str, Fill] = {
     "transactional ids": lambda m, by, name: m.broker.transacting.begin_epoch(name, by=by, done=None),
@@ -46,6 +68,10 @@ FILLS: dict[str, Fill] = {
     "positions of missing topics": lambda m, by, name: m.broker.commit_position(
         name, 0, PositionKind.GROUP, "g", 1, by=by
     ),
+    "aggregates": append_event,
+    "events": lambda m, by, name: append_event(m, by, f"{by.owner}{name[5:8]}"),
+    "events of one aggregate": lambda m, by, name: append_event(m, by, "shared"),
+    "snapshots": save_snapshot,
     "state of a wire": lambda m, by, name: m.broker.set_wire_state("flux", name, b"v" * 100, by=by),
 }
 
@@ -68,7 +94,7 @@ def test_what_one_address_fills_leaves_room_for_others_also_after_a_restart(what
     memory.broker.ensure_topic("t")
     taken = fill(memory, HOSTILE, FILLS[what], size)
     assert taken > 3
-    assert memory.broker._state.usage.bytes <= SETTINGS.state_bytes_max // 2 + 1000
+    assert memory.broker._state.usage.bytes_of(HOSTILE.owner) <= SETTINGS.state_bytes_max // 2 + 1000
     memory.run()
     memory.restart()
     with pytest.raises(Busy):
@@ -115,6 +141,7 @@ def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_i
     assert again.usage.owners() == state.usage.owners() == replayed.usage.owners()
     assert again.usage.bytes == state.usage.bytes == replayed.usage.bytes == sum(state.usage.owners().values())
     memory.broker.delete_topic(memory.broker.topic("t"))
+    memory.broker.delete_topic(memory.broker.topic("ev"))
     for name in "ab":
         memory.broker.set_wire_state("flux", name, None)
         memory.broker.delete_positions(PositionKind.GROUP, "g")
@@ -136,6 +163,18 @@ def test_a_transaction_counts_what_it_holds() -> None:
     assert memory.broker._state.usage.bytes <= SETTINGS.state_bytes_max // 2
     transacting.abort(transactor, done=None)
     assert memory.broker._state.usage.bytes < 1_000
+
+
+def test_events_that_retention_removed_count_for_nobody_any_more() -> None:
+    memory = MemoryBroker(SETTINGS)
+    append_event(memory, OTHER, "shared")
+    held = fill(memory, HOSTILE, FILLS["events of one aggregate"])
+    memory.run()
+    memory.broker.topic("ev").partitions[0].log.trim(held)  # type: ignore[attr-defined]
+    memory.advance(11)
+    append_event(memory, HOSTILE, "shared")
+    usage = memory.broker._state.usage
+    assert (usage.count_of(Kind.EVENTS, OTHER.owner), usage.count_of(Kind.EVENTS, HOSTILE.owner)) == (0, 2)
 
 
 def test_those_idle_for_too_long_make_room() -> None:

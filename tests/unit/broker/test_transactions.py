@@ -176,6 +176,19 @@ def test_a_wall_clock_set_forward_and_back_forgets_no_writer(memory: MemoryBroke
     assert not publish(memory, 8).duplicate
 
 
+@pytest.mark.parametrize("days", [31, -31])
+def test_a_wall_clock_that_was_set_lets_staged_batches_expire_in_their_time(days: int) -> None:
+    memory = MemoryBroker(BrokerSettings(stage_expiry_us=5_000_000))
+    assert isinstance(memory.clock, SimulatedClock)
+    stage(memory, A, 0, b"1")
+    stage(memory, B, 0, b"2")
+    memory.clock.step(days * 86_400)
+    memory.advance(4)
+    assert not publish(memory, 0, A).duplicate
+    memory.advance(2)
+    assert refused(memory, 1, B) is ErrorCode.STAGE_MISSING
+
+
 def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: MemoryBroker) -> None:
     topic = memory.broker.ensure_topic("orders")
     meant = {A: ("query", 1), B: ("query", 1), C: ("query", 2), b"d" * 16: ("other", 1)}

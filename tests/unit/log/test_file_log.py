@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.log.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
 from polywire.log.partition import FilePartition
+from polywire.testing.clock import SimulatedClock
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
@@ -77,7 +79,8 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
 def test_expiry_goes_on_when_there_is_no_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, SMALL)
     partition = rig.log.open_partition(1)
-    rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=1, level=Level.WRITTEN, done=None)
+    rig.log.stage(TOKEN, partition, batch_of([b"staged"]), expires_at_us=0, level=Level.WRITTEN, done=None)
+    rig.log.expire_by(ElapsedClock(SimulatedClock(), 0), age_us_max=0)
     rig.log.commit()
     rig.log._rooms = (1, 1, 1)
     monkeypatch.setattr(rig.log, "_refresh", lambda: None)

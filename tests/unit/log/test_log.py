@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Read
 from polywire.log.partition import FilePartition
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.testing.clock import SimulatedClock
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of, expecting, records_of
 
@@ -269,13 +271,35 @@ def test_publish_numbers_in_token_order(tmp_path: Path) -> None:
 
 def test_expired_tokens_cannot_be_published(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    stage(rig, rig.log.open_partition(1), TOKEN, [b"t"], expires_at_us=1)
+    clock = SimulatedClock()
+    stage(rig, rig.log.open_partition(1), TOKEN, [b"t"], expires_at_us=5_000_000)
+    rig.log.expire_by(ElapsedClock(clock, 0), age_us_max=5_000_000)
+    clock.step(1_000_000)
+    rig.log._expire()
+    assert rig.log.staged_partitions(TOKEN) == [1], "the wall clock was set"
+    clock.step(-2_000_000)
+    clock.advance(5)
     with pytest.raises(Missing) as refused:
         publish(rig, [TOKEN])
     assert refused.value.code is ErrorCode.STAGE_MISSING
     rig.log._expire()
     rig.log.commit()
     assert len(rig.log._history.staging) == 0
+    rig.log.close()
+
+
+def test_what_an_earlier_start_left_expires_in_time_whatever_its_clock_was(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    stage(rig, rig.log.open_partition(1), TOKEN, [b"t"], expires_at_us=FAR)
+    rig.log.close()
+    rig.open()
+    clock = SimulatedClock()
+    rig.log.expire_by(ElapsedClock(clock, 0), age_us_max=5_000_000)
+    clock.advance(4)
+    assert rig.log.staged_partitions(TOKEN) == [1]
+    clock.advance(1)
+    with pytest.raises(Missing):
+        rig.log.staged_partitions(TOKEN)
     rig.log.close()
 
 

@@ -260,6 +260,20 @@ def test_a_session_that_fails_closes_its_connection_only(error: Exception) -> No
     assert place.commits >= 1, "what the failed session had asked for is committed and answered first"
 
 
+def test_a_log_that_breaks_over_a_write_batch_leaves_no_connection_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    failing = place.connect()
+    place.session.fails = PeerError("garbage", fatal=True)
+
+    def breaks() -> None:
+        raise RuntimeError("a bug of the log")
+
+    monkeypatch.setattr(place, "commit", breaks)
+    send(failing, b"a")
+    assert failing.closing
+    assert place.session.closed
+
+
 def test_the_wire_is_recognised_as_soon_as_it_can_be() -> None:
     short, long = FramesWire(), LongWire()
     place = Place(long, short)

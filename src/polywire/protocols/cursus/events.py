@@ -98,7 +98,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
     try:
         batch = from_records([Record(value=value, key=key, event=event)])
         offset = session.state.broker.events.append(
-            partition, key, version, batch, level=Level.WRITTEN, done=answer.done
+            partition, key, version, batch, by=session.caller, level=Level.WRITTEN, done=answer.done
         )
     except Conflict:
         current = session.state.broker.events.version(partition, key)
@@ -122,7 +122,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
     answer.body = encoded(f"OK version={version} partition={partition.number}")
     events = session.state.broker.events
     try:
-        events.save_snapshot(partition, key, version, payload, level=Level.WRITTEN, done=answer.done)
+        events.save_snapshot(partition, key, version, payload, by=session.caller, level=Level.WRITTEN, done=answer.done)
     except Conflict:
         current = events.version(partition, key)
         raise Refused("snapshot_version_exceeds_stream", f"version={version} current={current}") from None

@@ -17,7 +17,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Read
 from polywire.protocols.base import PASS_S
-from polywire.protocols.kafka07 import spelling
+from polywire.protocols.kafka07 import bridging, spelling
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
 from polywire.protocols.kafka07.producing import Authorize, topic_name
@@ -33,6 +33,7 @@ ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: l
 READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have heads, and may begin before the address
 SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
 READS_MAX: Final = 8  # of one entry
+BRIDGES_MAX: Final = 64  # holes of one entry that are bridged: each costs as much as some hundred records
 TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
 HEAD_BYTES: Final = 6
 ENTRY_HEAD_BYTES: Final = 10
@@ -90,6 +91,7 @@ class Answering:
         "_awaited",
         "_begun",
         "_blocks",
+        "_bridges",
         "_broker",
         "_done",
         "_entry_at",
@@ -130,6 +132,7 @@ class Answering:
         self._number = 0
         self._written = 0
         self._reads = 0
+        self._bridges = 0
         self._awaited = 0
 
     def run(self) -> None:
@@ -226,7 +229,7 @@ class Answering:
         if len(self._blocks[-1]) - self._at < min(wanted, SHARE_BYTES_MIN):
             self._open_block(BLOCK_BYTES)
         self._begin_entry()
-        self._written = self._reads = 0
+        self._written = self._reads = self._bridges = 0
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
@@ -311,15 +314,38 @@ class Answering:
                 return reason, NO_OFFSET
             chunk = chunks[number]
             length, offset = _PLACE.unpack_from(chunk, position)
+            if reason == spelling.HOLE and self._bridge([chunk[position:], *chunks[number + 1 :]], entry):
+                continue
             if reason != spelling.PACKED:
                 return reason, offset
             plain = memoryview(expand_body(chunk[position : position + length], BATCH_BYTES_MAX))
             chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]
 
-    def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview) -> None:
-        """The first record alone is longer than the entry's share; it is sent whole if the peer asked for so much (dossier §10.4)."""
+    def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
+        """Write what stands for the hole that lies before the first of these records; False to leave it to the next answer."""
+        address, limit = entry.address + self._written, self._room(entry)
+        found = bridging.hole_at(chunks[0], address)
+        if found is None or self._bridges == BRIDGES_MAX:
+            return False
+        self._bridges += 1
+        hole, record_bytes = found
+        if not self._written and hole < limit < min(entry.bytes_max, hole + record_bytes):
+            self._move_to_larger_block(entry, chunks[0], hole)
+            limit = self._room(entry)
+        begun = self._written > 0
+        bridge = bridging.bridge(chunks, address, limit, hole=hole, record_bytes=record_bytes, begun=begun)
+        if bridge is None:
+            return False
+        self._blocks[-1][self._at : self._at + len(bridge)] = bridge
+        self._at += len(bridge)
+        self._written += len(bridge)
+        return True
+
+    def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
+        """The first record alone is longer than the entry's share, with the hole before it; it is sent whole if the peer asked for so much
+        (dossier §10.4)."""
         self._at = self._entry_at
-        size = min(entry.bytes_max, longest_payload(batch) + ENTRY_HEAD_BYTES)
+        size = min(entry.bytes_max, hole + longest_payload(batch) + ENTRY_HEAD_BYTES)
         self._share = max(self._share, size)
         self._open_block(HEAD_BYTES + size)
         self._begin_entry()

@@ -7,7 +7,7 @@ Must not know: frames, sockets, the broker.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
@@ -346,10 +346,15 @@ class DeleteKept(Head, frozen=True):
     name: str
 
 
-class TransactionEntry(Head, frozen=True):
+class KeptEntry(Head, frozen=True):
+    """What every entry of a list of remembered things begins with."""
+
+    name: str
+
+
+class TransactionEntry(KeptEntry, frozen=True):
     """A transactional id; ``owner`` is the name of a user, or empty."""
 
-    id: str
     epoch: Int
     state: str
     messages: Int
@@ -358,22 +363,21 @@ class TransactionEntry(Head, frozen=True):
     owner: str
 
 
-class TransactionList(Head, frozen=True):
-    transactions: list[TransactionEntry]
-    more: bool
-
-
-class WriterEntry(Head, frozen=True):
+class WriterEntry(KeptEntry, frozen=True):
     """A writer and the last number it published."""
 
-    writer: str
     number: Int
     idle_ms: Int
     owner: str
 
 
-class WriterList(Head, frozen=True):
-    writers: list[WriterEntry]
+_Entry = TypeVar("_Entry", bound=KeptEntry)
+
+
+class KeptList(Head, Generic[_Entry], frozen=True):
+    """Answer to TRANSACTIONS and WRITERS."""
+
+    entries: list[_Entry]
     more: bool
 
 

@@ -55,10 +55,10 @@ class Upkeep:
                 self._broker.staging.delete_writer(request.name, by=by, done=done)
                 self._session.owe()
 
-    def _transactions(self, after: str) -> messages.TransactionList:
+    def _transactions(self, after: str) -> messages.KeptList[messages.TransactionEntry]:
         found = self._broker.transacting.transactors(by=self._admission.caller)
         entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
-        return messages.TransactionList(
+        return messages.KeptList(
             [
                 messages.TransactionEntry(
                     known.id,
@@ -74,10 +74,10 @@ class Upkeep:
             more,
         )
 
-    def _writers(self, after: str) -> messages.WriterList:
+    def _writers(self, after: str) -> messages.KeptList[messages.WriterEntry]:
         found = self._broker.staging.writers(by=self._admission.caller)
         entries, more = _piece(dropwhile(lambda known: known.writer <= after, found))
-        return messages.WriterList(
+        return messages.KeptList(
             [
                 messages.WriterEntry(
                     known.writer, known.number, self._idle_ms(known.at_us), self._broker.access.name_of(known.owner)

@@ -29,13 +29,13 @@ def kept() -> Peer:
 
 
 def writers(peer: Peer) -> list[tuple[str, str]]:
-    answer = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.WriterList)
-    return [(entry.writer, entry.owner) for entry in answer.writers]
+    answer = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    return [(entry.name, entry.owner) for entry in answer.entries]
 
 
 def transactions(peer: Peer) -> list[tuple[str, str]]:
-    answer = peer.ask(Verb.TRANSACTIONS, messages.AskKept()).decode(messages.TransactionList)
-    return [(entry.id, entry.owner) for entry in answer.transactions]
+    answer = peer.ask(Verb.TRANSACTIONS, messages.AskKept()).decode(messages.KeptList[messages.TransactionEntry])
+    return [(entry.name, entry.owner) for entry in answer.entries]
 
 
 def test_everybody_is_told_of_what_is_theirs_and_administrators_of_all() -> None:
@@ -80,10 +80,12 @@ def test_long_lists_come_in_pieces() -> None:
     peer = Peer()
     for number in range(ENTRIES_MAX + 5):
         peer.broker.publish(f"w{number:05}", 3, [], done=None)
-    first = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.WriterList)
-    assert (len(first.writers), first.more) == (ENTRIES_MAX, True)
-    rest = peer.ask(Verb.WRITERS, messages.AskKept(first.writers[-1].writer)).decode(messages.WriterList)
-    assert [entry.writer for entry in rest.writers] == [f"w{ENTRIES_MAX + number:05}" for number in range(5)]
+    first = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    assert (len(first.entries), first.more) == (ENTRIES_MAX, True)
+    rest = peer.ask(Verb.WRITERS, messages.AskKept(first.entries[-1].name)).decode(
+        messages.KeptList[messages.WriterEntry]
+    )
+    assert [entry.name for entry in rest.entries] == [f"w{ENTRIES_MAX + number:05}" for number in range(5)]
     assert not rest.more
 
 

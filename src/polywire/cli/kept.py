@@ -1,0 +1,90 @@
+"""What the broker remembers by name and forgets when it is told to: one ``list`` and one ``delete`` for every such noun.
+
+Promises: looking changes nothing. Must not know: files of the broker, which nouns there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
+from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.usage import examples
+from polywire.client.base import Client
+from polywire.client.kept_info import TransactionInfo, WriterInfo
+from polywire.client.polywire import PolywireClient
+from polywire.errors import ErrorCode, Missing
+
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """A kind of thing that is remembered.
+
+    word: as commands say it. name, names: as sentences do. columns: of the list, the name first. told: the column that ``delete`` tells of.
+    forget: what ``delete`` does, for its help. example: a name.
+    """
+
+    word: str
+    name: str
+    names: str
+    help: str
+    forget: str
+    example: str
+    columns: tuple[str, ...]
+    told: str
+    missing: ErrorCode
+    listed: Callable[[PolywireClient], Awaitable[list[TransactionInfo] | list[WriterInfo]]]
+    deleted: Callable[[PolywireClient, str], Awaitable[None]]
+
+    async def rows(self, client: Client) -> list[dict[str, object]]:
+        """What there is, as the broker tells it."""
+        return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are told"))]
+
+    async def delete(self, client: Client, name: str, *, dry_run: bool) -> object:
+        """Forget one; what ``told`` said of it. Raises Missing."""
+        wire = polywire_only(client, f"{self.names} are deleted")
+        key = self.columns[0]
+        known = [row for row in await self.rows(wire) if row[key] == name]
+        if not known:
+            raise Missing(self.missing, f"no such {self.name} {key}={name!r}")
+        if not dry_run:
+            await self.deleted(wire, name)
+        return known[0][self.told]
+
+
+def commands(noun: Noun) -> App:
+    """``polywire <word> list`` and ``polywire <word> delete``."""
+    one = f"polywire {noun.word} delete {noun.example} --dry-run"
+    app = App(name=noun.word, help=noun.help, help_epilogue=examples(f"polywire {noun.word} list", one))
+
+    def list_all(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
+        print_list(run_with_client(address, noun.rows), columns=noun.columns, form=output)
+
+    def delete(
+        name: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
+    ) -> None:
+        told = run_with_client(address, lambda client: noun.delete(client, name, dry_run=dry_run))
+        done = "would delete" if dry_run else "deleted"
+        note(f"{done} {noun.name.replace(' ', '_')}={name} {noun.told}={told}")
+
+    list_all.__doc__ = f"List {noun.names}: one's own, and for administrators everybody's."
+    delete.__doc__ = f"""{noun.forget}
+
+    Parameters
+    ----------
+    name
+        The {noun.name}.
+    dry_run
+        Say what would be deleted, delete nothing.
+    """
+    key = noun.columns[0]
+    piped = examples(f"polywire {noun.word} list --output jsonl | jq .{key}")
+    app.command(list_all, name="list", help_epilogue=piped)
+    app.command(delete, help_epilogue=examples(one))
+    return app

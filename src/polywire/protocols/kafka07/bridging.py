@@ -1,0 +1,123 @@
+"""What a reader gets over a hole that compaction left (decision 0033).
+
+Whoever adds the sizes of messages to an address (dossier §2.2) gets over a hole by bytes only, so the bytes that stand in an answer for
+addresses [a, b) have the size b - a. Three kinds do:
+
+    filler     a gzip wrapper around nothing, before a real message             no message   30 bytes and more
+    wrapper    a gzip wrapper around the messages behind the hole, at least one  messages    what they need packed, and more
+    blank      a plain message of zero bytes                                     a message   10 bytes and more
+
+Wrappers are padded in the gzip header, which every reader of gzip skips: ``1f 8b 08 flags 00000000 00 ff | extra field | deflate blocks |
+u32 CRC-32 | u32 size`` (RFC 1952), and beyond the 65,535 bytes of an extra field with empty stored blocks.
+
+Promises: values in, bytes out; every answer holds a message, which the iterator of the official client needs. Must not know: sockets, where
+batches come from.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+from polywire.protocols.kafka07 import spelling
+from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, encode_message
+from polywire.records.batch import address_of, record_at_address
+
+FILLER_BYTES_MIN: Final = 30
+BLANK_BYTES_MIN: Final = 10
+PACKED_BYTES_MAX: Final = (
+    16 * 1024
+)  # addresses behind a hole that one wrapper covers, if the first message alone is not longer
+REPEATED_BYTES_MAX: Final = (
+    64 * 1024
+)  # of a message that is told again over and over because a hole is larger than an answer
+
+_GZIP_HEAD: Final = Struct("<BBBBIBB")
+_GZIP_TAIL: Final = Struct("<II")
+_U16: Final = Struct("<H")
+_WRAPPED_BYTES: Final = 10 + _GZIP_HEAD.size + _GZIP_TAIL.size  # of a wrapper besides its deflate blocks
+_EXTRA, _NAME = 4, 8  # flags of a gzip header
+_EXTRA_BYTES_MAX: Final = 0xFFFF
+_EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # stored, and not the last one
+
+
+def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
+    """Size of the hole from ``address`` to the next record of a plain batch, and that record's size; None when there is no such record."""
+    index = record_at_address(batch, address, covering=True)
+    if index < 0:
+        return None
+    following = address_of(batch, index)
+    size = bytearray(4)
+    spelling.put_entries([batch], following, 4, size, 0)
+    return following - address, 4 + int.from_bytes(size, "big")
+
+
+def bridge(
+    chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
+) -> bytes | None:
+    """What stands in an answer from ``address`` on, at most ``limit`` bytes; None when nothing can.
+
+    chunks: begin with the batch behind the hole. hole, record_bytes: what ``hole_at`` says. begun: the answer has messages already, so the
+    hole may as well wait for the next one.
+    """
+    if hole + record_bytes <= limit:
+        if hole >= FILLER_BYTES_MIN:
+            return wrapper(b"", hole)
+        span = min(limit, max(hole + record_bytes, PACKED_BYTES_MAX))
+        messages, end = _messages(chunks, address + hole, address + span)
+        return wrapper(messages, end - address) or _blank(hole)
+    if begun:
+        return None
+    size = hole if hole <= limit else min(limit, hole - FILLER_BYTES_MIN)
+    if size < BLANK_BYTES_MIN:  # the limit is less than any message has
+        whole = _blank(hole)
+        return None if whole is None else whole[:limit]
+    if record_bytes <= min(size, REPEATED_BYTES_MAX):
+        message, _ = _messages(chunks, address + hole, address + hole + record_bytes)
+        return wrapper(message, size) or _blank(size)
+    return _blank(size)
+
+
+def wrapper(message_set: bytes, size: int) -> bytes | None:
+    """A set as one gzip message of exactly this size; None when that is too small."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    blocks = packer.compress(message_set) + packer.flush()
+    padding = size - _WRAPPED_BYTES - len(blocks)
+    if padding < 0:
+        return None
+    flags, field = 0, b""
+    if padding == 1:
+        flags, field = _NAME, b"\0"
+    elif padding > 1:
+        empty_blocks = max(-(-(padding - _U16.size - _EXTRA_BYTES_MAX) // len(_EMPTY_BLOCK)), 0)
+        extra_bytes = padding - _U16.size - empty_blocks * len(_EMPTY_BLOCK)
+        flags, field = _EXTRA, _U16.pack(extra_bytes) + bytes(extra_bytes) + _EMPTY_BLOCK * empty_blocks
+    head = _GZIP_HEAD.pack(0x1F, 0x8B, 8, flags, 0, 0, 0xFF)
+    tail = _GZIP_TAIL.pack(zlib.crc32(message_set), len(message_set))
+    return encode_message(head + field + blocks + tail, MAGIC_1, CompressionCodec.GZIP)
+
+
+def _blank(size: int) -> bytes | None:
+    """A message of zero bytes that has this size; None when no message is as small."""
+    return encode_message(bytes(size - BLANK_BYTES_MIN)) if size >= BLANK_BYTES_MIN else None
+
+
+def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
+    """The messages that lie in [address, stop), one after the other whatever holes are between them, and the address behind the last one;
+    those up to a compressed batch."""
+    out = bytearray(stop - address)
+    at = 0
+    while True:
+        reason, size, number, position = spelling.put_entries(chunks, address, stop - address, out, at, written=at)
+        at += size
+        address += size
+        if reason != spelling.HOLE:
+            break
+        chunks = [chunks[number][position:], *chunks[number + 1 :]]
+        found = hole_at(chunks[0], address)
+        if found is None or address + sum(found) > stop:
+            break
+        address += found[0]
+    return bytes(out[:at]), address
