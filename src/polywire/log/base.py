@@ -210,6 +210,9 @@ class Log(Protocol):
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 
+    def incarnations(self) -> Sequence[int]:
+        """All open partitions."""
+
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the turn first if they would not
         fit. Nobody is told from in here, nor in any other addition: what the caller has looked up before stays true.

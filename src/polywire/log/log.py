@@ -39,6 +39,7 @@ from polywire.log.turn import (
     Told,
     Trim,
     Turn,
+    published_size,
     sealed_content,
 )
 from polywire.log.waits import Waits
@@ -158,6 +159,9 @@ class FileLog:
     def partition(self, incarnation: int) -> FilePartition:
         return self._history.find(incarnation)
 
+    def incarnations(self) -> Sequence[int]:
+        return [partition.incarnation for partition in self._history.partitions.values() if not partition.ended]
+
     def open_partition(self, incarnation: int) -> FilePartition:
         self._admit(ENTRY_BYTES, Need.CHANGE)
         opened = self._history.make(incarnation)
@@ -247,10 +251,7 @@ class FileLog:
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
         now_us = self._clock.now_us()
         found = [self._history.staging.find(token, now_us) for token in dict.fromkeys(tokens)]
-        size = ENTRY_BYTES + (len(change) + 7 & ~7)
-        for staged in found:
-            partitions = len({batch.incarnation for batch in staged.batches})
-            size += partitions * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+        size = ENTRY_BYTES + (len(change) + 7 & ~7) + sum(map(published_size, found))
         self._admit(size, Need.CHANGE)
         for staged in found:
             staged.claimed = True

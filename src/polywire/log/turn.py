@@ -318,6 +318,12 @@ class Stage(_Simple):
         return () if self.done is None else ((self.done, -1),)
 
 
+def published_size(staged: StagedToken) -> int:
+    """Bytes that publishing a token takes in a group."""
+    partitions = len({batch.incarnation for batch in staged.batches})
+    return partitions * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
     """Tokens become part of their partitions."""

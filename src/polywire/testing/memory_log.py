@@ -126,6 +126,9 @@ class MemoryLog:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
         return found
 
+    def incarnations(self) -> Sequence[int]:
+        return [incarnation for incarnation, partition in self._partitions.items() if not partition.ended]
+
     def open_partition(self, incarnation: int) -> MemoryPartition:
         opened = self._open(incarnation)
         self._add(_Entry(_Kind.OPEN, incarnation))

@@ -1,4 +1,4 @@
-"""Requests of thousands of batches or partitions: carried out in slices, others' requests in between, and what holds in between."""
+"""Requests for thousands of batches or partitions: carried out in slices, others' requests in between, and what holds in between."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S
+from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.errors import ErrorCode
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
-from tests.unit.protocols.polywire.peer import Peer, batch_of
+from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
 
 PARTITIONS = 200
 PER_SLICE = 10  # batches that one slice has time for
@@ -161,3 +163,42 @@ def test_the_rest_is_stored_when_the_connection_ends_between_two_slices(peer: Pe
     assert stored(peer.broker) == 2000
     assert peer.output.pins == 0
     assert not peer.output.written
+
+
+def test_what_the_same_peer_asks_behind_a_change_of_a_wide_topic_finds_it_changed(memory: MemoryBroker) -> None:
+    peer, count = peer_of(memory), AT_ONCE_MAX + 1
+    frames = [
+        (Verb.CREATE_TOPIC, messages.CreateTopic("t", count), b""),
+        (Verb.PRODUCE, messages.Produce("t", count - 1), batch_of(b"v")),
+        (Verb.GROW_TOPIC, messages.GrowTopic("t", 2 * count), b""),
+        (Verb.PRODUCE, messages.Produce("t", 2 * count - 1), batch_of(b"v")),
+        (Verb.PURGE_TOPIC, messages.PurgeTopic("t"), b""),
+        (Verb.BOUNDS, messages.AskBounds(["t"]), b""),
+        (Verb.DELETE_TOPIC, messages.DeleteTopic("t"), b""),
+    ]
+    waiting = b""
+    for correlation, (verb, head, payload) in enumerate(frames):
+        waiting += encode_head(verb, correlation, head, payload_bytes=len(payload)) + bytes(payload)
+    answers: list[Answer] = []
+    while len(answers) < len(frames):
+        if not peer.session.paused():
+            waiting = waiting[peer.session.receive(memoryview(bytearray(waiting))) :]
+        peer.loop.run_pass()
+        answers += peer.frames()
+    assert [answer.correlation for answer in answers] == list(range(len(frames)))
+    assert answers[0].decode(messages.TopicDescription).name == "t"
+    bounds = answers[5].decode(messages.BoundsList).topics[0].partitions
+    assert [partition.first_offset for partition in bounds if partition.next_offset] == [1, 1]
+    assert len(bounds) == 2 * count
+    answers[6].decode(Head)
+
+
+def test_a_change_of_a_wide_topic_that_comes_too_late_is_refused(memory: MemoryBroker) -> None:
+    peers = peer_of(memory), peer_of(memory)
+    for peer in peers:
+        peer.send(Verb.CREATE_TOPIC, messages.CreateTopic("t", AT_ONCE_MAX + 1))
+        assert peer.session.paused()
+    memory.run()
+    assert not any(peer.session.paused() for peer in peers)
+    assert peers[0].frames()[0].decode(messages.TopicDescription).name == "t"
+    assert peers[1].frames()[0].error.code is ErrorCode.TOPIC_EXISTS
