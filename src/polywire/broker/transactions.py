@@ -167,8 +167,7 @@ class Transactions:
         done: Done | None,
     ) -> None:
         """Store a batch under a token, as ``Broker.stage`` says."""
-        check_token(token)
-        self._check_tokens(by, [token])
+        self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
         if producer_identity(batch) is not None:
@@ -193,15 +192,16 @@ class Transactions:
         """Tokens that were published elsewhere."""
         self._stagers.forget(tokens)
 
-    def _check_tokens(self, by: Caller, tokens: Sequence[bytes]) -> None:
+    def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
+        """Refuse what is no token, or another user's. Raises Invalid(INVALID_REQUEST), Denied(DENIED)."""
+        for token in tokens:
+            check_token(token)
         for token in tokens:
             self._owners.check(by, self._stagers.owner(token), "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
         """Drop staged batches, as ``Broker.abandon`` says."""
-        for token in tokens:
-            check_token(token)
-        self._check_tokens(by, tokens)
+        self.check_tokens(tokens, by=by)
         self._stagers.forget(tokens)
         if tokens:
             self._log.abandon(tokens)
@@ -220,7 +220,7 @@ class Transactions:
         self._check(writer, number, tokens)
         owner = self._state.writers.owner(writer)
         self._owners.check(by, owner, "writer", writer)
-        self._check_tokens(by, tokens)
+        self.check_tokens(tokens, by=by)
         last = self._state.writers.last(writer)
         if last is not None and number <= last:
             self.abandon([*tokens, *self._left_over(writer, number, tokens)], by=ITSELF)
@@ -289,8 +289,6 @@ class Transactions:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
             )
-        for token in tokens:
-            check_token(token)
 
     def check_staged(self, tokens: Sequence[bytes]) -> None:
         """Publishing to a partition that ended would lose records silently: refuse it as a whole.

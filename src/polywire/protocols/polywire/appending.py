@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.admission import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
+LOT_TOKENS: Final = 100  # looked at, or dropped, in one go: some tenths of a millisecond
 
 
 class _Collected:
@@ -107,7 +108,7 @@ class Appending:
             broker.produce(part.partition, part.batch, by=by, level=level, done=done)
 
         collected = _Collected(self._session, Verb.PRODUCE, correlation)
-        self._begin(collected, self._carry_out(collected, made, request.partition, payload, append))
+        self._begin(self._carry_out(collected, made, request.partition, payload, append), collected.end)
 
     def stage(self, correlation: int, request: messages.Stage, payload: memoryview) -> None:
         """Store invisibly. Raises BrokerError when nothing was taken."""
@@ -121,7 +122,7 @@ class Appending:
             broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
         collected = _Collected(self._session, Verb.STAGE, correlation)
-        self._begin(collected, self._carry_out(collected, lambda: topic, request.partition, payload, stage))
+        self._begin(self._carry_out(collected, lambda: topic, request.partition, payload, stage), collected.end)
 
     def _carry_out(
         self,
@@ -154,31 +155,35 @@ class Appending:
             return map(partial(Part, partition), batches)
         return chain.from_iterable(split_by_key(topic, batch, self._turns, chosen) for batch in batches)
 
-    def _begin(self, collected: _Collected, steps: Iterator[None]) -> None:
-        """Do what one turn has time for, and the rest in slices. Raises BrokerError when nothing was taken."""
+    def _begin(self, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
+        """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
         now = self._broker.clock.monotonic
-        end = now() + PASS_S
+        until = now() + PASS_S
         for _ in steps:
-            if now() >= end:
+            if now() >= until:
                 self._session.hold()
-                Slices(self._broker, steps, partial(self._ended, collected, self._session.pin()))
+                Slices(self._broker, steps, partial(self._ended, end, self._session.pin()))
                 return
         self._session.owe()
-        collected.end()
+        end(None)
 
-    def _ended(self, collected: _Collected, unpin: Callable[[], None], result: list[None] | BrokerError) -> None:
+    def _ended(
+        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], result: list[None] | BrokerError
+    ) -> None:
         """The last slice is done. What was handed over may view the request until it is written."""
         error = result if isinstance(result, BrokerError) else None
-        over = partial(self._broker.loop.call_soon, self._over, collected, unpin, error)
+        over = partial(self._broker.loop.call_soon, self._over, end, unpin, error)
         try:
             self._broker.settle(Level.MEMORY, lambda *_: over())
         except BrokerError:  # the log has ended: it looks at nothing any more
             over()
 
-    def _over(self, collected: _Collected, unpin: Callable[[], None], error: BrokerError | None) -> None:
+    def _over(
+        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
+    ) -> None:
         unpin()
         self._session.release()
-        collected.end(error)
+        end(error)
 
     def publish(self, correlation: int, request: messages.Publish) -> None:
         """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
@@ -188,12 +193,29 @@ class Appending:
         self._session.owe()
 
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
-        """Drop staged batches."""
+        """Drop staged batches. Raises BrokerError when refused at once."""
         if len(request.tokens) > TOKENS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
-        self._admission.check_tokens(request.tokens)
-        self._broker.abandon(request.tokens, by=self._admission.caller)
-        self._session.answer(Verb.ABANDON, correlation, Head())
+        self._begin(self._abandon(request.tokens), partial(self._abandoned, correlation))
+
+    def _abandon(self, tokens: Sequence[bytes]) -> Iterator[None]:
+        """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
+        staged under one of the rest."""
+        by = self._admission.caller
+        lots = [tokens[start : start + LOT_TOKENS] for start in range(0, len(tokens), LOT_TOKENS)]
+        for lot in lots:
+            self._admission.check_tokens(lot)
+            self._broker.staging.check_tokens(lot, by=by)
+            yield
+        for lot in lots:
+            self._broker.abandon(lot, by=by)
+            yield
+
+    def _abandoned(self, correlation: int, error: BrokerError | None) -> None:
+        if error is None:
+            self._session.settle(Verb.ABANDON, correlation, Head())
+        else:
+            self._session.settle_error(Verb.ABANDON, correlation, error)
 
     def _published(self, correlation: int, answer: PublishAnswer | BrokerError) -> None:
         if isinstance(answer, BrokerError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S
 from polywire.broker.topic_work import AT_ONCE_MAX
-from polywire.errors import ErrorCode
+from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.appending import LOT_TOKENS
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate
@@ -202,3 +204,44 @@ def test_a_change_of_a_wide_topic_that_comes_too_late_is_refused(memory: MemoryB
     assert not any(peer.session.paused() for peer in peers)
     assert peers[0].frames()[0].decode(messages.TopicDescription).name == "t"
     assert peers[1].frames()[0].error.code is ErrorCode.TOPIC_EXISTS
+
+
+TOKENS = [b"%016d" % n for n in range(2000)]
+
+
+@pytest.fixture
+def staged(memory: MemoryBroker) -> Peer:
+    """A peer that has staged a batch under each of ``TOKENS``."""
+    peer = peer_of(memory)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
+    for token in TOKENS:
+        peer.ask(Verb.STAGE, messages.Stage(token, "t", 0), batch_of(b"v")).decode(messages.Staged)
+    return peer
+
+
+def left(peer: Peer) -> int:
+    """Tokens that are still staged."""
+    found = 0
+    for token in TOKENS:
+        with suppress(Missing):
+            found += len(peer.broker._log.staged_partitions(token))
+    return found
+
+
+def test_many_tokens_are_abandoned_in_slices(staged: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    _take_time(staged, monkeypatch, "abandon")
+    staged.send(Verb.ABANDON, messages.Abandon(TOKENS))
+    kept = [len(TOKENS)]
+    while not staged.output.written:
+        kept.append(left(staged))
+        staged.loop.run_pass()
+    staged.frames()[0].decode(Head)
+    assert left(staged) == 0
+    assert max(before - after for before, after in pairwise(kept)) <= LOT_TOKENS * (PER_SLICE + 1)
+    assert len(kept) > 2
+
+
+def test_nothing_is_abandoned_when_one_of_many_is_refused(staged: Peer) -> None:
+    answer = staged.ask(Verb.ABANDON, messages.Abandon([*TOKENS, b"short"]))
+    assert answer.error.code is ErrorCode.INVALID_REQUEST
+    assert left(staged) == len(TOKENS)
