@@ -6,7 +6,7 @@ Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
@@ -258,8 +258,8 @@ class Log(Protocol):
     ) -> None:
         """Store a batch under a 16-byte token, invisible and without offsets."""
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        """Incarnations for which batches are staged under these tokens. Raises Missing(STAGE_MISSING)."""
 
     def publish(
         self,

@@ -7,7 +7,7 @@ or in ``commit``. Must not know: topics, groups, wires.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -244,9 +244,9 @@ class FileLog:
         staging.add(made, expires_at_us)
         self._add(Stage(token, batch, made, expires_at_us, level, done), size)
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        staged = self._history.staging.find(token, self._clock.now_us())
-        return sorted({batch.incarnation for batch in staged.batches})
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        now_us, find = self._clock.now_us(), self._history.staging.find
+        return {batch.incarnation for token in tokens for batch in find(token, now_us).batches}
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
         now_us = self._clock.now_us()

@@ -8,7 +8,7 @@ tests. Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -187,8 +187,8 @@ class MemoryLog:
         staged = self._staged.setdefault(token, _Staged([], expires_at_us))
         staged.parts.append((partition.incarnation, bytes(batch)))
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        return sorted({incarnation for incarnation, _ in self._find_staged(token).parts})
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        return {incarnation for token in tokens for incarnation, _ in self._find_staged(token).parts}
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
         parts = [part for token in tokens for part in self._find_staged(token).parts]

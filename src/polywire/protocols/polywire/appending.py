@@ -79,6 +79,47 @@ class _Collected:
         self._session.settle(self._verb, self._correlation, messages.Produced(appended), b"".join(self.chosen))
 
 
+class _PublishAnswer:
+    """The answer to a publish. Guards: settled once, when it is known and the session takes requests again."""
+
+    __slots__ = ("_answer", "_correlation", "_over", "_session")
+
+    def __init__(self, session: Answering, correlation: int) -> None:
+        self._session: Final = session
+        self._correlation: Final = correlation
+        self._over = False
+        self._answer: PublishAnswer | BrokerError | None = None
+
+    def done(self, answer: PublishAnswer | BrokerError) -> None:
+        """The broker has published it, or could not."""
+        self._answer = answer
+        self._settle()
+
+    def end(self, error: BrokerError | None) -> None:
+        """It was handed to the broker, or refused."""
+        self._over = True
+        self._answer = self._answer or error
+        self._settle()
+
+    def _settle(self) -> None:
+        answer = self._answer
+        if answer is None or not self._over:
+            return
+        if isinstance(answer, BrokerError):
+            self._session.settle_error(Verb.PUBLISH, self._correlation, answer)
+            return
+        ranges = [
+            messages.PublishedRange(r.partition.topic.name.full, r.partition.number, r.first_offset, r.next_offset)
+            for r in answer.ranges
+        ]
+        self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
+
+
+def _lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(tokens), LOT_TOKENS):
+        yield tokens[start : start + LOT_TOKENS]
+
+
 class Appending:
     """What one connection appends.
 
@@ -187,10 +228,17 @@ class Appending:
 
     def publish(self, correlation: int, request: messages.Publish) -> None:
         """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
-        self._admission.check_tokens(request.tokens[: TOKENS_MAX + 1])
-        done = partial(self._published, correlation)
-        self._broker.publish(request.writer, request.number, request.tokens, by=self._admission.caller, done=done)
-        self._session.owe()
+        answer = _PublishAnswer(self._session, correlation)
+        self._begin(self._publish(request, answer), answer.end)
+
+    def _publish(self, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
+        """Ask a little at a time whether this connection may; what is published then is one group. Raises BrokerError when nothing is."""
+        tokens, by = request.tokens, self._admission.caller
+        for lot in _lots(tokens[: TOKENS_MAX + 1]):
+            self._admission.check_tokens(lot)
+            yield
+        self._broker.publish(request.writer, request.number, tokens, by=by, done=answer.done)
+        yield
 
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
         """Drop staged batches. Raises BrokerError when refused at once."""
@@ -202,12 +250,11 @@ class Appending:
         """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
         staged under one of the rest."""
         by = self._admission.caller
-        lots = [tokens[start : start + LOT_TOKENS] for start in range(0, len(tokens), LOT_TOKENS)]
-        for lot in lots:
+        for lot in _lots(tokens):
             self._admission.check_tokens(lot)
             self._broker.staging.check_tokens(lot, by=by)
             yield
-        for lot in lots:
+        for lot in _lots(tokens):
             self._broker.abandon(lot, by=by)
             yield
 
@@ -216,13 +263,3 @@ class Appending:
             self._session.settle(Verb.ABANDON, correlation, Head())
         else:
             self._session.settle_error(Verb.ABANDON, correlation, error)
-
-    def _published(self, correlation: int, answer: PublishAnswer | BrokerError) -> None:
-        if isinstance(answer, BrokerError):
-            self._session.settle_error(Verb.PUBLISH, correlation, answer)
-            return
-        ranges = [
-            messages.PublishedRange(r.partition.topic.name.full, r.partition.number, r.first_offset, r.next_offset)
-            for r in answer.ranges
-        ]
-        self._session.settle(Verb.PUBLISH, correlation, messages.Published(answer.duplicate, ranges))

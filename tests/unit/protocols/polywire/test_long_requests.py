@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from polywire.broker.sliced import SLICE_S
 from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.admission import Admission
 from polywire.protocols.polywire.appending import LOT_TOKENS
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
@@ -224,7 +225,7 @@ def left(peer: Peer) -> int:
     found = 0
     for token in TOKENS:
         with suppress(Missing):
-            found += len(peer.broker._log.staged_partitions(token))
+            found += len(peer.broker._log.staged_partitions([token]))
     return found
 
 
@@ -245,3 +246,42 @@ def test_nothing_is_abandoned_when_one_of_many_is_refused(staged: Peer) -> None:
     answer = staged.ask(Verb.ABANDON, messages.Abandon([*TOKENS, b"short"]))
     assert answer.error.code is ErrorCode.INVALID_REQUEST
     assert left(staged) == len(TOKENS)
+
+
+def test_many_tokens_are_checked_in_slices_and_published_at_once(staged: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, checked = Admission.check_tokens, [0]
+
+    def slowly(admission: Admission, tokens: Sequence[bytes]) -> None:
+        check(admission, tokens)
+        checked[-1] += len(tokens)
+        staged.loop.clock.advance(2 * SLICE_S)
+
+    monkeypatch.setattr(Admission, "check_tokens", slowly)
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    seen = set()
+    while not staged.output.written:
+        checked.append(0)
+        staged.loop.run_pass()
+        seen.add(stored(staged.broker))
+    assert max(checked) == LOT_TOKENS
+    assert sum(checked) == len(TOKENS)
+    assert seen == {0, len(TOKENS)}
+    [published] = staged.frames()[0].decode(messages.Published).ranges
+    assert (published.first_offset, published.next_offset) == (0, len(TOKENS))
+    again = staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS)).decode(messages.Published)
+    assert again.duplicate
+
+
+def test_what_is_staged_for_many_partitions_is_published_in_the_order_of_its_tokens(memory: MemoryBroker) -> None:
+    peer = peer_of(memory)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
+    tokens = TOKENS[:4]
+    for number, token in enumerate(tokens):
+        for partition in (2, 0, number % 3):
+            peer.ask(Verb.STAGE, messages.Stage(token, "t", partition), batch_of(b"%d" % number))
+    ranges = peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens)).decode(messages.Published).ranges
+    assert sorted((found.partition, found.first_offset, found.next_offset) for found in ranges) == [
+        (0, 0, 6),
+        (1, 0, 1),
+        (2, 0, 5),
+    ]
