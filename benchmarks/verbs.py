@@ -254,6 +254,7 @@ def polywire_verbs() -> Iterator[Asked]:
     yield polywire(Verb.FETCH, messages.Fetch(FULL, 0, 0))
     yield polywire(Verb.PRODUCE, messages.Produce(SHORT, 0), _short)
     yield polywire(Verb.PRODUCE, messages.Produce(WIDE, messages.BY_KEY), _keyed, name="PRODUCE by key")
+    yield polywire(Verb.PURGE_TOPIC, messages.PurgeTopic(WIDE), name="PURGE_TOPIC full")
     yield polywire(Verb.STAGE, messages.Stage(b"token", SHORT, 0), _short)
     yield polywire(Verb.PUBLISH, messages.Publish("w", 1, tokens), once=True)
     yield polywire(Verb.ABANDON, messages.Abandon(tokens))

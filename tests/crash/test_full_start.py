@@ -98,7 +98,7 @@ class Story:
         assert rig.read(partition, self.first) == self.values[self.first :]
         assert rig.memory.changes == self.changes
         for token in TOKENS[1:]:
-            assert list(rig.log.staged_partitions(token)) == [1]
+            assert list(rig.log.staged_partitions([token])) == [1]
 
 
 def begin(directory: Path, settings: LogSettings, *, sealed: bool) -> Story:

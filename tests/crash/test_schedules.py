@@ -190,7 +190,7 @@ class Run:
 
     def is_staged(self, token: bytes) -> bool:
         try:
-            return bool(self.log.staged_partitions(token))
+            return bool(self.log.staged_partitions([token]))
         except Missing:
             return False
 

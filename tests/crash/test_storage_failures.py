@@ -78,7 +78,7 @@ def check(directory: Path, values: list[bytes], changes: list[bytes]) -> None:
     assert rig.read(rig.log.partition(1)) == values
     assert rig.memory.changes == changes
     assert rig.log.partition(2).first_offset == 2
-    assert list(rig.log.staged_partitions(TOKENS[2])) == [1]
+    assert list(rig.log.staged_partitions([TOKENS[2]])) == [1]
     rig.log.publish([TOKENS[2]], b"p", level=Level.WRITTEN, done=lambda _, __: None)
     rig.log.commit()
     assert rig.read(rig.log.partition(1), len(values)) == [TOKENS[2]]

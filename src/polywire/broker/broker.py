@@ -7,7 +7,6 @@ applying it with the function recovery uses. Must not know: wires, sockets, file
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +24,12 @@ from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import ITSELF, NOBODY, Caller, Owners
 from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
-from polywire.broker.quotas import Kind
 from polywire.broker.retention import Retention
-from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State
+from polywire.broker.topic_verbs import ENTRY_BYTES, TopicVerbs
+from polywire.broker.topic_work import TopicWork
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transacting import Transacting
 from polywire.broker.transactions import NO_WRITE, PublishDone, Transactions
@@ -44,10 +44,8 @@ from polywire.types import Buffer, KeyHash, Level, TopicName
 if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
 
-_ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
 
-
-class Broker(PositionVerbs):
+class Broker(TopicVerbs, PositionVerbs):
     """One broker over one log.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this turn make it.
@@ -63,6 +61,7 @@ class Broker(PositionVerbs):
         "_plain_bytes_max",
         "_retention",
         "_state",
+        "_topic_work",
         "access",
         "appended",
         "clock",
@@ -80,10 +79,11 @@ class Broker(PositionVerbs):
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         """Use ``open`` or ``over``: the state must be what ``log`` recovered."""
-        self.settings: Final = settings
+        self.settings = settings
         self.loop: Final = loop
-        self.clock: Final = clock
+        self.clock = clock
         self.sliced: Final = SlicedWork(loop, clock)
+        self._topic_work = TopicWork(self.sliced, loop, clock)
         self._log = log
         self._append = log.append
         self._state = state
@@ -115,6 +115,7 @@ class Broker(PositionVerbs):
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.attach(log.partition(partition.incarnation))
+        self._drop_what_a_stop_left()
         self._retention.start()
         self._expiry.start()
 
@@ -190,118 +191,6 @@ class Broker(PositionVerbs):
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """All topics by full name; the broker's own, which begin with ``__``, only when asked for."""
         return self._catalog.topics(internal=internal)
-
-    def create_topic(
-        self,
-        name: TopicName,
-        partition_count: int | None = None,
-        settings: TopicSettings | None = None,
-        *,
-        internal: bool = False,
-        partition_count_min: int = 1,
-        by: Caller = NOBODY,
-        level: Level = Level.SYNCED,
-        done: Done | None = None,
-    ) -> Topic:
-        """Make a topic; it can be used at once, in this same turn. Whoever allows none has topics that nobody can write to.
-
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
-        """
-        count = self.settings.partition_count if partition_count is None else partition_count
-        given = settings or TopicSettings()
-        given.check()
-        self._catalog.check_new(name, count, internal=internal, count_min=partition_count_min)
-        self._state.quotas.admit(Kind.TOPICS, by, given.size)
-        self._state.quotas.admit(Kind.PARTITIONS, by, 0, count=count)
-        change = changes.TopicCreated(
-            id=secrets.token_bytes(16),
-            stream=name.stream,
-            topic=name.topic,
-            created_at_us=self.clock.now_us(),
-            first_incarnation=self._catalog.next_incarnation,
-            partition_count=count,
-            settings=given,
-            owner=by.owner,
-        )
-        self._open_partitions(change, change.first_incarnation, count, level, done)
-        return self.topic(name.full)
-
-    def ensure_topic(self, full_name: str, *, by: Caller = NOBODY) -> Topic:
-        """The topic of this name, made in this turn with the default settings when it is missing.
-
-        Raises Missing(TOPIC_MISSING) when topics are not made automatically, else as ``create_topic``.
-        """
-        if not self.settings.auto_create or self._catalog.find(full_name) is not None:
-            return self.topic(full_name)
-        return self.create_topic(TopicName.parse(full_name), by=by, level=Level.WRITTEN)
-
-    def grow_topic(
-        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
-    ) -> None:
-        """Add partitions up to this count.
-
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL).
-        """
-        added = self._catalog.check_growth(topic, partition_count)
-        self._state.quotas.admit(Kind.PARTITIONS, NOBODY, 0, count=added, owner=topic.owner)
-        if added == 0:
-            self.change_all((), level=level, done=done)
-            return
-        first = self._catalog.next_incarnation
-        self._open_partitions(changes.PartitionsAdded(topic.id, first, added), first, added, level, done)
-
-    def shrink_topic(
-        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
-    ) -> None:
-        """End the last partitions, with their records and positions, until so many are left; none may be.
-
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
-        """
-        ended = self._catalog.check_shrinking(topic, partition_count)
-        self._log.reserve(_ENTRY_BYTES * (len(ended) + 3), need=Need.REMOVAL)
-        for partition in ended:
-            self._log.drop_partition(partition.incarnation)
-        made = [changes.PartitionsRemoved(topic.id, partition_count)] if ended else []
-        self.change_all(made, level=level, done=done)
-
-    def _open_partitions(self, change: changes.Change, first: int, count: int, level: Level, done: Done | None) -> None:
-        data = changes.encode(change)
-        self._log.reserve(len(data) + _ENTRY_BYTES * (count + 1))
-        opened = [self._log.open_partition(incarnation) for incarnation in range(first, first + count)]
-        self._log.change(data, level=level, done=done)
-        self._state.apply_change(change)
-        for log in opened:
-            partition = self._catalog.find_partition(log.incarnation)
-            assert partition is not None
-            partition.attach(log)
-
-    def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
-        """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
-        self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
-        for partition in topic.partitions:
-            self._log.drop_partition(partition.incarnation)
-        self.change_all([changes.TopicDeleted(topic.id)], level=level, done=done)
-
-    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
-        """Remove all records written before this turn; offsets go on. Raises Missing(TOPIC_MISSING)."""
-        self._catalog.check_alive(topic)
-        self._log.reserve(_ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
-        for partition in topic.partitions:
-            self._log.trim(partition.incarnation, partition.log.next_offset)
-        self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
-
-    def configure_topic(
-        self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Done | None = None
-    ) -> None:
-        """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
-        settings.check()
-        self._catalog.check_alive(topic)
-        more = settings.size - topic.settings.size
-        self._state.quotas.admit(Kind.TOPICS, NOBODY, more, count=0, owner=topic.owner)
-        self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
-        for partition in topic.partitions:
-            partition.configure()
 
     def partition_count(self, full_name: str) -> int:
         """Partitions of a topic; the default while it does not exist."""
@@ -499,7 +388,7 @@ class Broker(PositionVerbs):
             return
         encoded = [changes.encode(change) for change in made]
         if len(encoded) > 1:
-            self._log.reserve(sum(map(len, encoded)) + _ENTRY_BYTES * len(encoded), need=Need.CHANGE)
+            self._log.reserve(sum(map(len, encoded)) + ENTRY_BYTES * len(encoded), need=Need.CHANGE)
         for index, change in enumerate(made):
             last = index == len(made) - 1
             self._log.change(encoded[index], level=level, done=done if last else None)

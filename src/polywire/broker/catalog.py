@@ -78,6 +78,7 @@ class Catalog:
         "_partitions",
         "_settings",
         "_usage",
+        "leaving",
         "next_incarnation",
         "streams",
         "version",
@@ -91,6 +92,8 @@ class Catalog:
         self._partitions: dict[int, Partition] = {}
         self.streams: Final = Streams()
         self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
+        self.leaving = 0
+        """Partitions that have ended and that the log still has to drop: they count for the limit."""
         self.version = 0  # goes up by one with every topic that begins or ends
         self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}  # of a version: sorting thousands takes milliseconds
 
@@ -127,6 +130,12 @@ class Catalog:
     def incarnations(self) -> list[int]:
         """Incarnations of all living partitions, oldest first."""
         return list(self._partitions)
+
+    def take_incarnations(self, count: int) -> int:
+        """The first of so many numbers that nobody else is given, for partitions in the making."""
+        first = self.next_incarnation
+        self.next_incarnation += count
+        return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
         """Refuse a topic that may not be made, or has fewer partitions than ``count_min``.
@@ -199,7 +208,7 @@ class Catalog:
                 ErrorCode.INVALID_PARTITION_COUNT,
                 f"partition count is out of range count={partition_count} limit={self._settings.partition_count_max}",
             )
-        if len(self._partitions) + added > self._settings.partitions_max:
+        if len(self._partitions) + self.leaving + added > self._settings.partitions_max:
             raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
 
     def apply_created(self, change: TopicCreated) -> Topic:

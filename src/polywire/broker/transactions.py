@@ -166,8 +166,7 @@ class Transactions:
         done: Done | None,
     ) -> None:
         """Store a batch under a token, as ``Broker.stage`` says."""
-        check_token(token)
-        self._check_tokens(by, [token])
+        self.check_tokens([token], by=by)
         if write[0]:
             self._owners.check(by, self._state.writers.owner(write[0]), "writer", write[0])
         if producer_identity(batch) is not None:
@@ -192,15 +191,17 @@ class Transactions:
         """Tokens that were published elsewhere."""
         self._stagers.forget(tokens)
 
-    def _check_tokens(self, by: Caller, tokens: Sequence[bytes]) -> None:
+    def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
+        """Refuse what is no token, or another user's. Raises Invalid(INVALID_REQUEST), Denied(DENIED)."""
         for token in tokens:
-            self._owners.check(by, self._stagers.owner(token), "token", token.hex())
+            check_token(token)
+        owner_of = self._stagers.owner
+        for owner, token in {owner_of(token): token for token in tokens}.items():  # thousands of tokens have few owners
+            self._owners.check(by, owner, "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
         """Drop staged batches, as ``Broker.abandon`` says."""
-        for token in tokens:
-            check_token(token)
-        self._check_tokens(by, tokens)
+        self.check_tokens(tokens, by=by)
         self._stagers.forget(tokens)
         if tokens:
             self._log.abandon(tokens)
@@ -219,7 +220,7 @@ class Transactions:
         self._check(writer, number, tokens)
         owner = self._state.writers.owner(writer)
         self._owners.check(by, owner, "writer", writer)
-        self._check_tokens(by, tokens)
+        self.check_tokens(tokens, by=by)
         last = self._state.writers.last(writer)
         if last is not None and number <= last:
             self.abandon([*tokens, *self._left_over(writer, number, tokens)], by=ITSELF)
@@ -288,28 +289,25 @@ class Transactions:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"tokens repeat or are too many count={len(tokens)} limit={TOKENS_MAX}"
             )
-        for token in tokens:
-            check_token(token)
 
     def check_staged(self, tokens: Sequence[bytes]) -> None:
         """Publishing to a partition that ended would lose records silently: refuse it as a whole.
 
         Raises Missing(STAGE_MISSING, PARTITION_MISSING).
         """
-        for token in tokens:
-            for incarnation in self._log.staged_partitions(token):
-                if self._state.catalog.find_partition(incarnation) is None:
-                    raise Missing(
-                        ErrorCode.PARTITION_MISSING,
-                        f"the partition of a staged batch was deleted token={token.hex()} incarnation={incarnation}",
-                    )
+        for incarnation in self._log.staged_partitions(tokens):
+            if self._state.catalog.find_partition(incarnation) is None:
+                raise Missing(
+                    ErrorCode.PARTITION_MISSING,
+                    f"the partition of a staged batch was deleted incarnation={incarnation}",
+                )
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
         """The topics that batches are staged for under these tokens; unknown tokens are ignored."""
         incarnations: set[int] = set()
         for token in tokens:
             with suppress(Missing):  # published, dropped or expired
-                incarnations.update(self._log.staged_partitions(token))
+                incarnations.update(self._log.staged_partitions([token]))
         partitions = map(self._state.catalog.find_partition, incarnations)
         return list({found.topic.id: found.topic for found in partitions if found is not None}.values())
 

@@ -6,7 +6,7 @@ Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
@@ -211,6 +211,9 @@ class Log(Protocol):
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 
+    def incarnations(self) -> Sequence[int]:
+        """All open partitions."""
+
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the turn first if they would not
         fit. Nobody is told from in here, nor in any other addition: what the caller has looked up before stays true.
@@ -260,8 +263,8 @@ class Log(Protocol):
         """The clock that what is staged expires by; without one nothing does. What earlier starts have left has ``age_us_max`` at most: their
         clock may have been ahead."""
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        """Incarnations that hold staged batches of this token. Raises Missing(STAGE_MISSING)."""
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        """Incarnations for which batches are staged under these tokens. Raises Missing(STAGE_MISSING)."""
 
     def publish(
         self,

@@ -15,7 +15,10 @@ from polywire.log.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.reading import Overlay, Reader
 from polywire.log.run_index import RunIndex
 from polywire.log.segments import Segments
-from polywire.log.staging import StagedBatch, Staging
+from polywire.log.staging import StagedBatch, StagedToken, Staging
+
+Laid = tuple[FilePartition, bytes, StagedBatch, tuple[int, int, int]]
+"""(partition, numbered header, staged batch, (offset, address, time)) of a batch that was published."""
 
 LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
 
@@ -128,12 +131,18 @@ class History:
         partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
         partition.tail_bytes += batch.length
 
-    def unstage(self, token: bytes) -> None:
-        """A token is gone. What was laid into its partition stays needed until it is sealed."""
-        staged = self.staging.remove(token)
-        for batch in staged.batches if staged is not None else ():
-            if not batch.laid:
-                self._unneed(batch)
+    def publish(self, laid: Sequence[Laid], tokens: Sequence[StagedToken], serial: int) -> None:
+        """Staged batches became part of their partitions in the group just written, and their tokens are gone."""
+        for partition, header, batch, numbers in laid:
+            self.lay(partition, header, batch, serial, numbers)
+        self.unstage([staged.token for staged in tokens])
+
+    def unstage(self, tokens: Iterable[bytes]) -> None:
+        """Tokens are gone. What was laid into its partition stays needed until it is sealed."""
+        for staged in self.staging.remove(tokens):
+            for batch in staged.batches:
+                if not batch.laid:
+                    self._unneed(batch)
 
     def _forget(self, overlays: Iterable[int]) -> None:
         for number in overlays:

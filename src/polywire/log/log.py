@@ -7,7 +7,7 @@ or in ``commit``. Must not know: topics, groups, wires.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -39,6 +39,7 @@ from polywire.log.turn import (
     Told,
     Trim,
     Turn,
+    published_size,
     sealed_content,
 )
 from polywire.log.waits import Waits
@@ -158,6 +159,9 @@ class FileLog:
     def partition(self, incarnation: int) -> FilePartition:
         return self._history.find(incarnation)
 
+    def incarnations(self) -> Sequence[int]:
+        return [partition.incarnation for partition in self._history.partitions.values() if not partition.ended]
+
     def open_partition(self, incarnation: int) -> FilePartition:
         self._admit(ENTRY_BYTES, Need.CHANGE)
         opened = self._history.make(incarnation)
@@ -243,16 +247,13 @@ class FileLog:
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
         self._history.staging.expire_by(clock, age_us_max=age_us_max)
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        staged = self._history.staging.find(token)
-        return sorted({batch.incarnation for batch in staged.batches})
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        find = self._history.staging.find
+        return {batch.incarnation for token in tokens for batch in find(token).batches}
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
         found = [self._history.staging.find(token) for token in dict.fromkeys(tokens)]
-        size = ENTRY_BYTES + (len(change) + 7 & ~7)
-        for staged in found:
-            partitions = len({batch.incarnation for batch in staged.batches})
-            size += partitions * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+        size = ENTRY_BYTES + (len(change) + 7 & ~7) + sum(map(published_size, found))
         self._admit(size, Need.CHANGE)
         for staged in found:
             staged.claimed = True

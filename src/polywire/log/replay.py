@@ -183,8 +183,7 @@ class Player:
                     contents.partitions[partition] = None
                     self._publish(partition, bytes(view[:TOKEN_BYTES]), view[TOKEN_BYTES:], place.slot.serial)
             case EntryKind.ABANDON:
-                for at in range(0, len(view), TOKEN_BYTES):
-                    self._history.unstage(bytes(view[at : at + TOKEN_BYTES]))
+                self._history.unstage(bytes(view[at : at + TOKEN_BYTES]) for at in range(0, len(view), TOKEN_BYTES))
             case EntryKind.CHANGE:
                 self._unstage_published()
                 if place.sequence > self._chain.broker_sequence:
@@ -273,8 +272,7 @@ class Player:
 
     def _unstage_published(self) -> None:
         """The change that ends a publish: its tokens are gone."""
-        for token in self._published:
-            self._history.unstage(token)
+        self._history.unstage(self._published)
         self._published.clear()
 
 

@@ -6,7 +6,7 @@ never because the wall clock was set. Must not know: how bytes are written or re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from polywire.clock import ElapsedClock
@@ -45,6 +45,16 @@ class StagedToken:
         self.expires_at_us = expires_at_us
         self.batches: Final[list[StagedBatch]] = []
         self.claimed = False
+
+    def by_partition(self) -> Collection[tuple[int, Sequence[StagedBatch]]]:
+        """Its batches, in order, by the incarnation of their partition."""
+        batches = self.batches
+        if len(batches) == 1:  # as nearly always
+            return ((batches[0].incarnation, batches),)
+        found: dict[int, list[StagedBatch]] = {}
+        for batch in batches:
+            found.setdefault(batch.incarnation, []).append(batch)
+        return found.items()
 
 
 class Staging:
@@ -103,13 +113,15 @@ class Staging:
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
         return staged
 
-    def remove(self, token: bytes) -> StagedToken | None:
-        """A token was published or abandoned."""
-        staged = self._tokens.pop(token, None)
-        if staged is not None:
-            self.size -= sum(batch.length for batch in staged.batches)
+    def remove(self, tokens: Iterable[bytes]) -> list[StagedToken]:
+        """Tokens were published or abandoned; returns those that were there."""
+        pop = self._tokens.pop
+        found = [staged for token in tokens if (staged := pop(token, None)) is not None]
+        for staged in found:
             self.count -= len(staged.batches)
-        return staged
+            for batch in staged.batches:
+                self.size -= batch.length
+        return found
 
     def expired(self) -> Sequence[bytes]:
         """Tokens whose time is over."""

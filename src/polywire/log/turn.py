@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError
 from polywire.log.base import Done
 from polywire.log.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
-from polywire.log.history import Contents, History
+from polywire.log.history import Contents, History, Laid
 from polywire.log.partition import FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.staging import StagedBatch, StagedToken
@@ -25,6 +25,8 @@ from polywire.types import Buffer, Level
 
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 _NAMED: Final = Struct("<II")
+_SPANS: Final = Struct("<II")
+_SPANS_AT: Final = 80  # in a batch's header (decision 0001): how many addresses it has, how many offsets
 _PADDING: Final = bytes(8)
 
 Append = tuple[Buffer, Level, Done | None]
@@ -114,6 +116,16 @@ class Draft:
             self.parts.append(content)
         if size & 7:
             self.parts.append(_PADDING[size & 7 :])
+
+    def enter_many(self, content: Buffer, entries: Sequence[tuple[EntryKind, int, int]]) -> None:
+        """Enter many things that are no batches and of a multiple of 8 bytes: (kind, partition, where its content ends)."""
+        self.only_appends = False
+        enter, view, start = self.head.entry, memoryview(content), 0
+        for kind, partition, end in entries:
+            enter(kind, partition, 0, view[start:end])
+            start = end
+        assert not start & 7, "nothing is padded here"
+        self.parts.append(view)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
         """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
@@ -318,9 +330,15 @@ class Stage(_Simple):
         return () if self.done is None else ((self.done, -1),)
 
 
+def published_size(staged: StagedToken) -> int:
+    """Bytes that publishing a token takes in a group."""
+    return len(staged.by_partition()) * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Tokens become part of their partitions."""
+    """Tokens become part of their partitions. There may be thousands, and one group has them all: nothing here is done per token that can be
+    done for all of them."""
 
     tokens: Sequence[StagedToken]
     change: bytes
@@ -328,53 +346,55 @@ class Publish(_Simple):
     done: PublishDone | None
 
     def enter(self, draft: Draft) -> None:
-        ranges: dict[int, tuple[int, int]] = {}
+        firsts: dict[FilePartition, int] = {}
+        laid: list[Laid] = []
+        content = bytearray()
+        entries: list[tuple[EntryKind, int, int]] = []
+        find = draft.history.partitions.get
         for staged in self.tokens:
-            by_partition: dict[int, list[StagedBatch]] = {}
-            for batch in staged.batches:
-                by_partition.setdefault(batch.incarnation, []).append(batch)
             published = False
-            for incarnation, batches in by_partition.items():
-                partition = draft.history.partitions.get(incarnation)
+            for incarnation, batches in staged.by_partition():
+                partition = find(incarnation)
                 if partition is not None and partition.opened:
                     published = True
-                    first = ranges.get(incarnation, (partition.next_offset, 0))[0]
-                    _enter_published(draft, staged.token, partition, batches)
-                    ranges[incarnation] = (first, partition.next_offset)
+                    firsts.setdefault(partition, partition.next_offset)
+                    content += staged.token
+                    _number_published(draft, partition, batches, content, laid)
+                    entries.append((EntryKind.PUBLISH, incarnation, len(content)))
             if not published:  # all its partitions have ended; recovery must know that the token is gone
-                draft.enter(EntryKind.ABANDON, staged.token)
-            draft.after(None, lambda _, token=staged.token: draft.history.unstage(token))  # type: ignore[misc]
+                content += staged.token
+                entries.append((EntryKind.ABANDON, 0, len(content)))
+        draft.enter_many(content, entries)
+        for partition in firsts:
+            draft.after(partition, _nothing)
+        draft.after(None, lambda serial: draft.history.publish(laid, self.tokens, serial))
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True
-        found = [(incarnation, first, end) for incarnation, (first, end) in ranges.items()]
+        found = [(partition.incarnation, first, partition.next_offset) for partition, first in firsts.items()]
         draft.tell(self.level, self.done, found, ())
 
     def owners(self) -> Sequence[Owner]:
         return () if self.done is None else ((self.done, ()),)
 
 
-def _enter_published(draft: Draft, token: bytes, partition: FilePartition, batches: Sequence[StagedBatch]) -> None:
+def _number_published(
+    draft: Draft, partition: FilePartition, batches: Sequence[StagedBatch], content: bytearray, laid: list[Laid]
+) -> None:
     """Number the staged batches of one token for one partition."""
-    content = bytearray(token)
     time_us = max(draft.now_us, partition.last_append_time_us)
     if partition.last_epoch != draft.epoch:
         partition.begin_epoch(draft.epoch)
+    offset, address = partition.next_offset, partition.next_address
     for batch in batches:
-        offset, address = partition.next_offset, partition.next_address
         header = bytearray(batch.header)
         stamp(header, 0, partition.incarnation, draft.epoch, offset, address, time_us)
         content += header
-        partition.next_offset = offset + int.from_bytes(header[84:88], "little")
-        partition.next_address = address + int.from_bytes(header[80:84], "little")
-        numbers = (offset, address, time_us)
-        draft.after(
-            partition,
-            lambda serial, header=bytes(header), batch=batch, numbers=numbers: draft.history.lay(  # type: ignore[misc]
-                partition, header, batch, serial, numbers
-            ),
-        )
+        laid.append((partition, bytes(header), batch, (offset, address, time_us)))
+        address_span, span = _SPANS.unpack_from(header, _SPANS_AT)
+        offset += span
+        address += address_span
+    partition.next_offset, partition.next_address = offset, address
     partition.last_append_time_us = time_us
-    draft.enter(EntryKind.PUBLISH, content, partition=partition.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,8 +405,7 @@ class Abandon(_Simple):
 
     def enter(self, draft: Draft) -> None:
         draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
-        for token in self.tokens:
-            draft.after(None, lambda _, token=token: draft.history.unstage(token))  # type: ignore[misc]
+        draft.after(None, lambda _: draft.history.unstage(self.tokens))
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ Promises: within a partition records keep their order; the loops are those of th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -31,25 +32,24 @@ _PLAIN_BITS: Final = sum(
 )
 
 
-def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: int) -> list[tuple[int, Buffer]]:
+def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: int) -> Iterator[tuple[int, Buffer]]:
     """(partition, its records) for each partition that has any, by number; ``numbers`` is an i32 array, one per record.
 
-    ``spans`` are those of ``batch.spans_of``. A batch that goes to one partition is handed back as it is. Raises ValueError for a number not
-    below ``partition_count``.
+    Each is made when it is asked for: there may be thousands. ``spans`` are those of ``batch.spans_of``. A batch that goes to one partition
+    is handed back as it is. Raises ValueError for a number not below ``partition_count``.
     """
     columns, record_count = _FACTS.unpack_from(batch)
     rows, starts = rows_by_partition(numbers, partition_count)
     plain = not columns & ~_PLAIN_BITS
-    parts: list[tuple[int, Buffer]] = []
     with memoryview(rows) as chosen:
         for number in range(partition_count):
             start, stop = starts[number], starts[number + 1]
             if stop - start == record_count:
-                return [(number, batch)]
+                yield number, batch
+                return
             if stop > start:
                 own = chosen[start:stop]
-                parts.append((number, from_spans(batch, spans, own) if plain else take(batch, own)))
-    return parts
+                yield number, from_spans(batch, spans, own) if plain else take(batch, own)
 
 
 def record_count_of(batch: Buffer) -> int:

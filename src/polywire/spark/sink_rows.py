@@ -154,12 +154,12 @@ class Routing:
             return [((self._turn - 1) % count, batch)]
         spans = memoryview(spans_of(batch))
         if chosen is None:
-            return split(batch, spans, partitions_of(batch, spans, count, _key_hash(topic)), count)
+            return list(split(batch, spans, partitions_of(batch, spans, count, _key_hash(topic)), count))
         _check_numbers(topic, chosen, count)
         if chosen.null_count:
             by_key = partitions_of(batch, spans, count, _key_hash(topic))
             chosen = pc.coalesce(chosen, pa.Array.from_buffers(pa.int32(), len(by_key), [None, pa.py_buffer(by_key)]))
-        return split(batch, spans, _numbers(chosen), count)
+        return list(split(batch, spans, _numbers(chosen), count))
 
 
 def _headers(rows: pa.RecordBatch) -> str:

@@ -8,7 +8,7 @@ tests. Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -127,6 +127,9 @@ class MemoryLog:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
         return found
 
+    def incarnations(self) -> Sequence[int]:
+        return [incarnation for incarnation, partition in self._partitions.items() if not partition.ended]
+
     def open_partition(self, incarnation: int) -> MemoryPartition:
         opened = self._open(incarnation)
         self._add(_Entry(_Kind.OPEN, incarnation))
@@ -190,8 +193,8 @@ class MemoryLog:
         """Nothing is left of earlier starts."""
         self._elapsed = clock
 
-    def staged_partitions(self, token: bytes) -> Sequence[int]:
-        return sorted({incarnation for incarnation, _ in self._find_staged(token).parts})
+    def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
+        return {incarnation for token in tokens for incarnation, _ in self._find_staged(token).parts}
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
         parts = [part for token in tokens for part in self._find_staged(token).parts]

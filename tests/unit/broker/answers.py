@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode
 from polywire.records import batch as batches
 from polywire.records.columns import Column
 from polywire.types import Buffer
@@ -21,6 +21,22 @@ class Answers:
         self.offsets.append(offset)
         if error is not None:
             self.errors.append(error)
+
+    @property
+    def told(self) -> bool:
+        """Whether there is an answer."""
+        return bool(self.offsets)
+
+    @property
+    def code(self) -> ErrorCode:
+        """The code of the only answer, which is an error."""
+        [error] = self.errors
+        assert len(self.offsets) == 1
+        return error.code
+
+    def check(self) -> None:
+        """There is one answer, and it is no error."""
+        assert (len(self.offsets), self.errors) == (1, []), (self.offsets, self.errors)
 
 
 def batch_of(*values: bytes) -> bytearray:

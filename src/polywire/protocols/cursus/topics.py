@@ -14,9 +14,10 @@ from polywire.broker.access import Principal
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.settings import TopicSettings
+from polywire.broker.topic_verbs import Then
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
-from polywire.protocols.cursus.answers import Answer
+from polywire.log.base import Done
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, encoded, integer, quote, topic_fault
 from polywire.protocols.cursus.policies import (
     POLICY_KEYS,
@@ -52,9 +53,22 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
     broker = session.state.broker
     answer = session.later(request.dialect, blocking=True)
     topic = broker.find_topic(name)
+
+    def tell(topic: Topic) -> None:
+        if request.dialect is Dialect.LEGACY:
+            answer.body = encoded(f"{DONE} Topic '{name}' now has {len(topic.partitions)} partitions")
+        else:
+            answer.body = encoded(f"OK topic={name} partitions={len(topic.partitions)} {policy_of(topic).spelled()}")
+
+    def done(_: int, error: BrokerError | None) -> None:
+        if isinstance(error, (Invalid, Conflict, Busy)):
+            answer.refuse(_refused(name, error))
+        else:
+            answer.done(0, error)
+
     try:
         if topic is not None:
-            _change(session, topic, request, count, answer)
+            _change(session, topic, request, count, tell, done)
         else:
             settings = TopicSettings(
                 replication_factor=factor,
@@ -62,17 +76,13 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
                 event_sourcing=request.is_set("event_sourcing"),
             )
             given = with_policy(settings, policy)
-            topic = broker.create_topic(TopicName.parse(name), count, given, by=session.caller, done=answer.done)
+            broker.make_topic(TopicName.parse(name), count, given, by=session.caller, then=tell, done=done)
     except (Invalid, Conflict, Busy) as error:
         raise _refused(name, error) from None
-    if request.dialect is Dialect.LEGACY:
-        answer.body = encoded(f"{DONE} Topic '{name}' now has {len(topic.partitions)} partitions")
-    else:
-        answer.body = encoded(f"OK topic={name} partitions={len(topic.partitions)} {policy_of(topic).spelled()}")
     return None
 
 
-def _change(session: CursusSession, topic: Topic, request: Request, count: int, answer: Answer) -> None:
+def _change(session: CursusSession, topic: Topic, request: Request, count: int, tell: Then, done: Done) -> None:
     """CREATE of a topic that exists: it may grow, and its policy is replaced.
 
     A topic that other wires made keeps what they set until a CREATE names a policy: clients send a bare CREATE whenever they start.
@@ -97,13 +107,9 @@ def _change(session: CursusSession, topic: Topic, request: Request, count: int, 
             "invalid_topic_policy",
             'field=cleanup_policy reason="compaction is not supported for event-sourcing topics"',
         )
-    growing = count > partitions
     if settings != topic.settings:
-        broker.configure_topic(topic, settings, done=None if growing else answer.done)
-        if growing:
-            broker.grow_topic(topic, count, done=answer.done)
-    else:
-        broker.grow_topic(topic, count, done=answer.done)
+        broker.configure_topic(topic, settings)
+    broker.grow_topic(topic, count, then=tell, done=done)
 
 
 def _refused(name: str, error: BrokerError) -> Refused:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from polywire.broker.actions import Action
 from polywire.broker.settings import TopicSettings
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, Topic
 from polywire.protocols.flux.answers import Answer
 from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, plain_name, role, topic_name
 from polywire.protocols.flux.records import usage
@@ -64,19 +64,27 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         raise bad("replication factor must be > 0")
     if factor > session.state.settings.replication_factor_max:
         raise bad(f"replication factor must be <= {session.state.settings.replication_factor_max}")
-    answer = _answer(session, request)
+    answer, by = _answer(session, request), session.caller
     topic = session.broker.find_topic(name)
+
+    def tell(topic: Topic) -> None:
+        if is_new:
+            session.state.created(topic, automatic=False, factor=factor, by=by)
+        else:
+            session.state.touched()
+        told = f"topic={name} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
+        answer.payload = told.encode("utf-8", "surrogateescape")
+
+    is_new = topic is None
     if topic is None:
         settings = TopicSettings(replication_factor=factor)
-        topic = session.broker.create_topic(TopicName.parse(name), count, settings, by=session.caller)
-        session.state.created(topic, automatic=False, factor=factor, by=session.caller, done=answer.done)
+        begun = session.broker.make_topic(TopicName.parse(name), count, settings, by=by, then=tell, done=answer.done)
     elif count < len(topic.partitions):
         raise bad(f"topic has more partitions: topic={name} partitions={len(topic.partitions)}")
     else:
-        session.broker.grow_topic(topic, count)
-        session.state.touched(done=answer.done)
-    tail = session.state.term_and_index()
-    _finish(session, answer, f"topic={name} partitions={count} replication_factor={factor} {tail}")
+        begun = session.broker.grow_topic(topic, count, then=tell, done=answer.done)
+    answer.blocking = not begun  # what is asked next finds it
+    session.append(answer)
 
 
 def register_broker(session: FluxSession, request: Request, /) -> None:

@@ -264,9 +264,9 @@ class FluxState:
         steps = 1 + len(topic.partitions) if automatic else 1
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
-    def touched(self, *, done: Done) -> None:
+    def touched(self) -> None:
         """A metadata command changed nothing but counts as a step."""
-        self._store_index(1, done)
+        self._store_index(1, None)
 
     def set_leader(
         self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Done

@@ -41,12 +41,12 @@ class Asker(Protocol):
 
 
 class Answer(Place[Asker]):
-    """A place in the order of answers; ``payload`` is what ``done`` tells.
+    """A place in the order of answers; ``payload`` is what ``done`` tells, or what ``later`` gives, where that takes long to make.
 
     head: of the request, None in the classic framing. number: of the answer, rising by connection.
     """
 
-    __slots__ = ("dialect", "head", "number", "payload")
+    __slots__ = ("dialect", "head", "later", "number", "payload")
 
     def __init__(
         self, session: Asker, dialect: Dialect, head: vsr.Head | None = None, *, number: int = 0, blocking: bool = True
@@ -57,6 +57,7 @@ class Answer(Place[Asker]):
         self.number = number
         self.blocking = blocking
         self.payload = b""
+        self.later: Iterator[bytes] | None = None
         self.parts = None
         self.released = None
         self.cancel = None
@@ -90,12 +91,14 @@ class Answer(Place[Asker]):
         super().fill([vsr.eviction(self.head.client, reason)])
 
     def done(self, offset: int, error: BrokerError | None) -> None:
-        """A callback of the broker: answers with ``payload``, or with the error."""
+        """A callback of the broker: answers with what was given to be told, or with the error."""
         del offset
-        if error is None:
-            self.ok(self.payload)
-        else:
+        if error is not None:
             self.refuse(error)
+        elif self.later is not None:
+            self.make(self.later)
+        else:
+            self.ok(self.payload)
 
     def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """The parts behind the head of the answer; ``status`` is 0 or an error number."""

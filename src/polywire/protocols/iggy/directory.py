@@ -19,6 +19,7 @@ import msgspec
 from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, UNOWNED, Caller
 from polywire.broker.settings import TopicSettings
+from polywire.broker.topic_verbs import Then
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Done
@@ -267,9 +268,13 @@ class Directory:
         partitions: int,
         settings: TopicSettings,
         by: Caller,
+        then: Then,
         done: Done,
-    ) -> Topic:
-        """A new topic: elsewhere it is ``stream.topic``, never under another name. Raises Refused 2012, 2013, 2014, BrokerError."""
+    ) -> None:
+        """A new topic: elsewhere it is ``stream.topic``, never under another name; ``then`` is called with it once it can be used.
+
+        One that takes long to make may find its number or name taken; it gets another then. Raises Refused 2012, 2013, 2014, BrokerError.
+        """
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
         self.check_topic_name(stream, kept.name)
@@ -282,12 +287,24 @@ class Directory:
         if not name.is_plain:
             raise Refused(errors.BAD_TOPIC_NAME)
         settings = replace(settings, wire_options=options)
-        version = self._broker.topics_version
-        topic = self._broker.create_topic(name, partitions, settings, partition_count_min=0, by=by, done=done)
-        self._enter_topic(stream, topic, kept)
-        if self._seen_version == version and self._broker.topics_version == version + 1:
+
+        def begun(topic: Topic) -> None:
+            self._begun(stream, topic, kept)
+            then(topic)
+
+        self._broker.make_topic(name, partitions, settings, partition_count_min=0, by=by, then=begun, done=done)
+
+    def _begun(self, stream: Stream, topic: Topic, kept: TopicKept) -> None:
+        if (
+            self._by_space.get(topic.name.stream) is not stream
+            or self._is_elsewhere(stream, topic, kept)
+            or stream.by_name.get(kept.name, topic) is not topic
+        ):
+            self._number(self._by_space.get(topic.name.stream) or self._adopt(topic), topic)
+        else:
+            self._enter_topic(stream, topic, kept)
+        if self._seen_version + 1 == self._broker.topics_version:
             self._seen_version += 1  # this topic is all that is new
-        return topic
 
     def update_topic(self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Done | None) -> None:
         """Other settings, and on this wire another name."""

@@ -209,11 +209,12 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     fields = reader.topic_fields()
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)
     kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed)
-    topic = session.shared.directory.create_topic(
-        stream, kept, number, partitions, settings, session.caller, answer.done
-    )
-    if dialect.tells_created:
-        answer.payload = b"".join(topic_details(session, topic, dialect))
+
+    def tell(topic: Topic) -> None:
+        if dialect.tells_created:
+            answer.later = topic_details(session, topic, dialect)
+
+    session.shared.directory.create_topic(stream, kept, number, partitions, settings, session.caller, tell, answer.done)
 
 
 def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:

@@ -1,4 +1,4 @@
-"""What a reader gets over a hole that compaction left (decision 0033).
+"""What a reader gets over a hole that compaction left (decision 0032).
 
 Whoever adds the sizes of messages to an address (dossier §2.2) gets over a hole by bytes only, so the bytes that stand in an answer for
 addresses [a, b) have the size b - a. Three kinds do:

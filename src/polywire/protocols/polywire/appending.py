@@ -6,15 +6,20 @@ their level or one has failed. Must not know: frames, sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.log.base import Done
+from polywire.protocols.base import PASS_S
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.protocols.polywire.splitting import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.words import Answering, check_name, level_of, partition_of
+from polywire.protocols.slices import Slices
+from polywire.types import Level
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -23,37 +28,41 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.admission import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
+LOT_TOKENS: Final = 100  # looked at, or dropped, in one go: some tenths of a millisecond
 
 
 class _Collected:
-    """The answers of one request's batches. Guards: the request is settled exactly once, after its last batch."""
+    """The answers of one request's batches. Guards: the request is settled exactly once, after ``end`` and its last batch."""
 
-    __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_payload", "_session", "_verb")
+    __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
 
-    def __init__(self, session: Answering, verb: Verb, correlation: int, parts: Sequence[Part], payload: bytes) -> None:
+    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
-        # Taken now: by the time of the answer the receive buffer may hold something else.
-        self._counts: Final = [(part.partition.number, part.record_count) for part in parts]
-        self._payload: Final = payload
-        self._offsets: Final = [-1] * len(parts)
-        self._left = len(parts)
+        self._counts: Final[list[tuple[int, int]]] = []
+        self._offsets: Final[list[int]] = []
+        self._left = 1
         self._error: BrokerError | None = None
-        session.owe()
+        self.chosen: Final[list[bytes]] = []
+        """Each record's partition, where the broker chose it."""
 
-    def done(self, index: int, offset: int, error: BrokerError | None) -> None:
+    def expect(self, part: Part) -> Done:
+        """One more batch is handed over; returns what is to be called with its offset."""
+        # Taken now: by the time of the answer the receive buffer may hold something else.
+        self._counts.append((part.partition.number, part.record_count))
+        self._offsets.append(-1)
+        self._left += 1
+        return partial(self._done, len(self._offsets) - 1)
+
+    def _done(self, index: int, offset: int, error: BrokerError | None) -> None:
         self._offsets[index] = offset
-        self._error = self._error or error
-        self._count_down(1)
+        self.end(error)
 
-    def refused(self, index: int, error: BrokerError) -> None:
-        """The broker took none of the batches from ``index`` on."""
+    def end(self, error: BrokerError | None = None) -> None:
+        """No further batch is handed over."""
         self._error = self._error or error
-        self._count_down(len(self._counts) - index)
-
-    def _count_down(self, count: int) -> None:
-        self._left -= count
+        self._left -= 1
         if self._left:
             return
         if self._error is not None:
@@ -67,11 +76,57 @@ class _Collected:
             messages.Appended(number, offset, record_count)
             for (number, record_count), offset in zip(self._counts, self._offsets, strict=True)
         ]
-        self._session.settle(self._verb, self._correlation, messages.Produced(appended), self._payload)
+        self._session.settle(self._verb, self._correlation, messages.Produced(appended), b"".join(self.chosen))
+
+
+class _PublishAnswer:
+    """The answer to a publish. Guards: settled once, when it is known and the session takes requests again."""
+
+    __slots__ = ("_answer", "_correlation", "_over", "_session")
+
+    def __init__(self, session: Answering, correlation: int) -> None:
+        self._session: Final = session
+        self._correlation: Final = correlation
+        self._over = False
+        self._answer: PublishAnswer | BrokerError | None = None
+
+    def done(self, answer: PublishAnswer | BrokerError) -> None:
+        """The broker has published it, or could not."""
+        self._answer = answer
+        self._settle()
+
+    def end(self, error: BrokerError | None) -> None:
+        """It was handed to the broker, or refused."""
+        self._over = True
+        self._answer = self._answer or error
+        self._settle()
+
+    def _settle(self) -> None:
+        answer = self._answer
+        if answer is None or not self._over:
+            return
+        if isinstance(answer, BrokerError):
+            self._session.settle_error(Verb.PUBLISH, self._correlation, answer)
+            return
+        ranges = [
+            messages.PublishedRange(r.partition.topic.name.full, r.partition.number, r.first_offset, r.next_offset)
+            for r in answer.ranges
+        ]
+        self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
+
+
+def _lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(tokens), LOT_TOKENS):
+        yield tokens[start : start + LOT_TOKENS]
 
 
 class Appending:
-    """What one connection appends."""
+    """What one connection appends.
+
+    A request that takes longer than a turn is carried out in slices, others' requests in between; its connection takes no further request
+    until the last batch was handed over. It is no transaction: a stop in between leaves the batches handed over so far, unanswered, as a
+    refusal in between does. The connection's end does not keep the rest from being stored.
+    """
 
     __slots__ = ("_admission", "_broker", "_session", "_turns")
 
@@ -83,73 +138,128 @@ class Appending:
 
     def produce(self, correlation: int, request: messages.Produce, payload: memoryview) -> None:
         """Append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
-        level = level_of(request.level)
-        batches = accepted_batches(payload)
-        topic = self._broker.find_topic(request.name) if request.create else self._broker.topic(request.name)
-        if topic is None:
-            topic = self._broker.ensure_topic(request.name, by=self._admission.caller)
-        parts, chosen = self._parts(topic, request.partition, batches)
-        collected = _Collected(self._session, Verb.PRODUCE, correlation, parts, chosen)
-        by = self._admission.caller
-        for index, part in enumerate(parts):
-            try:
-                done = partial(collected.done, index)
-                self._broker.produce(part.partition, part.batch, by=by, level=level, done=done)
-            except BrokerError as error:
-                collected.refused(index, error)
-                return
+        level, by = level_of(request.level), self._admission.caller
+        name, create, broker = request.name, request.create, self._broker
+        topic = broker.find_topic(name) if create else broker.topic(name)
+
+        def made() -> Topic:
+            return broker.ensure_topic(name, by=by) if topic is None else topic
+
+        def append(part: Part, done: Done) -> None:
+            broker.produce(part.partition, part.batch, by=by, level=level, done=done)
+
+        collected = _Collected(self._session, Verb.PRODUCE, correlation)
+        self._begin(self._carry_out(collected, made, request.partition, payload, append), collected.end)
 
     def stage(self, correlation: int, request: messages.Stage, payload: memoryview) -> None:
         """Store invisibly. Raises BrokerError when nothing was taken."""
-        level = level_of(request.level)
+        level, by = level_of(request.level), self._admission.caller
         if request.writer:
             check_name("writer", request.writer)
-        parts, _ = self._parts(self._broker.topic(request.name), request.partition, accepted_batches(payload))
-        collected = _Collected(self._session, Verb.STAGE, correlation, parts, b"")
-        write, by = (request.writer, request.number), self._admission.caller
-        for index, part in enumerate(parts):
-            try:
-                done = partial(collected.done, index)
-                self._broker.stage(
-                    request.token, part.partition, part.batch, write=write, by=by, level=level, done=done
-                )
-            except BrokerError as error:
-                collected.refused(index, error)
+        token, write, broker = request.token, (request.writer, request.number), self._broker
+        topic = broker.topic(request.name)
+
+        def stage(part: Part, done: Done) -> None:
+            broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
+
+        collected = _Collected(self._session, Verb.STAGE, correlation)
+        self._begin(self._carry_out(collected, lambda: topic, request.partition, payload, stage), collected.end)
+
+    def _carry_out(
+        self,
+        collected: _Collected,
+        topic: Callable[[], Topic],
+        number: int,
+        payload: memoryview,
+        take: Callable[[Part, Done], None],
+    ) -> Iterator[None]:
+        """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
+        batches = []
+        for batch in accepted_batches(payload, by_key=number == BY_KEY):
+            batches.append(batch)
+            yield
+        for part in self._parts(topic(), number, batches, collected.chosen):
+            if part is not None:
+                done = collected.expect(part)
+                try:
+                    take(part, done)
+                except BrokerError as error:
+                    done(-1, error)
+                    return
+            yield
+
+    def _parts(
+        self, topic: Topic, number: int, batches: Sequence[memoryview], chosen: list[bytes]
+    ) -> Iterator[Part | None]:
+        if number != BY_KEY:
+            partition = partition_of(topic, number)
+            return map(partial(Part, partition), batches)
+        return chain.from_iterable(split_by_key(topic, batch, self._turns, chosen) for batch in batches)
+
+    def _begin(self, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
+        """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
+        now = self._broker.clock.monotonic
+        until = now() + PASS_S
+        for _ in steps:
+            if now() >= until:
+                self._session.hold()
+                Slices(self._broker, steps, partial(self._ended, end, self._session.pin()))
                 return
+        self._session.owe()
+        end(None)
+
+    def _ended(
+        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], result: list[None] | BrokerError
+    ) -> None:
+        """The last slice is done. What was handed over may view the request until it is written."""
+        error = result if isinstance(result, BrokerError) else None
+        over = partial(self._broker.loop.call_soon, self._over, end, unpin, error)
+        try:
+            self._broker.settle(Level.MEMORY, lambda *_: over())
+        except BrokerError:  # the log has ended: it looks at nothing any more
+            over()
+
+    def _over(
+        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
+    ) -> None:
+        unpin()
+        self._session.release()
+        end(error)
 
     def publish(self, correlation: int, request: messages.Publish) -> None:
         """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
-        self._admission.check_tokens(request.tokens[: TOKENS_MAX + 1])
-        done = partial(self._published, correlation)
-        self._broker.publish(request.writer, request.number, request.tokens, by=self._admission.caller, done=done)
-        self._session.owe()
+        answer = _PublishAnswer(self._session, correlation)
+        self._begin(self._publish(request, answer), answer.end)
+
+    def _publish(self, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
+        """Ask a little at a time whether this connection may; what is published then is one group. Raises BrokerError when nothing is."""
+        tokens, by = request.tokens, self._admission.caller
+        for lot in _lots(tokens[: TOKENS_MAX + 1]):
+            self._admission.check_tokens(lot)
+            yield
+        self._broker.publish(request.writer, request.number, tokens, by=by, done=answer.done)
+        yield
 
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
-        """Drop staged batches."""
+        """Drop staged batches. Raises BrokerError when refused at once."""
         if len(request.tokens) > TOKENS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
-        self._admission.check_tokens(request.tokens)
-        self._broker.abandon(request.tokens, by=self._admission.caller)
-        self._session.answer(Verb.ABANDON, correlation, Head())
+        self._begin(self._abandon(request.tokens), partial(self._abandoned, correlation))
 
-    def _published(self, correlation: int, answer: PublishAnswer | BrokerError) -> None:
-        if isinstance(answer, BrokerError):
-            self._session.settle_error(Verb.PUBLISH, correlation, answer)
-            return
-        ranges = [
-            messages.PublishedRange(r.partition.topic.name.full, r.partition.number, r.first_offset, r.next_offset)
-            for r in answer.ranges
-        ]
-        self._session.settle(Verb.PUBLISH, correlation, messages.Published(answer.duplicate, ranges))
+    def _abandon(self, tokens: Sequence[bytes]) -> Iterator[None]:
+        """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
+        staged under one of the rest."""
+        by = self._admission.caller
+        for lot in _lots(tokens):
+            self._admission.check_tokens(lot)
+            self._broker.staging.check_tokens(lot, by=by)
+            yield
+        for lot in _lots(tokens):
+            self._broker.abandon(lot, by=by)
+            yield
 
-    def _parts(self, topic: Topic, number: int, batches: Sequence[memoryview]) -> tuple[list[Part], bytes]:
-        if number != BY_KEY:
-            partition = partition_of(topic, number)
-            return [Part(partition, batch) for batch in batches], b""
-        parts: list[Part] = []
-        chosen: list[bytes] = []
-        for batch in batches:
-            split, numbers = split_by_key(topic, batch, self._turns)
-            parts += split
-            chosen.append(numbers)
-        return parts, b"".join(chosen)
+    def _abandoned(self, correlation: int, error: BrokerError | None) -> None:
+        if error is None:
+            self._session.settle(Verb.ABANDON, correlation, Head())
+        else:
+            self._session.settle_error(Verb.ABANDON, correlation, error)

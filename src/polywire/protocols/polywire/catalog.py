@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.log.base import Found
+from polywire.log.base import Found, Loop
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.admission import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
@@ -60,17 +60,18 @@ class Catalog:
                 topic = self._broker.topic(request.name)
                 self._session.answer(verb, correlation, describe(topic))
             case messages.GrowTopic():
-                topic, done = self._broker.topic(request.name), self._later(Verb.GROW_TOPIC, correlation)
-                self._broker.grow_topic(topic, request.partition_count, level=level_of(request.level), done=done)
-                self._session.owe()
+                topic, level = self._broker.topic(request.name), level_of(request.level)
+                change = self._change(Verb.GROW_TOPIC, correlation)
+                change.begun(self._broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
             case messages.PurgeTopic():
-                topic, done = self._broker.topic(request.name), self._later(Verb.PURGE_TOPIC, correlation)
-                self._broker.purge_topic(topic, level=level_of(request.level), done=done)
-                self._session.owe()
+                topic, level = self._broker.topic(request.name), level_of(request.level)
+                change = self._change(Verb.PURGE_TOPIC, correlation)
+                change.begun(self._broker.purge_topic(topic, level=level, done=change.done))
             case messages.DeleteTopic():
-                topic, done = self._broker.topic(request.name), self._later(Verb.DELETE_TOPIC, correlation)
-                self._broker.delete_topic(topic, level=level_of(request.level), done=done)
-                self._session.owe()
+                topic, level = self._broker.topic(request.name), level_of(request.level)
+                change = self._change(Verb.DELETE_TOPIC, correlation)
+                self._broker.delete_topic(topic, level=level, done=change.done)
+                change.begun(True)
             case messages.AskBounds():
                 self._bounds(correlation, request)
             case _:
@@ -95,29 +96,21 @@ class Catalog:
             self._session.settle(Verb.TOPICS, correlation, messages.TopicList(entries))
 
     def _create(self, correlation: int, request: messages.CreateTopic) -> None:
-        made: list[Topic] = []
+        change = self._change(Verb.CREATE_TOPIC, correlation)
+        name, settings = created_name(request), settings_of(request.settings)
+        begun = self._broker.make_topic(
+            name,
+            request.partition_count,
+            settings,
+            by=self._admission.caller,
+            level=level_of(request.level),
+            then=change.tell,
+            done=change.done,
+        )
+        change.begun(begun)
 
-        def done(_: int, error: BrokerError | None) -> None:
-            if error is None:
-                self._session.settle(Verb.CREATE_TOPIC, correlation, describe(made[0]))
-            else:
-                self._session.settle_error(Verb.CREATE_TOPIC, correlation, error)
-
-        name = created_name(request)
-        settings = settings_of(request.settings)
-        level = level_of(request.level)
-        by = self._admission.caller
-        made.append(self._broker.create_topic(name, request.partition_count, settings, by=by, level=level, done=done))
-        self._session.owe()
-
-    def _later(self, verb: Verb, correlation: int) -> partial[None]:
-        return partial(self._done, verb, correlation)
-
-    def _done(self, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
-        if error is None:
-            self._session.settle(verb, correlation, Head())
-        else:
-            self._session.settle_error(verb, correlation, error)
+    def _change(self, verb: Verb, correlation: int) -> _Change:
+        return _Change(self._broker.loop, self._session, verb, correlation)
 
     def _bounds(self, correlation: int, request: messages.AskBounds) -> None:
         if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
@@ -133,6 +126,51 @@ class Catalog:
         # What this connection sent before counts; an empty turn costs next to nothing.
         self._broker.commit()
         _BoundsAnswer(self._session, correlation, topics, request.times_us).ask(self._broker)
+
+
+class _Change:
+    """The answer to a change of a topic. Guards: settled once; where what was asked for is not true at once, the session is held until it is
+    answered, so that its next request finds it."""
+
+    __slots__ = ("_correlation", "_holds", "_loop", "_session", "_topic", "_verb")
+
+    def __init__(self, loop: Loop, session: Answering, verb: Verb, correlation: int) -> None:
+        self._loop: Final = loop
+        self._session: Final = session
+        self._verb: Final = verb
+        self._correlation: Final = correlation
+        self._holds = False
+        self._topic: Topic | None = None
+
+    def tell(self, topic: Topic) -> None:
+        """Answer with a description of this topic."""
+        self._topic = topic
+
+    def begun(self, is_true: bool) -> None:
+        """The broker has taken it."""
+        self._holds = not is_true
+        if self._holds:
+            self._session.hold()
+        else:
+            self._session.owe()
+
+    def done(self, _: int, error: BrokerError | None) -> None:
+        """The broker has done it, or could not."""
+        if self._holds:  # never inside a callback of the log: the session takes further requests
+            self._loop.call_soon(self._over, error)
+        else:
+            self._settle(error)
+
+    def _over(self, error: BrokerError | None) -> None:
+        self._session.release()
+        self._settle(error)
+
+    def _settle(self, error: BrokerError | None) -> None:
+        if error is not None:
+            self._session.settle_error(self._verb, self._correlation, error)
+        else:
+            told = Head() if self._topic is None else describe(self._topic)
+            self._session.settle(self._verb, self._correlation, told)
 
 
 class _BoundsAnswer:

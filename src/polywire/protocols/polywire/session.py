@@ -190,6 +190,10 @@ class PolywireSession:
             self._rest = rest[taken:] if self._holding else b""
         self._go_on()
 
+    def pin(self) -> Callable[[], None]:
+        """Keep the request that is being handled as it is, and take no other, until what is returned is called: see ``Output``."""
+        return self._output.pin()
+
     def owe(self) -> None:
         """One more answer will come later."""
         self._owed += 1

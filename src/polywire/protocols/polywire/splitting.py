@@ -60,9 +60,11 @@ class Part:
         return int(_FACTS.unpack_from(self.batch)[2])
 
 
-def accepted_batches(payload: memoryview) -> list[memoryview]:
-    """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH)."""
-    batches = []
+def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
+    """The batches that make up a payload, each validated completely. Raises Invalid(INVALID_BATCH): for all that clients may not send, and
+    ``by_key`` for a batch with a producer, whose sequence means one partition."""
+    if not payload:
+        raise Invalid(ErrorCode.INVALID_BATCH, "request has no batch")
     at = 0
     while at < len(payload):
         length = validate(payload, at)
@@ -72,27 +74,29 @@ def accepted_batches(payload: memoryview) -> list[memoryview]:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"batch has what clients may not send flags={flags:#x} columns={columns:#x}"
             )
-        batches.append(batch)
+        if by_key and columns & _PRODUCER_BIT:
+            raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
+        yield batch
         at += length
-    if not batches:
-        raise Invalid(ErrorCode.INVALID_BATCH, "request has no batch")
-    return batches
 
 
-def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int]) -> tuple[list[Part], bytes]:
-    """A batch's records by the partition of their key, and each record's partition number as u32.
+def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int], chosen: list[bytes]) -> Iterator[Part | None]:
+    """A batch's records by the partition of their key; each record's partition number as u32 is added to ``chosen``.
 
-    A batch without any key goes whole to the partition whose turn it is. Raises Invalid(INVALID_BATCH) for a batch with a producer, whose
-    sequence means one partition, Missing(PARTITION_MISSING) when the topic has none.
+    Each part is made when it is asked for, None where what has to be done before the first takes its time. A batch without any key goes whole
+    to the partition whose turn it is. Raises Missing(PARTITION_MISSING) when the topic has none.
     """
     _, columns, record_count = _FACTS.unpack_from(batch)
-    if columns & _PRODUCER_BIT:
-        raise Invalid(ErrorCode.INVALID_BATCH, "a batch with a producer must name its partition")
-    partitions = topic.written_to()
+    partitions = list(topic.written_to())
     if not columns & _KEY_BIT or len(partitions) == 1:
         partition = partitions[next(turns) % len(partitions)]
-        return [Part(partition, batch)], _NUMBER.pack(partition.number) * record_count
+        chosen.append(_NUMBER.pack(partition.number) * record_count)
+        yield Part(partition, batch)
+        return
     spans = memoryview(spans_of(batch))
+    yield None
     numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
-    parts = [Part(partitions[number], part) for number, part in split(batch, spans, numbers, len(partitions))]
-    return parts, numbers.tobytes()
+    chosen.append(numbers.tobytes())
+    yield None
+    for number, part in split(batch, spans, numbers, len(partitions)):
+        yield Part(partitions[number], part)

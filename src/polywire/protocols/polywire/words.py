@@ -5,6 +5,7 @@ Promises: what a request says wrongly is refused as Invalid or Missing. Must not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
@@ -35,6 +36,8 @@ class Answering(Protocol):
     def hold(self) -> None: ...
 
     def release(self) -> None: ...
+
+    def pin(self) -> Callable[[], None]: ...
 
 
 def level_of(number: int) -> Level:

@@ -45,6 +45,7 @@ class CapturedOutput:
         self.closed = False
         self.releases = 0
         self.principal: Principal | None = None
+        self.pins = 0
 
     def write(self, data: Buffer) -> None:
         self.written += data
@@ -66,7 +67,11 @@ class CapturedOutput:
         self.principal = principal
 
     def pin(self) -> Callable[[], None]:
-        raise AssertionError("no request of this wire is prepared beside the loop")
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self) -> None:
+        self.pins -= 1
 
 
 @dataclass(frozen=True)

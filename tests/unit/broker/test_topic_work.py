@@ -1,0 +1,313 @@
+"""Topics of thousands of partitions: changed in slices, and what holds in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.sliced import SLICE_S
+from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from polywire.types import Level, TopicName
+from tests.unit.broker.answers import Answers, batch_of
+
+WIDE = TopicName("default", "wide")
+COUNT = AT_ONCE_MAX + 300
+PER_SLICE = 50  # partitions that one slice has time for
+TOUCHES = ("open_partition", "drop_partition", "trim")
+
+
+class Counted:
+    """A broker in memory, and how many partitions of its log each pass of the loop touches, each of them for a part of a slice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: BrokerSettings | None = None) -> None:
+        self.memory = MemoryBroker(settings)
+        self.touched: Counter[str] = Counter()
+        for verb in TOUCHES:
+            self._count(monkeypatch, verb)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+        real: Callable[..., Any] = getattr(MemoryLog, verb)
+
+        def counted(*args: Any) -> Any:
+            self.touched[verb] += 1
+            assert isinstance(self.memory.clock, SimulatedClock)
+            self.memory.clock.advance(SLICE_S / PER_SLICE)
+            return real(*args)
+
+        monkeypatch.setattr(MemoryLog, verb, counted)
+
+    def run_pass(self) -> int:
+        """One pass; returns how many partitions it touched."""
+        assert isinstance(self.memory.loop, ManualLoop)
+        before = self.touched.total()
+        self.memory.loop.run_pass()
+        return self.touched.total() - before
+
+    def run(self, done: Answers) -> list[int]:
+        """Pass after pass until it is done; how many partitions each touched."""
+        passes = []
+        while not done.told:
+            passes.append(self.run_pass())
+        return passes
+
+    def make(self, count: int = COUNT) -> Topic:
+        """The wide topic."""
+        done = Answers()
+        self.memory.broker.make_topic(WIDE, count, then=lambda _: None, done=done)
+        self.run(done)
+        done.check()
+        self.touched.clear()
+        return self.memory.broker.topic("wide")
+
+    def fill(self, topic: Topic) -> None:
+        """A record in every partition."""
+        for partition in topic.partitions:
+            self.memory.broker.produce(partition, batch_of(b"v"), level=Level.MEMORY, done=None)
+        self.memory.broker.commit()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def open_in_log(memory: MemoryBroker) -> int:
+    return len(memory.log.incarnations())
+
+
+# Slices
+
+
+def test_a_wide_topic_is_made_in_slices_and_seen_when_it_is_whole(counted: Counted) -> None:
+    broker, done = counted.memory.broker, Answers()
+    seen: list[int] = []
+    assert not broker.make_topic(WIDE, COUNT, then=lambda topic: seen.append(len(topic.partitions)), done=done)
+    assert counted.touched.total() == 0
+    passes = []
+    while not done.told:
+        assert broker.find_topic("wide") is None or len(broker.topic("wide").partitions) == COUNT
+        passes.append(counted.run_pass())
+    done.check()
+    assert max(passes) <= PER_SLICE + 1
+    assert sum(passes) == COUNT == counted.touched["open_partition"]
+    assert seen == [COUNT]
+
+
+def test_a_narrow_topic_is_made_at_once(counted: Counted) -> None:
+    done = Answers()
+    seen: list[Topic] = []
+    assert counted.memory.broker.make_topic(WIDE, AT_ONCE_MAX, then=seen.append, done=done)
+    assert seen == [counted.memory.broker.topic("wide")]
+    assert not done.told
+
+
+def test_a_topic_grows_in_slices(counted: Counted) -> None:
+    topic, done = counted.make(1), Answers()
+    assert not counted.memory.broker.grow_topic(topic, 1 + COUNT, done=done)
+    assert max(counted.run(done)) <= PER_SLICE + 1
+    done.check()
+    assert len(topic.partitions) == 1 + COUNT
+    assert [partition.number for partition in topic.partitions] == list(range(1 + COUNT))
+
+
+def test_a_wide_topic_ends_at_once_and_the_log_drops_it_in_slices(counted: Counted) -> None:
+    topic, done = counted.make(), Answers()
+    counted.memory.broker.delete_topic(topic, done=done)
+    assert counted.memory.broker.find_topic("wide") is None
+    assert all(partition.ended for partition in topic.partitions)
+    passes = counted.run(done)
+    done.check()
+    assert max(passes) <= PER_SLICE + 1
+    assert counted.touched["drop_partition"] == COUNT
+    assert open_in_log(counted.memory) == 0
+
+
+def test_a_topic_shrinks_at_once_and_the_log_drops_the_rest_in_slices(counted: Counted) -> None:
+    topic, done = counted.make(), Answers()
+    counted.memory.broker.shrink_topic(topic, 2, done=done)
+    assert len(topic.partitions) == 2
+    assert max(counted.run(done)) <= PER_SLICE + 1
+    done.check()
+    assert open_in_log(counted.memory) == 2
+
+
+def test_a_wide_topic_is_purged_in_slices_of_what_was_written_before(counted: Counted) -> None:
+    topic, done = counted.make(), Answers()
+    counted.fill(topic)
+    assert not counted.memory.broker.purge_topic(topic, done=done)
+    counted.run_pass()
+    counted.fill(topic)
+    assert max(counted.run(done)) <= PER_SLICE + 1
+    done.check()
+    assert {(partition.log.first_offset, partition.log.next_offset) for partition in topic.partitions} == {(1, 2)}
+
+
+def test_what_the_log_has_no_room_for_is_dropped_later(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, done = counted.make(), Answers()
+    counted.memory.broker.delete_topic(topic, done=done)
+    counted.run_pass()
+    drop, has_room = MemoryLog.drop_partition, False
+
+    def drop_with_room(log: MemoryLog, incarnation: int) -> None:
+        if not has_room:
+            raise Busy(ErrorCode.BUSY, "no room now")
+        drop(log, incarnation)
+
+    monkeypatch.setattr(MemoryLog, "drop_partition", drop_with_room)
+    counted.memory.run()
+    assert not done.told
+    has_room = True
+    counted.memory.advance(1)
+    done.check()
+    assert open_in_log(counted.memory) == 0
+
+
+# Others meanwhile
+
+
+def test_who_makes_the_same_topic_meanwhile_wins(counted: Counted) -> None:
+    broker, done = counted.memory.broker, Answers()
+    broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
+    counted.run_pass()
+    broker.create_topic(WIDE, 1)
+    counted.run(done)
+    assert done.code is ErrorCode.TOPIC_EXISTS
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 1
+
+
+def test_two_of_the_same_are_made_one_after_the_other(counted: Counted) -> None:
+    first, second = Answers(), Answers()
+    for done in (first, second):
+        counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
+    counted.memory.run()
+    first.check()
+    assert second.code is ErrorCode.TOPIC_EXISTS
+    assert open_in_log(counted.memory) == COUNT
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_growth_is_refused_when_the_topic_was_changed_meanwhile(counted: Counted, count: int) -> None:
+    topic, done = counted.make(2), Answers()
+    counted.memory.broker.grow_topic(topic, COUNT + 2, done=done)
+    counted.run_pass()
+    if count > 2:
+        counted.memory.broker.grow_topic(topic, count)
+    else:
+        counted.memory.broker.shrink_topic(topic, count)
+    counted.run(done)
+    assert done.code is ErrorCode.BUSY
+    counted.memory.run()
+    assert len(topic.partitions) == count == open_in_log(counted.memory)
+
+
+def test_growth_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> None:
+    topic, done = counted.make(2), Answers()
+    counted.memory.broker.grow_topic(topic, COUNT + 2, done=done)
+    counted.run_pass()
+    counted.memory.broker.delete_topic(topic)
+    counted.run(done)
+    assert done.code is ErrorCode.TOPIC_MISSING
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 0
+
+
+def test_a_purge_is_refused_when_the_topic_ended_meanwhile(counted: Counted) -> None:
+    topic, done = counted.make(), Answers()
+    counted.fill(topic)
+    counted.memory.broker.purge_topic(topic, done=done)
+    counted.run_pass()
+    counted.memory.broker.delete_topic(topic)
+    counted.run(done)
+    assert done.code is ErrorCode.TOPIC_MISSING
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 0
+
+
+def test_what_is_being_dropped_counts_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch, BrokerSettings(partitions_max=COUNT + 10, bulk_share=1.0))
+    topic, done = counted.make(), Answers()
+    counted.memory.broker.delete_topic(topic, done=done)
+    with pytest.raises(Busy, match="too many partitions"):
+        counted.memory.broker.create_topic(WIDE, 11)
+    counted.run(done)
+    counted.memory.broker.create_topic(WIDE, 11)
+
+
+# A stop in between
+
+
+def stopped_after(counted: Counted, passes: int) -> None:
+    for _ in range(passes):
+        counted.run_pass()
+    counted.memory.restart()
+
+
+@pytest.mark.parametrize("passes", [1, 3, 10])
+def test_a_stop_leaves_no_topic_that_was_being_made(counted: Counted, passes: int) -> None:
+    counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=Answers())
+    stopped_after(counted, passes)
+    broker = counted.memory.broker
+    assert broker.find_topic("wide") is None
+    taken = counted.memory.log.incarnations()
+    again = broker.create_topic(TopicName("default", "again"), 3)
+    assert not {partition.incarnation for partition in again.partitions} & set(taken)
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 3
+    assert len(counted.memory.restart().topic("again").partitions) == 3
+
+
+@pytest.mark.parametrize("passes", [1, 3, 10])
+def test_a_stop_leaves_nothing_of_a_topic_that_ended(counted: Counted, passes: int) -> None:
+    topic = counted.make()
+    counted.fill(topic)
+    counted.memory.broker.delete_topic(topic, done=Answers())
+    stopped_after(counted, passes)
+    assert counted.memory.broker.find_topic("wide") is None
+    assert open_in_log(counted.memory) > 0
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 0
+
+
+def test_a_stop_leaves_a_topic_as_it_was_before_it_grew(counted: Counted) -> None:
+    topic = counted.make(2)
+    counted.memory.broker.grow_topic(topic, COUNT, done=Answers())
+    stopped_after(counted, 3)
+    counted.memory.run()
+    assert len(counted.memory.broker.topic("wide").partitions) == 2 == open_in_log(counted.memory)
+
+
+def test_a_stop_leaves_a_purge_half_done_and_it_can_be_asked_for_again(counted: Counted) -> None:
+    topic, done = counted.make(), Answers()
+    counted.fill(topic)
+    counted.memory.broker.purge_topic(topic, done=Answers())
+    stopped_after(counted, 3)
+    topic = counted.memory.broker.topic("wide")
+    assert {partition.log.first_offset for partition in topic.partitions} == {0, 1}
+    counted.memory.broker.purge_topic(topic, done=done)
+    counted.memory.run()
+    done.check()
+    assert {partition.log.first_offset for partition in topic.partitions} == {1}
+
+
+def test_a_failing_log_is_told(counted: Counted) -> None:
+    done = Answers()
+    counted.memory.broker.make_topic(WIDE, COUNT, then=lambda _: None, done=done)
+    counted.run_pass()
+    counted.memory.log.fail()
+    counted.memory.run()
+    assert done.code is ErrorCode.STORAGE_FAILED
+    with pytest.raises(BrokerError):
+        counted.memory.broker.create_topic(TopicName("default", "after"))
+    with pytest.raises(Missing):
+        counted.memory.broker.topic("wide")

@@ -1,0 +1,287 @@
+"""Requests for thousands of batches or partitions: carried out in slices, others' requests in between, and what holds in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.sliced import SLICE_S
+from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.errors import ErrorCode, Missing
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.admission import Admission
+from polywire.protocols.polywire.appending import LOT_TOKENS
+from polywire.protocols.polywire.codec import encode_head
+from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
+from polywire.records.batch import validate
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.loop import ManualLoop
+from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+
+PARTITIONS = 200
+PER_SLICE = 10  # batches that one slice has time for
+KEYED = batch_of(*[(b"k%d" % n, b"v%d" % n) for n in range(2000)])
+TOKEN = b"1" * 16
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def peer(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """A peer of a broker whose every batch takes a tenth of a slice; ``t`` has many partitions."""
+    made = peer_of(memory)
+    made.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", PARTITIONS)).decode(messages.TopicDescription)
+    for verb in ("produce", "stage"):
+        _take_time(made, monkeypatch, verb)
+    return made
+
+
+def peer_of(memory: MemoryBroker) -> Peer:
+    assert isinstance(memory.loop, ManualLoop)
+    return Peer(broker=memory.broker, loop=memory.loop)
+
+
+def _take_time(peer: Peer, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    real: Callable[..., None] = getattr(Broker, verb)
+
+    def slowly(*args: Any, **named: Any) -> None:
+        real(*args, **named)
+        peer.loop.clock.advance(SLICE_S / PER_SLICE)
+
+    monkeypatch.setattr(Broker, verb, slowly)
+
+
+def stored(broker: Broker) -> int:
+    return sum(partition.log.next_offset for partition in broker.topic("t").partitions)
+
+
+def request(verb: Verb, number: int = BY_KEY) -> Head:
+    return messages.Produce("t", number) if verb is Verb.PRODUCE else messages.Stage(TOKEN, "t", number)
+
+
+@pytest.mark.parametrize("verb", [Verb.PRODUCE, Verb.STAGE])
+def test_others_are_answered_between_two_slices_of_batches(peer: Peer, verb: Verb) -> None:
+    other = peer.another()
+    taken, answered = [peer.broker.appended], 0
+    peer.send(verb, request(verb), KEYED)
+    while not peer.output.written:
+        taken.append(peer.broker.appended)
+        other.send(Verb.PING, Head())
+        answered += len(other.frames())
+        peer.loop.run_pass()
+    assert max(after - before for before, after in pairwise(taken)) <= PER_SLICE + 1  # a clock of whole microseconds
+    assert peer.broker.appended == PARTITIONS
+    assert answered == len(taken) - 1
+    [answer] = peer.frames()
+    if verb is Verb.PRODUCE:
+        produced = answer.decode(messages.Produced)
+        assert [appended.partition for appended in produced.appended] == list(range(PARTITIONS))
+        assert sum(appended.record_count for appended in produced.appended) == 2000
+        assert {appended.base_offset for appended in produced.appended} == {0}
+        assert len(answer.payload) == 4 * 2000
+    else:
+        assert answer.decode(messages.Staged).record_count == 2000
+
+
+def test_many_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def slowly(payload: memoryview, at: int) -> int:
+        looked.append(at)
+        peer.loop.clock.advance(SLICE_S / PER_SLICE)
+        return validate(payload, at)
+
+    monkeypatch.setattr("polywire.protocols.polywire.splitting.validate", slowly)
+    good = batch_of(b"v")
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE, 0), good * 50 + good[:-8])
+    assert len(looked) <= PER_SLICE + 1
+    while not peer.output.written:
+        before = len(looked)
+        peer.loop.run_pass()
+        assert len(looked) - before <= PER_SLICE + 1
+    assert peer.frames()[0].error.code is ErrorCode.INVALID_BATCH
+    assert stored(peer.broker) == 0
+    assert peer.output.pins == 0
+
+
+def test_what_the_same_peer_asks_next_waits(peer: Peer) -> None:
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
+    assert peer.session.paused()
+    peer.loop.run_due()
+    assert not peer.session.paused()
+    assert peer.resumes > 0
+    [answer] = peer.frames()
+    assert answer.verb == Verb.PRODUCE
+
+
+def test_the_request_is_kept_as_it_is_until_its_last_batch_is_written(peer: Peer) -> None:
+    """Batches without keys are stored from where they were received."""
+    plain = batch_of(b"v")
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), plain * 100)
+    while peer.broker.appended < 100:
+        assert peer.output.pins == 1
+        peer.loop.run_pass()
+    assert not peer.broker.uncommitted or peer.output.pins == 1
+    peer.loop.run_due()
+    assert peer.output.pins == 0
+    assert stored(peer.broker) == 100
+
+
+def test_a_stop_between_two_slices_leaves_what_was_handed_over(memory: MemoryBroker, peer: Peer) -> None:
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
+    for _ in range(5):
+        memory.loop.run_pass()  # type: ignore[attr-defined]
+    assert not peer.output.written
+    broker = memory.restart()
+    assert 0 < stored(broker) < 2000
+    again = peer_of(memory)
+    answer = again.ask(Verb.PRODUCE, request(Verb.PRODUCE), KEYED).decode(messages.Produced)
+    assert len(answer.appended) == PARTITIONS
+
+
+def test_a_topic_that_ends_between_two_slices_refuses_the_rest(peer: Peer) -> None:
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
+    peer.loop.run_pass()
+    peer.another().ask(Verb.DELETE_TOPIC, messages.DeleteTopic("t"))
+    peer.loop.run_due()
+    [answer] = peer.frames()
+    assert answer.error.code is ErrorCode.PARTITION_MISSING
+    assert peer.broker.appended < PARTITIONS
+    assert peer.output.pins == 0
+    assert not peer.session.paused()
+
+
+def test_the_rest_is_stored_when_the_connection_ends_between_two_slices(peer: Peer) -> None:
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
+    peer.session.close()
+    peer.loop.run_due()
+    assert stored(peer.broker) == 2000
+    assert peer.output.pins == 0
+    assert not peer.output.written
+
+
+def test_what_the_same_peer_asks_behind_a_change_of_a_wide_topic_finds_it_changed(memory: MemoryBroker) -> None:
+    peer, count = peer_of(memory), AT_ONCE_MAX + 1
+    frames = [
+        (Verb.CREATE_TOPIC, messages.CreateTopic("t", count), b""),
+        (Verb.PRODUCE, messages.Produce("t", count - 1), batch_of(b"v")),
+        (Verb.GROW_TOPIC, messages.GrowTopic("t", 2 * count), b""),
+        (Verb.PRODUCE, messages.Produce("t", 2 * count - 1), batch_of(b"v")),
+        (Verb.PURGE_TOPIC, messages.PurgeTopic("t"), b""),
+        (Verb.BOUNDS, messages.AskBounds(["t"]), b""),
+        (Verb.DELETE_TOPIC, messages.DeleteTopic("t"), b""),
+    ]
+    waiting = b""
+    for correlation, (verb, head, payload) in enumerate(frames):
+        waiting += encode_head(verb, correlation, head, payload_bytes=len(payload)) + bytes(payload)
+    answers: list[Answer] = []
+    while len(answers) < len(frames):
+        if not peer.session.paused():
+            waiting = waiting[peer.session.receive(memoryview(bytearray(waiting))) :]
+        peer.loop.run_pass()
+        answers += peer.frames()
+    assert [answer.correlation for answer in answers] == list(range(len(frames)))
+    assert answers[0].decode(messages.TopicDescription).name == "t"
+    bounds = answers[5].decode(messages.BoundsList).topics[0].partitions
+    assert [partition.first_offset for partition in bounds if partition.next_offset] == [1, 1]
+    assert len(bounds) == 2 * count
+    answers[6].decode(Head)
+
+
+def test_a_change_of_a_wide_topic_that_comes_too_late_is_refused(memory: MemoryBroker) -> None:
+    peers = peer_of(memory), peer_of(memory)
+    for peer in peers:
+        peer.send(Verb.CREATE_TOPIC, messages.CreateTopic("t", AT_ONCE_MAX + 1))
+        assert peer.session.paused()
+    memory.run()
+    assert not any(peer.session.paused() for peer in peers)
+    assert peers[0].frames()[0].decode(messages.TopicDescription).name == "t"
+    assert peers[1].frames()[0].error.code is ErrorCode.TOPIC_EXISTS
+
+
+TOKENS = [b"%016d" % n for n in range(2000)]
+
+
+@pytest.fixture
+def staged(memory: MemoryBroker) -> Peer:
+    """A peer that has staged a batch under each of ``TOKENS``."""
+    peer = peer_of(memory)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).decode(messages.TopicDescription)
+    for token in TOKENS:
+        peer.ask(Verb.STAGE, messages.Stage(token, "t", 0), batch_of(b"v")).decode(messages.Staged)
+    return peer
+
+
+def left(peer: Peer) -> int:
+    """Tokens that are still staged."""
+    found = 0
+    for token in TOKENS:
+        with suppress(Missing):
+            found += len(peer.broker._log.staged_partitions([token]))
+    return found
+
+
+def test_many_tokens_are_abandoned_in_slices(staged: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    _take_time(staged, monkeypatch, "abandon")
+    staged.send(Verb.ABANDON, messages.Abandon(TOKENS))
+    kept = [len(TOKENS)]
+    while not staged.output.written:
+        kept.append(left(staged))
+        staged.loop.run_pass()
+    staged.frames()[0].decode(Head)
+    assert left(staged) == 0
+    assert max(before - after for before, after in pairwise(kept)) <= LOT_TOKENS * (PER_SLICE + 1)
+    assert len(kept) > 2
+
+
+def test_nothing_is_abandoned_when_one_of_many_is_refused(staged: Peer) -> None:
+    answer = staged.ask(Verb.ABANDON, messages.Abandon([*TOKENS, b"short"]))
+    assert answer.error.code is ErrorCode.INVALID_REQUEST
+    assert left(staged) == len(TOKENS)
+
+
+def test_many_tokens_are_checked_in_slices_and_published_at_once(staged: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, checked = Admission.check_tokens, [0]
+
+    def slowly(admission: Admission, tokens: Sequence[bytes]) -> None:
+        check(admission, tokens)
+        checked[-1] += len(tokens)
+        staged.loop.clock.advance(2 * SLICE_S)
+
+    monkeypatch.setattr(Admission, "check_tokens", slowly)
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    seen = set()
+    while not staged.output.written:
+        checked.append(0)
+        staged.loop.run_pass()
+        seen.add(stored(staged.broker))
+    assert max(checked) == LOT_TOKENS
+    assert sum(checked) == len(TOKENS)
+    assert seen == {0, len(TOKENS)}
+    [published] = staged.frames()[0].decode(messages.Published).ranges
+    assert (published.first_offset, published.next_offset) == (0, len(TOKENS))
+    again = staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS)).decode(messages.Published)
+    assert again.duplicate
+
+
+def test_what_is_staged_for_many_partitions_is_published_in_the_order_of_its_tokens(memory: MemoryBroker) -> None:
+    peer = peer_of(memory)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
+    tokens = TOKENS[:4]
+    for number, token in enumerate(tokens):
+        for partition in (2, 0, number % 3):
+            peer.ask(Verb.STAGE, messages.Stage(token, "t", partition), batch_of(b"%d" % number))
+    ranges = peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens)).decode(messages.Published).ranges
+    assert sorted((found.partition, found.first_offset, found.next_offset) for found in ranges) == [
+        (0, 0, 6),
+        (1, 0, 1),
+        (2, 0, 5),
+    ]
