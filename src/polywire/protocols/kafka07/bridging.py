@@ -27,12 +27,9 @@ from polywire.records.batch import address_of, record_at_address
 
 FILLER_BYTES_MIN: Final = 30
 BLANK_BYTES_MIN: Final = 10
-PACKED_BYTES_MAX: Final = (
-    16 * 1024
-)  # addresses behind a hole that one wrapper covers, if the first message alone is not longer
-REPEATED_BYTES_MAX: Final = (
-    64 * 1024
-)  # of a message that is told again over and over because a hole is larger than an answer
+PACKED_BYTES_MAX: Final = 4 * 1024  # addresses that one wrapper covers from a small hole on, where messages are short
+MESSAGE_BYTES_MAX: Final = 16 * 1024  # of a message that is packed because of a small hole before it
+REPEATED_BYTES_MAX: Final = 64 * 1024  # of a message that is told again and again before a hole larger than an answer
 
 _GZIP_HEAD: Final = Struct("<BBBBIBB")
 _GZIP_TAIL: Final = Struct("<II")
@@ -65,6 +62,8 @@ def bridge(
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
             return wrapper(b"", hole)
+        if record_bytes > MESSAGE_BYTES_MAX:
+            return _blank(hole)
         span = min(limit, max(hole + record_bytes, PACKED_BYTES_MAX))
         messages, end = _messages(chunks, address + hole, address + span)
         return wrapper(messages, end - address) or _blank(hole)
@@ -105,19 +104,7 @@ def _blank(size: int) -> bytes | None:
 
 
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
-    """The messages that lie in [address, stop), one after the other whatever holes are between them, and the address behind the last one;
-    those up to a compressed batch."""
+    """The messages that lie in [address, stop), whatever holes are between them, and the address behind the last one."""
     out = bytearray(stop - address)
-    at = 0
-    while True:
-        reason, size, number, position = spelling.put_entries(chunks, address, stop - address, out, at, written=at)
-        at += size
-        address += size
-        if reason != spelling.HOLE:
-            break
-        chunks = [chunks[number][position:], *chunks[number + 1 :]]
-        found = hole_at(chunks[0], address)
-        if found is None or address + sum(found) > stop:
-            break
-        address += found[0]
-    return bytes(out[:at]), address
+    size, end = spelling.gather_entries(chunks, address, stop - address, out)
+    return bytes(out[:size]), end

@@ -38,7 +38,8 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 
 @cython.cclass
 class _Place:
-    """Where writing stands: the address to write next, and the bytes written and allowed."""
+    """Where writing stands: the address to write next, and the bytes written and allowed. ``skips``: holes are stepped over, and count as
+    written."""
 
     if cython.compiled:
         out: Lent
@@ -47,8 +48,9 @@ class _Place:
         limit: cython.longlong
         address: cython.longlong
         position: cython.Py_ssize_t
+        skips: cython.bint
     else:
-        __slots__ = ("address", "at", "limit", "out", "position", "start")
+        __slots__ = ("address", "at", "limit", "out", "position", "skips", "start")
 
     def __init__(self, out: Buffer, at: int, limit: int, address: int, written: int) -> None:
         self.out = lend_writable(out)
@@ -57,6 +59,7 @@ class _Place:
         self.limit = limit
         self.address = address
         self.position = 0
+        self.skips = False
 
 
 @cython.cfunc
@@ -162,7 +165,12 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
             begins += head + length
             continue
         if begins > place.address:
-            return 3
+            if not place.skips:
+                return 3
+            if begins + head + length - place.address > place.limit:
+                return 1
+            place.limit -= begins - place.address
+            place.address = begins
         if begins < place.address or (place.at == place.start and head + length > place.limit):
             if not _put_part(p, places, record, head, place.address - begins, place):
                 return 2
@@ -216,3 +224,20 @@ def put_entries(
         if reason != 0:
             break
     return reason, place.at - begun, number, place.position
+
+
+def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
+    """Write the records that lie in the ``limit`` bytes of addresses from ``address`` on into ``out``, one right behind the other whatever
+    holes lie between them; those up to a compressed batch. Returns (bytes written, address behind the last of them). Raises ValueError when
+    ``out`` is too small."""
+    place: _Place = _Place(out, 0, limit, address, 0)
+    lent: Lent
+    chunk: object
+    place.skips = True
+    if place.limit < 0 or place.limit > place.out.size:
+        raise ValueError(f"answer outside its buffer limit={limit} size={place.out.size}")
+    for chunk in chunks:
+        lent = lend(chunk)
+        if _put_chunk(lent.p, lent.size, place) != 0:
+            break
+    return place.at, place.address

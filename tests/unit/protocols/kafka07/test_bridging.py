@@ -200,6 +200,16 @@ def test_an_answer_bridges_so_many_holes_and_no_more() -> None:
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
 
 
+def test_packing_has_an_end() -> None:
+    partition = Compacted([[*plain(b"a"), (b"123", False), *plain(b"long " * 4_000)]])
+    assert [value for _, value, _ in partition.read(0, 1 << 20)] == [b"a", b"\0\0\0", b"long " * 4_000]
+    rows = [row for number in range(2_000) for row in [*plain(b"x%d" % number), (b"12", False)]]
+    partition = Compacted([rows])
+    data = partition.fetch(0, 1 << 20)
+    assert len(data) <= fetching.BRIDGES_MAX * bridging.PACKED_BYTES_MAX
+    assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
+
+
 VALUES = st.one_of(st.sampled_from([b"", b"v", b"12345"]), st.binary(max_size=80), st.just(b"text " * 30))
 BATCHES = st.lists(st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_size=10), min_size=1, max_size=4)
 
@@ -211,6 +221,7 @@ BATCHES = st.lists(st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_si
     pack=st.sampled_from([None, Compression.LZ4]),
     data=st.data(),
 )
+@example(batches=[[(b"text " * 30, False), (b"", False), (b"", False), (b"", True)]], size=50_000, pack=None, data=None)
 @example(batches=[[(b"", True)] * 3 + [(b"", False)] + [(b"", True)]], size=200, pack=None, data=None)
 def test_everybody_reads_every_record_that_was_kept(
     batches: list[list[tuple[bytes, bool]]], size: int, pack: Compression | None, data: st.DataObject | None
@@ -219,7 +230,7 @@ def test_everybody_reads_every_record_that_was_kept(
     address = 0 if data is None else data.draw(st.sampled_from(partition.boundaries))
     found = partition.read(address, size)
     values, wanted = [value for _, value, _ in found], partition.behind(address)
-    if size > 5_000 and all(hole >= bridging.FILLER_BYTES_MIN for hole in _holes(partition)):
+    if size > 5_000 and all(hole >= bridging.FILLER_BYTES_MIN for hole in _holes(partition, address)):
         assert values == wanted, "each once, and nothing else"
     assert all(value in wanted or not value.strip(b"\0") for value in values)
     for number, (place, _, _) in enumerate(found[:20]):
@@ -230,9 +241,14 @@ def test_everybody_reads_every_record_that_was_kept(
     assert _is_subsequence(wanted, values)
 
 
-def _holes(partition: Compacted) -> list[int]:
-    ends = [0, *[at + HEAD_BYTES + len(value) for at, value in partition.kept]]
-    return [at - end for end, (at, _) in zip(ends, partition.kept, strict=False) if at > end]
+def _holes(partition: Compacted, address: int) -> list[int]:
+    """Sizes of the holes that a reader meets from an address on."""
+    found = []
+    for at, value in partition.kept:
+        if at >= address:
+            found.append(at - address)
+            address = at + HEAD_BYTES + len(value)
+    return [hole for hole in found if hole]
 
 
 def _is_subsequence(wanted: list[bytes], found: list[bytes]) -> bool:
