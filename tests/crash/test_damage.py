@@ -183,9 +183,11 @@ def test_a_damaged_body_that_was_staged_is_named_once_it_is_published(tmp_path: 
 
 
 @pytest.mark.parametrize("compression", [None, Compression.LZ4])
+@pytest.mark.parametrize("filling", [b"", b"." * 40_000])
 def test_what_is_damaged_before_it_is_sealed_gets_no_new_checksum(
-    tmp_path: Path, compression: Compression | None
+    tmp_path: Path, compression: Compression | None, filling: bytes
 ) -> None:
+    """Batches to be merged, or compressed, and one so large that it is copied as it is."""
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     partition.compression = compression
@@ -193,7 +195,7 @@ def test_what_is_damaged_before_it_is_sealed_gets_no_new_checksum(
     assert slot is not None
     while rig.log._journal.current is slot:
         if partition.next_offset == 10:
-            rig.append(partition, [b"%05d" % partition.next_offset + b"target" + VALUE])
+            rig.append(partition, [b"%05d" % partition.next_offset + b"target" + VALUE + filling])
             rig.log.commit()
             flip(slot.path, slot.view.obj.find(b"target"))  # type: ignore[attr-defined]
             continue

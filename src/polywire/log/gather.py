@@ -16,10 +16,10 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
-    from cython.cimports.polywire.records.header import is_sound
+    from cython.cimports.polywire.records.header import body_matches, header_matches
     from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 else:
-    from polywire.records.header import is_sound
+    from polywire.records.header import body_matches, header_matches
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024  # decision 0002: one index entry per 64 KiB of a run
@@ -30,7 +30,7 @@ _STRIDE = cython.declare(cython.longlong, 65536)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
 # Copies of less keep the interpreter lock: getting it back may take longer.
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
-# A batch of this size or more gains nothing from merging.
+SMALL_BYTES: Final = 32_768  # a batch of this size or more gains nothing from merging
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
 _PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # its bit among a batch's columns
 
@@ -97,12 +97,15 @@ def _verify(
     index: cython.Py_ssize_t,
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
+    copied_from: cython.longlong,
 ) -> cython.Py_ssize_t:
     """The loop of ``verify``; the caller checked the pieces' numbers."""
     while index < stop and bytes_max > 0:
         at: cython.longlong = load_i64(starts, index * 8)
         length: cython.longlong = load_i64(sizes, index * 8)
-        if not _is_batch(p, size, at, length) or not is_sound(p, at, size):
+        if not _is_batch(p, size, at, length) or not header_matches(p, at, size):
+            return -1 - index
+        if length < copied_from and not body_matches(p, at):
             return -1 - index
         bytes_max -= length
         index += 1
@@ -116,8 +119,10 @@ def verify(
     start: cython.Py_ssize_t,
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
+    copied_from: cython.longlong,
 ) -> int:
-    """Verify header and body of pieces [start, stop), up to the one that fills ``bytes_max``: what is copied next is near the processor then.
+    """Verify the headers of pieces [start, stop), and the bodies of those shorter than ``copied_from``, up to the piece that fills
+    ``bytes_max``: what is copied next is near the processor then. Longer ones are copied as they are, with the checksum that they have.
     Returns the number of the first piece not looked at, or -1 - n where piece n is not sound. Raises IndexError when the pieces are not
     there."""
     pieces: _Pieces = _Pieces(base, positions, lengths)
@@ -128,7 +133,7 @@ def verify(
         raise IndexError((start, stop))
     index: cython.Py_ssize_t
     with cython.nogil:
-        index = _verify(p.p, p.size, starts.p, sizes.p, start, stop, bytes_max)
+        index = _verify(p.p, p.size, starts.p, sizes.p, start, stop, bytes_max, copied_from)
     return index
 
 

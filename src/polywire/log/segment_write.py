@@ -29,6 +29,7 @@ from polywire.log.gather import (
     RUN_POSITION,
     RUN_RECORDS,
     RUN_STATE_COUNT,
+    SMALL_BYTES,
     gather,
     next_merge,
     survey,
@@ -342,9 +343,10 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 
 
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
-    """A part's batches as they are written: verified, merged and compressed. One that is damaged is kept just as it is, under the checksum
-    that it does not have: its readers are told, and the rest of the run is sound."""
-    for whole in _verified(part):
+    """A part's batches as they are written: merged and compressed, and verified before that gives them another checksum. One that is
+    damaged is kept just as it is, under the checksum that it does not have: its readers are told, and the rest of the run is sound."""
+    copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
+    for whole in _verified(part, copied_from):
         if whole.sound:
             stretches = _stretches(whole, merging=not source.token)
             yield from _packed(stretches, source.compression)
@@ -359,13 +361,14 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
             yield whole
 
 
-def _verified(part: Part) -> Iterator[_Stretch]:
-    """The part in pieces that stay near the processor until they are copied, every damaged batch alone."""
+def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
+    """The part in pieces that stay near the processor until they are copied, every damaged batch alone; of batches that are only copied,
+    those of ``copied_from`` bytes and more, the header alone is looked at: their readers look at the rest."""
     at, count = 0, len(part.positions)
     while at < count:
         end = count
         if not part.verified:
-            end = verify(part.base, part.positions, part.lengths, at, count, WRITTEN_BYTES)
+            end = verify(part.base, part.positions, part.lengths, at, count, WRITTEN_BYTES, copied_from)
         bad = -1 - end if end < 0 else count
         end = bad if end < 0 else end
         if end > at:

@@ -192,11 +192,17 @@ def check_body(buf: Buffer, at: int) -> bool:
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
+def header_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
+    """Whether a batch begins at ``at`` that ends before ``limit``, and its header has its checksum."""
+    return _whole_length(p, at, limit) > 0 and load_u64(p, at + 96) == xxh64_raw(p, at, _SEALED_BYTES)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.bint:
     """Whether the batch at ``at`` ends before ``limit`` and header and body have their checksums."""
-    if _whole_length(p, at, limit) <= 0:
-        return False
-    return load_u64(p, at + 96) == xxh64_raw(p, at, _SEALED_BYTES) and body_matches(p, at)
+    return header_matches(p, at, limit) and body_matches(p, at)
 
 
 @cython.cfunc
