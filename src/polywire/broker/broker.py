@@ -312,19 +312,17 @@ class Broker(TopicVerbs, PositionVerbs):
         number: int,
         tokens: Sequence[bytes],
         *,
-        positions: Sequence[changes.PositionStored] = (),
         by: Caller = NOBODY,
         done: PublishDone | None,
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
         or a later one, before: then the tokens are dropped and the answer, a duplicate, waits for the original's sync.
 
-        positions: stored with it, all or nothing; made by ``positions_stored``.
         Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) when a partition was deleted since,
         Invalid(INVALID_NAME, INVALID_REQUEST), Invalid(SEQUENCE_GAP) for a number too far ahead, Denied(DENIED) for another user's writer or
         token, Busy(BUSY, DISK_FULL); then nothing is published.
         """
-        self.staging.publish(writer, number, tokens, positions=positions, by=by, done=done)
+        self.staging.publish(writer, number, tokens, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NOBODY) -> None:
         """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST), Denied(DENIED) for another user's."""

@@ -90,6 +90,24 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
         return self.id or self.full_name
 
 
+class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """Somebody's next offsets in a topic, by partition number. Else as PositionStored, which is in snapshots and what older brokers wrote."""
+
+    id: bytes
+    full_name: str
+    kind: PositionKind
+    name: str
+    offsets: dict[int, int]
+    generation: int
+    owner: int
+    at_us: int
+
+    @property
+    def topic(self) -> TopicKey:
+        """How the table keys the topic."""
+        return self.id or self.full_name
+
+
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Somebody's positions in a topic (as in PositionStored; with neither: in all) and partition (None: in all) are forgotten."""
 
@@ -234,11 +252,12 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transactor's transaction was published, and with it these positions."""
+    """A transactor's transaction was published, and with it what is ``stored``, or what an older broker told singly."""
 
     id: str
     at_us: int
     positions: tuple[PositionStored, ...]
+    stored: PositionsStored | None = None
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
@@ -298,6 +317,7 @@ Change = (
     | GroupUnbound
     | TransactorDeleted
     | WriterDeleted
+    | PositionsStored
 )
 
 

@@ -124,7 +124,7 @@ class State:
     def apply_change(self, change: changes.Change) -> None:
         """Make a change true."""
         match change:
-            case changes.PositionStored():
+            case changes.PositionStored() | changes.PositionsStored():
                 self.positions.store(change)
             case changes.TopicCreated():
                 self.positions.bind(self.catalog.apply_created(change).name.full, change.id)
@@ -178,13 +178,17 @@ class State:
                 self.transactors.apply_offsets(change)
             case changes.TransactionCommitted():
                 self.transactors.apply_committed(change)
-                self._store_positions(change.positions)
+                self._store_positions(change.positions, change.stored)
             case _:
                 assert_never(change)
 
-    def _store_positions(self, positions: Iterable[changes.PositionStored]) -> None:
+    def _store_positions(
+        self, positions: Iterable[changes.PositionStored], stored: changes.PositionsStored | None = None
+    ) -> None:
         for position in positions:
             self.positions.store(position)
+        if stored is not None:
+            self.positions.store(stored)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
         """A batch of a producer came back in recovery; one that the state already knows of changes nothing."""

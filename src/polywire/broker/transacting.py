@@ -198,14 +198,14 @@ class Transacting:
         self._staging.abandon([transactor.token], by=ITSELF)
         self._store(transactor.id, transactor.epoch, TransactionState.ABORTED, _NO_TOKEN, transactor.owner, done)
 
-    def commit(self, transactor: Transactor, positions: Sequence[changes.PositionStored], *, done: Done | None) -> None:
+    def commit(self, transactor: Transactor, positions: changes.PositionsStored | None, *, done: Done | None) -> None:
         """End an open transaction: its records can be read and the positions are stored, all at once.
 
         Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,
         Busy(DISK_FULL); then nothing has happened.
         """
         assert transactor.is_open, "there is something to end"
-        change = changes.TransactionCommitted(transactor.id, self._clock.now_us(), tuple(positions))
+        change = changes.TransactionCommitted(transactor.id, self._clock.now_us(), (), positions)
         data = changes.encode(change)
         if transactor.messages:
             self._staging.check_staged([transactor.token])

@@ -212,7 +212,6 @@ class Transactions:
         number: int,
         tokens: Sequence[bytes],
         *,
-        positions: Sequence[changes.PositionStored] = (),
         by: Caller,
         done: PublishDone | None,
     ) -> None:
@@ -230,7 +229,7 @@ class Transactions:
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
         self.check_staged(tokens)
-        change = changes.Published(writer, number, now_us, tuple(positions), heir(owner, by))
+        change = changes.Published(writer, number, now_us, (), heir(owner, by))
         publishing = _Publishing()
 
         def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:

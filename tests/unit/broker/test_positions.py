@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from polywire.broker import changes
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.log.base import Done
 from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_log import MemoryLog
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.broker.answers import Answers, batch_of
 
@@ -25,6 +28,42 @@ def test_positions_are_kept_as_given(memory: MemoryBroker) -> None:
     assert memory.broker.position("orders", 1, GROUP, "g") == 10**12
     assert memory.broker.position("orders", 1, CONSUMER, "g") is None
     assert memory.broker.position("orders", 0, GROUP, "g") is None
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_many_positions_are_one_change(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch, snapshot: bool) -> None:
+    """A group of 10,000 partitions commits all of them at once: a change for each would keep everybody else waiting."""
+    change = MemoryLog.change
+    made: list[bytes] = []
+
+    def count(log: MemoryLog, data: bytes, *, level: Level, done: Done | None) -> None:
+        made.append(data)
+        change(log, data, level=level, done=done)
+
+    monkeypatch.setattr(MemoryLog, "change", count)
+    topic = memory.broker.create_topic(TopicName("default", "wide"), 1000)
+    made.clear()
+    offsets = {number: number + 1 for number in range(1000)}
+    memory.broker.commit_positions("wide", offsets, GROUP, "g")
+    memory.broker.commit_positions("wide", {0: 77}, GROUP, "g")
+    memory.broker.commit_positions("wide", {}, GROUP, "nobody")
+    assert len(made) == 3
+    memory.run()
+    if snapshot:
+        memory.log.take_snapshot()
+    broker = memory.restart()
+    assert broker.positions_in("wide", GROUP, "g") == {**offsets, 0: 77}
+    assert [name for _, name in broker.position_owners(GROUP)] == ["g"]
+    broker.shrink_topic(broker.topic(topic.name.full), 1)
+    assert broker.positions_in("wide", GROUP, "g") == {0: 77}
+
+
+def test_positions_of_older_brokers_are_read(memory: MemoryBroker) -> None:
+    topic = memory.broker.create_topic(TopicName("default", "old"))
+    singly = tuple(changes.PositionStored(topic.id, "", number, GROUP, "g", 5) for number in range(2))
+    memory.broker.change_all(singly, level=Level.WRITTEN, done=None)
+    memory.run()
+    assert memory.restart().positions_in("old", GROUP, "g") == {0: 5, 1: 5}
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

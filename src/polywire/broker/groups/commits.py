@@ -62,8 +62,8 @@ class Commits:
         *,
         generation: int,
         by: Caller,
-    ) -> list[changes.PositionStored]:
-        """The changes that store these next offsets, as ``Broker.positions_stored`` says."""
+    ) -> changes.PositionsStored:
+        """The change that stores these next offsets, as ``Broker.positions_stored`` says."""
         positions, count_max = self._state.positions, self._settings.partition_count_max
         check_name(name, self._settings.name_bytes_max)
         was = self.check_owner(by, full_name, kind, name)
@@ -77,8 +77,5 @@ class Commits:
         quotas.admit(Kind.POSITIONS, by, added * POSITION_BYTES, count=added, owner=was)
         if held is None:
             quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=was)
-        owner, identity, now_us = heir(was, by), changes.split_key(key), self._clock.now_us()
-        return [
-            changes.PositionStored(*identity, number, kind, name, offset, generation, owner, now_us)
-            for number, offset in offsets.items()
-        ]
+        identity, now_us = changes.split_key(key), self._clock.now_us()
+        return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heir(was, by), now_us)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from polywire.broker.changes import PositionsDeleted, PositionStored, TopicKey, split_key
+from polywire.broker.changes import PositionsDeleted, PositionsStored, PositionStored, TopicKey, split_key
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind, Usage
 from polywire.types import PositionKind
 
@@ -111,8 +111,16 @@ class Positions:
                 if owner_kind is kind:
                     yield topic, name, held.partitions
 
-    def store(self, change: PositionStored) -> None:
-        """Somebody's next offset is another one."""
+    def store(self, change: PositionStored | PositionsStored) -> None:
+        """Somebody's next offset, or several of them, are others."""
+        offsets = change.offsets if isinstance(change, PositionsStored) else {change.partition: change.offset}
+        if offsets:
+            held, generation = self._hold(change), change.generation
+            had = len(held.partitions)
+            held.partitions.update({number: Position(offset, generation) for number, offset in offsets.items()})
+            self._charge_positions(held, len(held.partitions) - had)
+
+    def _hold(self, change: PositionStored | PositionsStored) -> Held:
         owners = self._by_topic.setdefault(change.topic, {})
         held = owners.get((change.kind, change.name))
         if held is None:
@@ -122,10 +130,8 @@ class Positions:
             self._charge(held, -1)
             held.owner = change.owner
             self._charge(held, 1)
-        if change.partition not in held.partitions:
-            self._charge_positions(held, 1)
-        held.partitions[change.partition] = Position(change.offset, change.generation)
         held.at_us = max(held.at_us, change.at_us)
+        return held
 
     def _charge(self, held: Held, sign: int) -> None:
         """Somebody begins (or stops) to have all this."""

@@ -90,7 +90,7 @@ class PositionVerbs(ABC):
     ) -> None:
         """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
         made = self.positions_stored(full_name, offsets, kind, name, generation=generation, by=by)
-        self.change_all(made, level=level, done=done)
+        self.change_all([made], level=level, done=done)
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
         """See ``groups.coordinator.Host``."""
@@ -105,8 +105,8 @@ class PositionVerbs(ABC):
         *,
         generation: int = -1,
         by: Caller = NOBODY,
-    ) -> list[changes.PositionStored]:
-        """The changes that store these next offsets, checked but not made. Raises as ``commit_position``."""
+    ) -> changes.PositionsStored:
+        """The change that stores these next offsets, checked but not made. Raises as ``commit_position``."""
         return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
 
     def delete_positions(

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.changes import PositionStored, TransactionState
+from polywire.broker.changes import PositionsStored, TransactionState
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactors import Scope, Transactor
 from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
@@ -271,7 +271,7 @@ def _commit(asked: Asked, transactor: Transactor) -> Reply | None:
     counts = f"messages={transactor.messages} offsets={len(transactor.offsets)}"
     if transactor.is_open:
         _check_rights(asked, transactor)
-    positions = _positions(asked, transactor) if transactor.is_open else []
+    positions = _positions(asked, transactor) if transactor.is_open else None
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
     if not transactor.is_open:
@@ -293,10 +293,10 @@ def _check_rights(asked: Asked, transactor: Transactor) -> None:
         state.guard.admit_topic(asked.session, state.broker.resource(transactor.scope.topic), Action.OFFSET_COMMIT)
 
 
-def _positions(asked: Asked, transactor: Transactor) -> list[PositionStored]:
+def _positions(asked: Asked, transactor: Transactor) -> PositionsStored | None:
     """What the commit stores of the group, which must still be the member's to store. Raises Refused."""
     if not transactor.offsets:
-        return []
+        return None
     scope = transactor.scope
     place = Place(asked.session, scope.topic, scope.group, scope.member, scope.generation)
     _check(place, transactor.offsets)
