@@ -211,8 +211,11 @@ def _fill(broker: BrokerProcess) -> None:
         _drain([peer], 0.5)
 
 
-def _drain(peers: list[socket.socket], quiet_s: float, watcher: Watcher | None = None) -> tuple[int, Held]:
-    """Read until nothing has come for a while, and the loop was held by nothing; returns the bytes and the longest holds."""
+def _drain(
+    peers: list[socket.socket], quiet_s: float, watcher: Watcher | None = None, *, said: bytearray | None = None
+) -> tuple[int, Held]:
+    """Read, into ``said`` where it is given, until nothing has come for a while and the loop was held by nothing; returns how many bytes, and
+    the longest holds."""
     got, most = 0, {"processor_s": 0.0, "clock_s": 0.0, "collecting_s": 0.0}
     places: Counter[str] = Counter()
     end = time.monotonic() + VERB_S_MAX
@@ -222,7 +225,10 @@ def _drain(peers: list[socket.socket], quiet_s: float, watcher: Watcher | None =
         while time.monotonic() < end:
             ready = selector.select(quiet_s)
             for key, _ in ready:
-                got += _read(selector, key.fileobj)
+                data = _read(selector, key.fileobj)
+                got += len(data)
+                if said is not None:
+                    said += data
             seen: dict[str, Any] = watcher.told() if watcher is not None else {"quiet_s": quiet_s}
             most = {name: max(value, seen.get(name, 0.0)) for name, value in most.items()}
             places.update(dict(seen.get("places", [])))
@@ -233,7 +239,7 @@ def _drain(peers: list[socket.socket], quiet_s: float, watcher: Watcher | None =
     return got, Held(**most, place=next((place for place, _ in places.most_common(1)), ""))
 
 
-def _read(selector: selectors.BaseSelector, peer: object) -> int:
+def _read(selector: selectors.BaseSelector, peer: object) -> bytes:
     assert isinstance(peer, socket.socket)
     try:
         data = peer.recv(1 << 20)
@@ -241,7 +247,7 @@ def _read(selector: selectors.BaseSelector, peer: object) -> int:
         data = b""
     if not data:
         selector.unregister(peer)
-    return len(data)
+    return data
 
 
 def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int) -> tuple[int, Held]:
@@ -251,9 +257,10 @@ def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int
         for peer in peers:
             if asked.opening:
                 peer.sendall(asked.opening)
+        said = bytearray()
         if asked.opening:
-            _drain(peers, QUIET_S)
-        data = asked.make()
+            _drain(peers, QUIET_S, said=said)
+        data = asked.make() if asked.answering is None else asked.answering(bytes(said))
         watcher.told()
         for peer in peers:
             with suppress(OSError):

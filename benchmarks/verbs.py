@@ -44,13 +44,14 @@ LINE = 65_000
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request. make: gives its bytes. opening: sent before the watch begins, on the same connection. once: it cannot be sent again by
-    others."""
+    others. answering: gives its bytes instead, of what the opening was answered."""
 
     wire: str
     verb: str
     make: Callable[[], bytes]
     opening: bytes = b""
     once: bool = False
+    answering: Callable[[bytes], bytes] | None = None
 
 
 def topic_name(number: int) -> str:
@@ -127,8 +128,8 @@ def cursus_verbs() -> Iterator[Asked]:
     yield Asked("cursus", "COMMIT", partial(frame, f"COMMIT {WIDE} committed 0 5".encode()))
     yield cursus(f"COMMIT_OFFSET topic={WIDE} partition=0 group=crowd offset=1 {member}")
     joined = frame(f"JOIN_GROUP topic={WIDE} group=alone member=m".encode())
-    batched = f"BATCH_COMMIT topic={WIDE} group=alone member=m generation=1 {pairs}"
-    yield Asked("cursus", "BATCH_COMMIT", partial(frame, batched.encode()), joined)
+    batched = partial(_batched, pairs)
+    yield Asked("cursus", "BATCH_COMMIT", lambda: batched(b""), joined, once=True, answering=batched)
     yield cursus(f"FETCH_OFFSET topic={WIDE} partition=0 group=crowd")
     yield cursus("FIND_COORDINATOR group=crowd")
     yield cursus(f"REGISTER_GROUP topic={WIDE} group=crowd")
@@ -145,6 +146,13 @@ def cursus_verbs() -> Iterator[Asked]:
     yield cursus(f"SAVE_SNAPSHOT topic={EVENTED} key=k version=1 message=" + "m" * 1_000_000)
     yield cursus(f"READ_SNAPSHOT topic={EVENTED} key=k")
     yield cursus(f"STREAM_VERSION topic={EVENTED} key=k")
+
+
+def _batched(pairs: str, joined: bytes) -> bytes:
+    """A commit of all partitions by the member whose joining was answered so."""
+    told = dict(word.split("=", 1) for word in joined.decode(errors="replace").split() if "=" in word)
+    member, generation = told.get("member", "m"), told.get("generation", "1")
+    return frame(f"BATCH_COMMIT topic={WIDE} group=alone member={member} generation={generation} {pairs}".encode())
 
 
 # Iggy
