@@ -225,10 +225,7 @@ def _drain(
         while time.monotonic() < end:
             ready = selector.select(quiet_s)
             for key, _ in ready:
-                data = _read(selector, key.fileobj)
-                got += len(data)
-                if said is not None:
-                    said += data
+                got += _read(selector, key.fileobj, said)
             seen: dict[str, Any] = watcher.told() if watcher is not None else {"quiet_s": quiet_s}
             most = {name: max(value, seen.get(name, 0.0)) for name, value in most.items()}
             places.update(dict(seen.get("places", [])))
@@ -239,7 +236,7 @@ def _drain(
     return got, Held(**most, place=next((place for place, _ in places.most_common(1)), ""))
 
 
-def _read(selector: selectors.BaseSelector, peer: object) -> bytes:
+def _read(selector: selectors.BaseSelector, peer: object, said: bytearray | None) -> int:
     assert isinstance(peer, socket.socket)
     try:
         data = peer.recv(1 << 20)
@@ -247,7 +244,9 @@ def _read(selector: selectors.BaseSelector, peer: object) -> bytes:
         data = b""
     if not data:
         selector.unregister(peer)
-    return data
+    if said is not None:
+        said += data
+    return len(data)
 
 
 def held(broker: BrokerProcess, watcher: Watcher, asked: Asked, connections: int) -> tuple[int, Held]:

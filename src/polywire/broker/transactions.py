@@ -7,7 +7,8 @@ A writer and a token are used by their owner only. Must not know: wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -75,10 +76,10 @@ class _Stagers:
         self._sizes: dict[int, int] = {}
         self._tokens: dict[str, set[bytes]] = {}
 
-    def owner(self, token: bytes) -> int:
-        """Whose token it is."""
-        known = self._by_token.get(token)
-        return UNOWNED if known is None else known.owner
+    def owners(self, tokens: Iterable[bytes]) -> dict[int, bytes]:
+        """Whose tokens these are, each with one of them: thousands have few owners. What is not known is nobody's."""
+        get = self._by_token.get
+        return {known.owner: token for token in tokens if (known := get(token)) is not None}
 
     def size_of(self, owner: int, now_us: int) -> int:
         """Bytes that somebody has staged and that have not expired."""
@@ -111,15 +112,18 @@ class _Stagers:
 
     def forget(self, tokens: Sequence[bytes]) -> None:
         """Tokens that were published or abandoned."""
+        pop, sizes = self._by_token.pop, Counter[int]()
         for token in tokens:
-            known = self._by_token.pop(token, None)
+            known = pop(token, None)
             if known is None:
                 continue
-            self._count(known.owner, -known.size)
+            sizes[known.owner] += known.size
             own = self._tokens[known.writer]
             own.discard(token)
             if not own:
                 del self._tokens[known.writer]
+        for owner, size in sizes.items():
+            self._count(owner, -size)
 
     def left_over(self, writer: str, number: int) -> list[bytes]:
         """Tokens for this or an earlier number of a writer that were neither published nor abandoned."""
@@ -195,8 +199,7 @@ class Transactions:
         """Refuse what is no token, or another user's. Raises Invalid(INVALID_REQUEST), Denied(DENIED)."""
         for token in tokens:
             check_token(token)
-        owner_of = self._stagers.owner
-        for owner, token in {owner_of(token): token for token in tokens}.items():  # thousands of tokens have few owners
+        for owner, token in self._stagers.owners(tokens).items():
             self._owners.check(by, owner, "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:

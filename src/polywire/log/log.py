@@ -248,12 +248,12 @@ class FileLog:
         self._history.staging.expire_by(clock, age_us_max=age_us_max)
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
-        find = self._history.staging.find
-        return {batch.incarnation for token in tokens for batch in find(token).batches}
+        found = self._history.staging.find(tokens)
+        return {batch.incarnation for staged in found for batch in staged.batches}
 
     def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
-        found = [self._history.staging.find(token) for token in dict.fromkeys(tokens)]
-        size = ENTRY_BYTES + (len(change) + 7 & ~7) + sum(map(published_size, found))
+        found = self._history.staging.find(dict.fromkeys(tokens))
+        size = ENTRY_BYTES + (len(change) + 7 & ~7) + published_size(found)
         self._admit(size, Need.CHANGE)
         for staged in found:
             staged.claimed = True

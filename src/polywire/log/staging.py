@@ -75,8 +75,9 @@ class Staging:
         for staged in self:
             staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
-    def _is_over(self, staged: StagedToken) -> bool:
-        return self._clock is not None and staged.expires_at_us <= self._clock.now_us()
+    def _now_us(self) -> int:
+        """What has expired by then is over; nothing is before there is a clock."""
+        return -1 if self._clock is None else self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:
         return iter(self._tokens.values())
@@ -106,12 +107,15 @@ class Staging:
         """A token, claimed or not."""
         return self._tokens.get(token)
 
-    def find(self, token: bytes) -> StagedToken:
-        """A token that can be published. Raises Missing(STAGE_MISSING)."""
-        staged = self._tokens.get(token)
-        if staged is None or staged.claimed or self._is_over(staged):
-            raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
-        return staged
+    def find(self, tokens: Iterable[bytes]) -> list[StagedToken]:
+        """Tokens that can be published. Raises Missing(STAGE_MISSING)."""
+        get, now_us, found = self._tokens.get, self._now_us(), []
+        for token in tokens:
+            staged = get(token)
+            if staged is None or staged.claimed or staged.expires_at_us <= now_us:
+                raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
+            found.append(staged)
+        return found
 
     def remove(self, tokens: Iterable[bytes]) -> list[StagedToken]:
         """Tokens were published or abandoned; returns those that were there."""
@@ -125,4 +129,5 @@ class Staging:
 
     def expired(self) -> Sequence[bytes]:
         """Tokens whose time is over."""
-        return [staged.token for staged in self if self._is_over(staged) and not staged.claimed]
+        now_us = self._now_us()
+        return [staged.token for staged in self if staged.expires_at_us <= now_us and not staged.claimed]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.log.base import Done
-from polywire.log.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
+from polywire.log.group import ENTRY_BYTES, TOKEN_BYTES, EntryKind, GroupHead, mergeable_records
 from polywire.log.history import Contents, History, Laid
 from polywire.log.partition import FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
@@ -330,9 +330,12 @@ class Stage(_Simple):
         return () if self.done is None else ((self.done, -1),)
 
 
-def published_size(staged: StagedToken) -> int:
-    """Bytes that publishing a token takes in a group."""
-    return len(staged.by_partition()) * (ENTRY_BYTES + len(staged.token)) + len(staged.batches) * HEADER_BYTES
+def published_size(tokens: Sequence[StagedToken]) -> int:
+    """Bytes that publishing tokens takes in a group."""
+    several = [staged for staged in tokens if len(staged.batches) > 1]
+    entries = len(tokens) + sum([len(staged.by_partition()) - 1 for staged in several])
+    batches = len(tokens) + sum([len(staged.batches) - 1 for staged in several])
+    return entries * (ENTRY_BYTES + TOKEN_BYTES) + batches * HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,18 +353,20 @@ class Publish(_Simple):
         laid: list[Laid] = []
         content = bytearray()
         entries: list[tuple[EntryKind, int, int]] = []
-        find = draft.history.partitions.get
+        find, kind = draft.history.partitions.get, EntryKind.PUBLISH
         for staged in self.tokens:
-            published = False
-            for incarnation, batches in staged.by_partition():
-                partition = find(incarnation)
-                if partition is not None and partition.opened:
-                    published = True
-                    firsts.setdefault(partition, partition.next_offset)
-                    content += staged.token
-                    _number_published(draft, partition, batches, content, laid)
-                    entries.append((EntryKind.PUBLISH, incarnation, len(content)))
-            if not published:  # all its partitions have ended; recovery must know that the token is gone
+            living = [
+                (partition, batches)
+                for incarnation, batches in staged.by_partition()
+                if (partition := find(incarnation)) is not None and partition.opened
+            ]
+            for partition, batches in living:
+                if partition not in firsts:
+                    firsts[partition] = partition.next_offset
+                content += staged.token
+                _number_published(draft, partition, batches, content, laid)
+                entries.append((kind, partition.incarnation, len(content)))
+            if not living:  # all its partitions have ended; recovery must know that the token is gone
                 content += staged.token
                 entries.append((EntryKind.ABANDON, 0, len(content)))
         draft.enter_many(content, entries)
