@@ -1,4 +1,4 @@
-"""Cold reads: pieces of segments read past the page cache into reused memory, once for all who ask, and one ahead of who goes on.
+"""Reads of history: pieces of segments read past the page cache into reused memory, once for all who ask, and one ahead of who goes on.
 
 Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (design §4); a direct read into memory that is already
 there costs next to nothing, and runs at the disk's speed.
@@ -36,7 +36,9 @@ GLANCE_BLOCKS_MAX: Final = 32  # peers that are slow to take what was read hold 
 BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # staged bodies kept: two of the largest
 READERS_MAX: Final = 8  # reads remembered of a partition: as many readers as go through its history side by side
 PARTITIONS_READ_MAX: Final = 256  # of which reads are remembered
-STOPS_MAX: Final = 16  # as many as there are windows: those of windows that went are of no use
+STOPS_MAX: Final = (
+    WINDOWS_MAX + GLANCES_MAX
+)  # one a window: who reads a window beside somebody else looks for its place
 PIECE_ROOM: Final = 2 * BLOCK_BYTES  # a piece is read from the block it begins in to the end of the block it ends in
 BLOCK_ROOM: Final = (
     WINDOW_BYTES + 2 * 1024 * 1024 + PIECES_MAX * PIECE_ROOM
@@ -85,7 +87,7 @@ class ColdReads:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + 4)
+        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + GLANCES_MAX + 4)
         self._windows: OrderedDict[Key, Window | list[Told]] = OrderedDict()
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)
@@ -113,7 +115,7 @@ class ColdReads:
         reached = segment.offset_at(partition, stop)
         window = self._glances[partition, offset] = Window(partition, offset, reached, pieces, was_waited_for=False)
         if len(self._glances) > GLANCES_MAX:
-            self._glances.popitem(last=False)
+            self._forget_stops(self._glances.popitem(last=False)[1])
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
@@ -224,8 +226,15 @@ class ColdReads:
 
     def _shrink(self) -> None:
         """Forget the windows used longest ago; those under way are few, one a reader at most."""
-        for key in [key for key, found in self._windows.items() if isinstance(found, Window)][:-WINDOWS_MAX]:
+        kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
+        for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]
+            self._forget_stops(window)
+
+    def _forget_stops(self, window: Window) -> None:
+        """A window went: who stopped in it must not keep its memory."""
+        for key in [key for key, stop in self._stops.items() if stop.window is window]:
+            del self._stops[key]
 
     def _read(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window | None:
         """In the reader's thread; None when a segment went meanwhile. Raises Unavailable, Corrupt."""
