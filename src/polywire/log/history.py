@@ -118,23 +118,21 @@ class History:
 
     # Staging
 
-    def lay(
-        self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int, numbers: tuple[int, int, int]
-    ) -> None:
-        """A staged batch became part of a partition: (offset, address, time) as its header says."""
-        offset, address, time_us = numbers
-        number = self._next_overlay
-        self._next_overlay += 1
-        batch.laid = True
-        self.reader.overlays[number] = Overlay(header, batch, serial)
-        partition.overlays.append((offset, number))
-        partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
-        partition.tail_bytes += batch.length
+    def lay(self, laid: Iterable[Laid], serial: int) -> None:
+        """Staged batches became part of their partitions, in a group of this slot."""
+        overlays, number = self.reader.overlays, self._next_overlay
+        for partition, header, batch, (offset, address, time_us) in laid:
+            batch.laid = True
+            overlays[number] = Overlay(header, batch, serial)
+            partition.overlays.append((offset, number))
+            partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
+            partition.tail_bytes += batch.length
+            number += 1
+        self._next_overlay = number
 
-    def publish(self, laid: Sequence[Laid], tokens: Sequence[StagedToken], serial: int) -> None:
+    def publish(self, laid: Iterable[Laid], tokens: Iterable[StagedToken], serial: int) -> None:
         """Staged batches became part of their partitions in the group just written, and their tokens are gone."""
-        for partition, header, batch, numbers in laid:
-            self.lay(partition, header, batch, serial, numbers)
+        self.lay(laid, serial)
         self.unstage([staged.token for staged in tokens])
 
     def unstage(self, tokens: Iterable[bytes]) -> None:

@@ -355,18 +355,18 @@ class Publish(_Simple):
         entries: list[tuple[EntryKind, int, int]] = []
         find, kind = draft.history.partitions.get, EntryKind.PUBLISH
         for staged in self.tokens:
-            living = [
-                (partition, batches)
-                for incarnation, batches in staged.by_partition()
-                if (partition := find(incarnation)) is not None and partition.opened
-            ]
-            for partition, batches in living:
+            published = False
+            for incarnation, batches in staged.by_partition():
+                partition = find(incarnation)
+                if partition is None or not partition.opened:
+                    continue
+                published = True
                 if partition not in firsts:
                     firsts[partition] = partition.next_offset
                 content += staged.token
                 _number_published(draft, partition, batches, content, laid)
-                entries.append((kind, partition.incarnation, len(content)))
-            if not living:  # all its partitions have ended; recovery must know that the token is gone
+                entries.append((kind, incarnation, len(content)))
+            if not published:  # all its partitions have ended; recovery must know that the token is gone
                 content += staged.token
                 entries.append((EntryKind.ABANDON, 0, len(content)))
         draft.enter_many(content, entries)
