@@ -197,8 +197,12 @@ class FluxSession(OrderedSession[Answer]):
 
     def topic_to_write(self, name: str) -> Topic:
         """The topic that a record goes to, made when it is missing (dossier §8). Raises BrokerError."""
-        self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
-        return self.ensure_topic(name)
+        topic = self.broker.find_topic(name)
+        if topic is None or name.startswith("__"):
+            self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
+            return self.ensure_topic(name)
+        self.broker.access.authorize(self.principal, Action.PRODUCE, topic)
+        return topic
 
     def ensure_topic(self, name: str) -> Topic:
         """The topic, made when it is missing (dossier §8); what is done with it was asked for. Raises BrokerError."""
