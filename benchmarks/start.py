@@ -25,7 +25,7 @@ from polywire.log.history import History
 from polywire.log.log import FileLog
 from polywire.log.partition import FilePartition
 from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Plan, snapshot_of
+from polywire.log.sealing import Plan, snapshot_of, take_down
 from polywire.log.segment import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
 from polywire.log.segments import segment_name
 from polywire.log.settings import LogSettings
@@ -144,7 +144,8 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     for number, (_, partition) in enumerate(sorted(history.partitions.items())):
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
     image = history.image(log._sequence, history.partitions.values())
-    made = snapshot_of(history, image, Plan([], {}), [], log.broker_state())
+    taken = take_down(history, history.contents, log._journal.views, image)
+    made = snapshot_of(taken, Plan([], {}), [], log.broker_state())
     name = snapshot_name(EPOCH, MADE)
     made.segments[:] = [*made.segments, *numbers]  # type: ignore[index]
     put_snapshot(log._disk.store, name, made)

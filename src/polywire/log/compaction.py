@@ -19,7 +19,7 @@ from polywire.log.newest import COMPRESSED, NOTED_ALL, NewestOffsets
 from polywire.log.partition import FilePartition
 from polywire.log.reading import Reader
 from polywire.log.rewriting import Rewrite, Source
-from polywire.log.segment import SegmentInfo
+from polywire.log.segment import Segment, SegmentInfo
 from polywire.log.segment_write import Part, RunSource, StoredParts, write_segment
 from polywire.records.batch import keep
 from polywire.records.columns import BatchFlags
@@ -55,10 +55,10 @@ class Compaction:
         self.written = 0
         self.noting = True
 
-    def sources(self, reader: Reader) -> list[Source]:
-        """The runs of the next step; none when the pass, or its first half, is over."""
+    def segments(self, reader: Reader) -> list[Segment]:
+        """What the next step reads; nothing when the pass, or its first half, is over."""
         partition, size = self.partition, 0
-        found: list[Source] = []
+        found: list[Segment] = []
         if self.noting:
             number = max(partition.runs.find_offset(self.noted), 0)
             end = NEVER
@@ -67,15 +67,18 @@ class Compaction:
             end = self.noted
         while number < len(partition.runs) and partition.runs.entry(number)[0] < end:
             entry = partition.runs.entry(number)
-            if found and size + entry[2] > STEP_BYTES_MAX:
+            size += entry[2]
+            if found and size > STEP_BYTES_MAX:
                 break
-            segment = reader.segment(entry[3])
-            run = segment.run(partition.incarnation)
-            if not self.noting or run.next_offset > self.noted:
-                found.append((segment, run))
-                size += entry[2]
+            found.append(reader.segment(entry[3]))
             number += 1
         return found
+
+    def sources(self, segments: Sequence[Segment]) -> list[Source]:
+        """The runs of a step, in the sealer's thread, because footers may have to be read; without one that was noted to its end. Raises
+        BlobMissing, Corrupt."""
+        runs = [(segment, segment.run(self.partition.incarnation)) for segment in segments]
+        return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
         """Fill the table from these runs, in the sealer's thread: (offset up to which it is filled, whether it is full). Raises Corrupt."""

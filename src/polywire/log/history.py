@@ -33,11 +33,11 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The state after group ``sequence``: packed partitions, and what was staged: (token, expiry, its batches)."""
+    """The state after group ``sequence``: packed partitions, and the tokens there were. What was staged later lies in later slots."""
 
     sequence: int
     partitions: Sequence[bytes]
-    staged: Sequence[tuple[bytes, int, Sequence[StagedBatch]]]
+    staged: Sequence[StagedToken]
 
 
 class History:
@@ -166,9 +166,4 @@ class History:
                 self._packed[partition.incarnation] = partition.pack()
             else:
                 self._packed.pop(partition.incarnation, None)
-        found = []
-        for staged in self.staging:
-            batches = [batch for batch in staged.batches if batch.serial >= 0 or batch.place >= 0]
-            if batches:
-                found.append((staged.token, staged.expires_at_us, batches))
-        return Image(sequence, list(self._packed.values()), found)
+        return Image(sequence, list(self._packed.values()), list(self.staging))

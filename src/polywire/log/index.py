@@ -237,17 +237,6 @@ class TailIndex:
             filled += length
         return filled
 
-    def spans(self, slot: cython.uint) -> tuple[array[int], array[int]]:
-        """Positions and lengths (``array('q')``) of all entries of one slot, in offset order: what a sealer gives to a run."""
-        p: cython.p_const_uchar = _bytes_of(self._data)
-        positions: array[int] = array("q", bytes(8 * self._count))
-        lengths: array[int] = array("q", bytes(8 * self._count))
-        count: cython.Py_ssize_t = _fill_spans(
-            p, self._head, self._count, slot, memoryview(positions), memoryview(lengths)
-        )
-        del positions[count:], lengths[count:]
-        return positions, lengths
-
     def join(
         self,
         start: cython.Py_ssize_t,
@@ -292,26 +281,54 @@ class TailIndex:
             raise IndexError((start, stop))
 
 
+def spans_of(
+    tails: list[TailIndex], first_slot: cython.uint, last_slot: cython.uint, joined: cython.uint
+) -> tuple[array[int], array[int], array[int], array[int]]:
+    """What a sealer seals of these tails: the entries that lie in slots from the first to the last, or in ``joined``, tail by tail in offset
+    order. Returns (where the entries of each tail end, their slots, positions and lengths), each an ``array('q')``."""
+    ends: array[int] = array("q", bytes(8 * len(tails)))
+    count: cython.Py_ssize_t = _fill_spans(tails, first_slot, last_slot, joined, False, ends, ends, ends, ends)
+    slots: array[int] = array("q", bytes(8 * count))
+    positions: array[int] = array("q", bytes(8 * count))
+    lengths: array[int] = array("q", bytes(8 * count))
+    _fill_spans(tails, first_slot, last_slot, joined, True, ends, slots, positions, lengths)
+    return ends, slots, positions, lengths
+
+
 @cython.cfunc
 def _fill_spans(
-    p: cython.p_const_uchar,
-    head: cython.Py_ssize_t,
-    count: cython.Py_ssize_t,
-    slot: cython.uint,
-    positions: Buffer,
-    lengths: Buffer,
+    tails: list[TailIndex],
+    first_slot: cython.uint,
+    last_slot: cython.uint,
+    joined: cython.uint,
+    fills: cython.bint,
+    ends: array[int],
+    slots: array[int],
+    positions: array[int],
+    lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Enter what ``TailIndex.spans`` returns; borrows the arrays, so that they can be cut once this is done."""
-    starts: Lent = lend_writable(positions)
-    sizes: Lent = lend_writable(lengths)
+    """Count what ``spans_of`` returns into ``ends``; with ``fills``, enter it in the other arrays, which have room for it."""
+    counted: Lent = lend_writable(memoryview(ends))
+    places: Lent = lend_writable(memoryview(slots))
+    starts: Lent = lend_writable(memoryview(positions))
+    sizes: Lent = lend_writable(memoryview(lengths))
     found: cython.Py_ssize_t = 0
-    index: cython.Py_ssize_t
-    for index in range(head, head + count):
-        at: cython.Py_ssize_t = index * _ENTRY_BYTES
-        if load_u32(p, at + 20) == slot:
-            store_i64(starts.p, found * 8, load_i64(p, at + 8))
-            store_i64(sizes.p, found * 8, load_u32(p, at + 16))
+    number: cython.Py_ssize_t
+    for number in range(len(tails)):
+        tail: TailIndex = tails[number]
+        p: cython.p_const_uchar = _bytes_of(tail._data)
+        index: cython.Py_ssize_t
+        for index in range(tail._head, tail._head + tail._count):
+            at: cython.Py_ssize_t = index * _ENTRY_BYTES
+            slot: cython.uint = load_u32(p, at + 20)
+            if slot != joined and (slot < first_slot or slot > last_slot):
+                continue
+            if fills:
+                store_i64(places.p, found * 8, slot)
+                store_i64(starts.p, found * 8, load_i64(p, at + 8))
+                store_i64(sizes.p, found * 8, load_u32(p, at + 16))
             found += 1
+        store_i64(counted.p, number * 8, found)
     return found
 
 

@@ -30,7 +30,7 @@ from polywire.log.recovery import Chain, find_chain
 from polywire.log.replay import Player, image_of_all
 from polywire.log.scrub import Scrub
 from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
+from polywire.log.sealing import Written, install, seal, take_down
 from polywire.log.segments import SEGMENTS, SNAPSHOTS, Sealed, Segments, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.staging import Staging
@@ -277,13 +277,14 @@ class _Opening:
         needed = {place.slot for place in chain.groups}
         try:
             self._free(slot_needed=needed)
-            plan, sealed = self._seal(history, chain, name)
+            written, sealed = self._seal(history, chain, name)
         except Busy as full:
             return self._begin_unsealed(history, chain, start, full)
         _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
         _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
-        install(history, plan, sealed)
+        for _ in install(history, written, sealed):
+            """Nobody waits for the loop yet."""
         for slot in old:
             if slot in needed:
                 self._journal.release(slot)
@@ -293,14 +294,14 @@ class _Opening:
             self._delete(chain.snapshot)
         return name
 
-    def _seal(self, history: History, chain: Chain, name: str) -> tuple[Plan, list[Sealed]]:
+    def _seal(self, history: History, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
         """Write everything recovered into segments. Raises Busy(DISK_FULL); then nothing is left."""
         image = self._image = image_of_all(history, chain.sequence)
-        plan = plan_slots(history, history.contents, self._journal.views, image)
-        numbers = [history.segments.next_number() for _ in plan.blobs]
-        snapshot = snapshot_of(history, image, plan, numbers, (self._replay.snapshot(), chain.sequence))
-        infos = write_plan(self._store, plan, numbers, name, snapshot)
-        return plan, [history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
+        taken = take_down(history, history.contents, self._journal.views, image)
+        broker = (self._replay.snapshot(), chain.sequence)
+        written = seal(self._store, taken, history.segments.next_number, name, broker)
+        added = zip(written.infos, written.numbers, strict=True)
+        return written, [history.segments.add(info, number) for info, number in added]
 
     def _note_current(self, history: History) -> None:
         current = self._journal.current

@@ -39,6 +39,7 @@ class FilePartition:
     """
 
     __slots__ = (
+        "_packed_epochs",
         "_reader",
         "clean_offset",
         "compression",
@@ -83,6 +84,8 @@ class FilePartition:
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
+        self._packed_epochs = b""
+        """As ``pack`` last made them, unless they changed since."""
         self.overlays: Final[deque[tuple[int, int]]] = deque()
         """(offset, overlay) of published staged batches in the tail."""
         self.pending: list[Append] | None = None
@@ -146,6 +149,7 @@ class FilePartition:
         self.last_epoch = epoch
         self.epoch_numbers.append(epoch)
         self.epoch_offsets.append(self.next_offset)
+        self._packed_epochs = b""
 
     def epoch_end(self, epoch: int) -> int:
         if not 0 < epoch <= self._reader.epoch:
@@ -245,6 +249,7 @@ class FilePartition:
             gone = self.drop_tail(self.tail.entry(number)[0]) if number > 0 else []
         while len(self.epoch_offsets) > 1 and self.epoch_offsets[1] <= self.first_offset:
             del self.epoch_offsets[0], self.epoch_numbers[0]
+            self._packed_epochs = b""
         return runs, gone
 
     def _trim_runs(self, end: int) -> RunIndex:
@@ -263,15 +268,19 @@ class FilePartition:
 
     def pack(self) -> bytes:
         """The partition's numbers."""
-        numbers = _NUMBERS.pack(
-            self.incarnation,
-            self.first_offset,
-            self.next_offset,
-            self.next_address,
-            self.last_append_time_us,
-            len(self.epoch_numbers),
+        if not self._packed_epochs:
+            self._packed_epochs = b"".join(map(_EPOCH.pack, self.epoch_numbers, self.epoch_offsets))
+        return (
+            _NUMBERS.pack(
+                self.incarnation,
+                self.first_offset,
+                self.next_offset,
+                self.next_address,
+                self.last_append_time_us,
+                len(self.epoch_numbers),
+            )
+            + self._packed_epochs
         )
-        return numbers + b"".join(map(_EPOCH.pack, self.epoch_numbers, self.epoch_offsets))
 
     def unpack(self, content: Buffer, at: int) -> int:
         """Take over numbers that ``pack`` made; returns where they end."""

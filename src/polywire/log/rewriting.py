@@ -6,7 +6,7 @@ checksums, or nothing is written. Must not know: the journal, when it is time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -17,13 +17,15 @@ from polywire.log.partition import FilePartition
 from polywire.log.segment import Run, Segment, SegmentInfo
 from polywire.log.segment_write import RunSource, write_segment
 from polywire.log.segments import Sealed
+from polywire.log.worker import attempt
 from polywire.records.compression import Compression
 from polywire.store.base import Store
 
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
 SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
 MERGE_COUNT_MIN: Final = 4  # so that a byte is merged a few times at most
-RUNS_MAX: Final = 4096  # runs of one rewrite: planning and installing them stay some milliseconds of the loop
+RUNS_MAX: Final = 4096  # runs of one rewrite: planning it stays some milliseconds of the loop
+REPLACED_MAX: Final = 256  # runs that are replaced before others may have the loop: some milliseconds as well
 GROUPS_MAX: Final = 4  # planned in one pass at most
 LOST_US_MAX: Final = (
     600 * 1_000_000
@@ -44,19 +46,40 @@ class Rewrite:
     over: Callable[[BrokerError | None], None] | None = None
 
 
-def choose(history: History, now_us: int, *, merging: bool) -> Rewrite | None:
-    """The next blobs worth writing anew: one that lost half of its bytes, or a partition some time ago; else small neighbours, if
-    ``merging``."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blobs that may become one, with what their footers say; or, of one that has none any more, why that is so."""
+
+    old: Sequence[Sealed]
+    runs: Sequence[tuple[Sealed, Run]] = ()
+    failed: Sealed | None = None
+    error: BrokerError | None = None
+
+
+def choose(history: History, now_us: int, *, merging: bool) -> list[list[Sealed]]:
+    """The next blobs worth writing anew, best first: those that lost half of their bytes, or a partition some time ago; then small
+    neighbours, if ``merging``."""
     living = [item for item in history.segments.by_place.values() if item.live and not item.staged and not item.damaged]
     living.sort(key=lambda item: item.begun_us)
     groups = [[item] for item in living if is_wasteful(item, now_us)]
     if merging:
         groups += small_neighbours(living)
-    for group in groups[:GROUPS_MAX]:
-        found = _plan(history, group)
-        if found is not None:
-            return found
-    return None
+    return groups[:GROUPS_MAX]
+
+
+def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
+    """Read the footers; for the sealer's thread."""
+    return [_read_group(old) for old in groups]
+
+
+def _read_group(old: Sequence[Sealed]) -> Group:
+    runs: list[tuple[Sealed, Run]] = []
+    for sealed in old:
+        info, error = attempt(lambda segment=sealed.segment: segment.info)  # type: ignore[misc]
+        if error is not None:
+            return Group(old, failed=sealed, error=error)
+        runs.extend((sealed, run) for run in info if not run.token)
+    return Group(old, runs)
 
 
 def is_wasteful(sealed: Sealed, now_us: int) -> bool:
@@ -86,20 +109,19 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
     return [group for group in groups if len(group) >= MERGE_COUNT_MIN]
 
 
-def _plan(history: History, old: Sequence[Sealed]) -> Rewrite | None:
+def plan(history: History, group: Group) -> Rewrite | None:
     """What the new blob is made of; None when some partition's runs are not neighbours, so that they cannot become one."""
     runs: dict[int, list[Source]] = {}
-    for sealed in old:
-        for run in sealed.segment.info:
-            partition = history.partitions.get(run.partition)
-            if partition is not None and not run.token and _is_read(partition, run, sealed):
-                runs.setdefault(run.partition, []).append((sealed.segment, run))
+    for sealed, run in group.runs:
+        partition = history.partitions.get(run.partition)
+        if partition is not None and _is_read(partition, run, sealed):
+            runs.setdefault(run.partition, []).append((sealed.segment, run))
     for found in runs.values():
         found.sort(key=lambda source: source[1].first_offset)
         if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
             return None
     packing = {incarnation: history.partitions[incarnation].compression for incarnation in runs}
-    return Rewrite(old, runs, packing) if runs else None
+    return Rewrite(group.old, runs, packing) if runs else None
 
 
 def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
@@ -117,18 +139,27 @@ def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
     return write_segment(store, name, sources)
 
 
-def replace(history: History, rewrite: Rewrite, new: Sealed) -> None:
-    """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone."""
-    for run in new.segment.info:
-        partition = history.partitions.get(run.partition)
-        new.lost_partition |= partition is None
-        numbers = range(0) if partition is None else partition.runs_between(run.first_offset, run.next_offset)
-        if partition is None or not numbers:
-            continue
-        for place, size in partition.join_runs(numbers, new.place, run.size):
-            history.segments.drop(place, size)
-        new.keep(run.size, run.first_time_us)
+def replace(history: History, rewrite: Rewrite, new: Sealed, info: SegmentInfo) -> Iterator[None]:
+    """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone. Rests whenever others may have
+    the loop."""
+    new.live += 1  # until the end: none of it is dead before all is handed out
+    for count, run in enumerate(info, 1):
+        _replace_run(history, run, new)
+        if count % REPLACED_MAX == 0:
+            yield
     assert history.losing or not any(item.live for item in rewrite.old), (
         "everything that was needed of them is in the new blob"
     )
+    new.live -= 1
     history.segments.settle([new])
+
+
+def _replace_run(history: History, run: Run, new: Sealed) -> None:
+    partition = history.partitions.get(run.partition)
+    new.lost_partition |= partition is None
+    numbers = range(0) if partition is None else partition.runs_between(run.first_offset, run.next_offset)
+    if partition is None or not numbers:
+        return
+    for place, size in partition.join_runs(numbers, new.place, run.size):
+        history.segments.drop(place, size)
+    new.keep(run.size, run.first_time_us)

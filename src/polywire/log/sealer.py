@@ -7,7 +7,7 @@ how a group is written.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -21,8 +21,8 @@ from polywire.log.disk import Disk
 from polywire.log.history import History, Image
 from polywire.log.journal_file import FileJournal, Slot
 from polywire.log.partition import FilePartition
-from polywire.log.rewriting import Rewrite, choose, replace, write_anew
-from polywire.log.sealing import Plan, install, plan_slots, snapshot_of, write_plan
+from polywire.log.rewriting import Group, Rewrite, Source, choose, plan, read_groups, replace, write_anew
+from polywire.log.sealing import Written, install, seal, take_down
 from polywire.log.segment import SegmentInfo
 from polywire.log.segments import SNAPSHOTS, Sealed, segment_name
 from polywire.log.worker import Worker
@@ -75,7 +75,7 @@ class _Named:
     """A slot whose segments are named. ``replaced``: the snapshot before. ``counts`` once the naming group is on the disk."""
 
     full: _Full
-    plan: Plan
+    written: Written
     sealed: Sequence[Sealed]
     replaced: str
     counts: bool = False
@@ -110,6 +110,8 @@ class Sealer:
         self._lent: list[Slot] = []
         self._lending = False
         self._running = False
+        self._installing = False
+        """What counts of ``_named[0]`` is being installed."""
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         self._snapshot_count = 0
@@ -155,28 +157,20 @@ class Sealer:
         broker, rests_on = self._owner.broker_state()
         broker_sequence = max(rests_on, full.image.sequence)
         contents = {full.slot.serial: self._history.contents[full.slot.serial]}
-        plan = plan_slots(self._history, contents, self._journal.views, full.image)
-        numbers = [self._history.segments.next_number() for _ in plan.blobs]
+        taken = take_down(self._history, contents, self._journal.views, full.image)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
-        snapshot = snapshot_of(self._history, full.image, plan, numbers, (broker, broker_sequence))
-        job = partial(write_plan, self._store, plan, numbers, name, snapshot)
-        self._worker.run(job, partial(self._written, full, plan, numbers, name, broker_sequence))
+        next_number = self._history.segments.next_number
+        job = partial(seal, self._store, taken, next_number, name, (broker, broker_sequence))
+        self._worker.run(job, partial(self._written, full, name, broker_sequence))
 
     def _written(
-        self,
-        full: _Full,
-        plan: Plan,
-        numbers: Sequence[int],
-        name: str,
-        broker_sequence: int,
-        infos: Sequence[SegmentInfo] | None,
-        error: BrokerError | None,
+        self, full: _Full, name: str, broker_sequence: int, written: Written | None, error: BrokerError | None
     ) -> None:
         self._running = False
         if self._stopped:
             return
-        if error is not None or infos is None:
+        if error is not None or written is None:
             assert error is not None, "a job gives a result or an error"
             self.sealing = False
             if not isinstance(error, Missing):
@@ -185,25 +179,34 @@ class Sealer:
                 self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
-        sealed = [self._history.segments.add(info, number) for info, number in zip(infos, numbers, strict=True)]
-        named = _Named(full, plan, sealed, self._snapshot_name)
+        added = zip(written.infos, written.numbers, strict=True)
+        sealed = [self._history.segments.add(info, number) for info, number in added]
+        named = _Named(full, written, sealed, self._snapshot_name)
         self._named.append(named)
         self._snapshot_name = name
         self.named = full.image.sequence
-        self._owner.name_slot(full.slot, numbers, (name, broker_sequence), partial(self._counts, named))
+        self._owner.name_slot(full.slot, written.numbers, (name, broker_sequence), partial(self._counts, named))
         self.advance()
         self.sealing = self._running
 
     def _counts(self, named: _Named) -> None:
         """A slot's naming group is on the disk, perhaps before that of an earlier slot."""
         named.counts = True
-        while self._named and self._named[0].counts:
-            self._install(self._named.popleft())
+        self._install_next()
 
-    def _install(self, named: _Named) -> None:
-        """The segments are read from now on; the slot is free once nobody reads it any more."""
+    def _install_next(self) -> None:
+        """The segments of the oldest slot are read from now on, if they count."""
+        if self._installing or not self._named or not self._named[0].counts:
+            return
+        self._installing = True
+        named = self._named[0]
+        self._in_slices(install(self._history, named.written, named.sealed), partial(self._installed, named))
+
+    def _installed(self, named: _Named) -> None:
+        """Nothing is read from the slot any more but by who has begun to; it is free once nobody does."""
+        self._installing = False
+        self._named.popleft()
         self.sealed = named.full.image.sequence
-        install(self._history, named.plan, named.sealed)
         del self._history.contents[named.full.slot.serial]
         self._parked.append(named.full.slot)
         if named.replaced:
@@ -211,6 +214,16 @@ class Sealer:
         self.free_parked()
         self.advance()  # the slot may be pinned: the next one needs not wait for its readers
         self._remove_soon()
+        self._install_next()
+
+    def _in_slices(self, work: Iterator[None], over: Callable[[], None]) -> None:
+        """Go on with work until it rests, and in later passes of the loop until it is over."""
+        if self._stopped:
+            return
+        for _ in work:
+            self._loop.call_soon(self._in_slices, work, over)
+            return
+        over()
 
     def free_parked(self) -> None:
         """Free slots that are sealed and that no reader pins any more."""
@@ -306,10 +319,39 @@ class Sealer:
         if self._compaction is not None:
             self._compact(self._compaction, again)
             return
-        rewrite = choose(self._history, now_us, merging=merging)
+        groups = choose(self._history, now_us, merging=merging)
+        if groups:
+            self._running = True
+            self._worker.run(partial(read_groups, groups), partial(self._chosen, again, merging))
+        elif merging:
+            self._compact_next(again)
+
+    def _chosen(
+        self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | None, error: BrokerError | None
+    ) -> None:
+        """The footers of what may be written anew were read: begin with the first that can be, unless a slot is full by now."""
+        self._running = False
+        if self._stopped:
+            return
+        self.advance()
+        if self._running or self._replacing or groups is None:
+            assert groups is not None, f"reading says of each what is wrong with it error={error}"
+            self._tidy_soon(again)
+            return
+        rewrite = None
+        for group in groups:
+            if group.failed is not None and group.error is not None:
+                self._keep_damaged([group.failed], group.error)
+            elif rewrite is None:
+                rewrite = plan(self._history, group)
         if rewrite is not None:
             self._rewrite(rewrite, partial(write_anew, self._store), again)
-        elif self._to_compact and merging:
+        elif merging:
+            self._compact_next(again)
+
+    def _compact_next(self, again: Callable[[], None]) -> None:
+        """Begin a pass, if any partition waits for one."""
+        if self._to_compact:
             partition, null_time_us = self._to_compact.popitem()
             if not partition.ended:
                 self._compaction = Compaction(partition, null_time_us)
@@ -333,21 +375,47 @@ class Sealer:
 
     def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
         """The next step of a pass."""
-        partition = compaction.partition
-        sources = compaction.sources(self._history.reader) if not partition.ended else []
-        if sources and compaction.noting:
+        segments = compaction.segments(self._history.reader) if not compaction.partition.ended else []
+        if segments:
+            self._running = True
+            self._worker.run(partial(compaction.sources, segments), partial(self._step, compaction, again))
+        else:
+            self._over(compaction, again)
+
+    def _step(
+        self,
+        compaction: Compaction,
+        again: Callable[[], None],
+        sources: list[Source] | None,
+        error: BrokerError | None,
+    ) -> None:
+        """The runs of the next step are known: take it, unless a slot is full by now."""
+        self._running = False
+        if self._stopped:
+            return
+        self.advance()
+        if sources is None:
+            assert error is not None, "a job gives a result or an error"
+            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+        if self._running or sources is None:
+            self._tidy_soon(again)
+        elif not sources:
+            self._over(compaction, again)
+        elif compaction.noting:
             self._running = True
             self._worker.run(partial(compaction.note, sources), partial(self._noted, compaction, again))
-        elif sources:
-            over = partial(self._compacted, compaction, sources[-1][1].next_offset)
-            rewrite = Rewrite((), {partition.incarnation: sources}, over=over)
-            self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
         else:
-            if not compaction.noting:
-                self._history.cleaned(partition, compaction.noted)
-                self._compaction = None
-            compaction.noting = False
-            self._tidy_soon(again)
+            over = partial(self._compacted, compaction, sources[-1][1].next_offset)
+            rewrite = Rewrite((), {compaction.partition.incarnation: sources}, over=over)
+            self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
+
+    def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
+        """A pass, or its first half, is."""
+        if not compaction.noting:
+            self._history.cleaned(compaction.partition, compaction.noted)
+            self._compaction = None
+        compaction.noting = False
+        self._tidy_soon(again)
 
     def _noted(
         self,
@@ -412,7 +480,7 @@ class Sealer:
         elif not self._owner.seal_room(REWRITE_GROUPS):
             self._deleter.delete([segment_name(number)])  # another pass of the timer writes it again
         else:
-            self._name_rewritten(rewrite, self._history.segments.add(info, number), again)
+            self._name_rewritten(rewrite, self._history.segments.add(info, number), info, again)
         self.advance()
 
     def _not_rewritten(self, rewrite: Rewrite, error: BrokerError) -> None:
@@ -424,9 +492,14 @@ class Sealer:
             return
         if rewrite.over is not None:
             rewrite.over(error)
-        kept = [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)]
-        for item in kept:
-            if item.place in self._history.segments.by_place:
+        self._keep_damaged(
+            [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)], error
+        )
+
+    def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
+        """Leave these as they are, unless they were removed meanwhile, or nothing is wrong but that too many files are open."""
+        for item in items:
+            if item.place in self._history.segments.by_place and not isinstance(error, Busy):
                 item.damaged = True
                 logger.error(
                     "a stored segment is damaged and is kept as it is; an operator must look",
@@ -434,21 +507,23 @@ class Sealer:
                     error=str(error),
                 )
 
-    def _name_rewritten(self, rewrite: Rewrite, new: Sealed, again: Callable[[], None]) -> None:
+    def _name_rewritten(self, rewrite: Rewrite, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
         """One group names the new segment and removes the old ones; until it is on the disk, readers use the old ones."""
         self._replacing = True
         old = self._history.segments.leave(rewrite.old)
 
-        def installed() -> None:
+        def counts() -> None:
+            self._in_slices(replace(self._history, rewrite, new, info), replaced)
+
+        def replaced() -> None:
             self._replacing = False
-            replace(self._history, rewrite, new)
             self._deleter.delete(self._history.segments.removed(old))
             self._remove_soon()
             if rewrite.over is not None:
                 rewrite.over(None)
             self._tidy_soon(again)
 
-        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], installed)
+        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
         """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""

@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from polywire.errors import ErrorCode, Missing, Unavailable
 from polywire.log.damage import Damage, DamageNotes, Mark, Piece, VerifiedRanges, read_pieces, salvaged, split_sound
@@ -72,8 +72,7 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """The batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
 
     partition: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from polywire.log.index import (
     scan_read,
     scan_to,
     scan_to_offset,
+    spans_of,
     split_batches,
 )
 from polywire.log.segment import ENTRY, RUN
@@ -128,13 +129,20 @@ def test_gather_refuses_what_does_not_fit() -> None:
             tail.extents(start, stop)
 
 
-def test_spans_are_those_of_one_slot() -> None:
-    tail, entries = fill([(1, 0, 1), (2, 0, 0), (3, 1, 0), (4, 0, 1), (5, 1, 0)])
-    for slot in range(4):
-        positions, lengths = tail.spans(slot)
-        assert list(zip(positions, lengths, strict=True)) == [
-            (entry[1], entry[2]) for entry in entries if entry[3] == slot
+def test_spans_are_those_of_the_slots_asked_for() -> None:
+    tails = [
+        fill([(1, 0, 1), (2, 0, 0), (3, 1, 0), (4, 0, 1), (5, 1, 0)]),
+        fill([]),
+        fill([(1, 3, 0), (1, 2, 4)]),
+    ]
+    for first, last, joined in ((0, 0, 9), (1, 1, 0), (0, 1, 3), (2, 3, 9), (5, 8, 9)):
+        ends, *spans = spans_of([tail for tail, _ in tails], first, last, joined)
+        expected = [
+            [(entry[3], entry[1], entry[2]) for entry in entries if first <= entry[3] <= last or entry[3] == joined]
+            for _, entries in tails
         ]
+        assert list(zip(*spans, strict=True)) == [span for found in expected for span in found]
+        assert list(ends) == list(accumulate(map(len, expected)))
 
 
 @pytest.mark.parametrize("index", [-1, 1])
