@@ -222,6 +222,7 @@ class State:
             self._drop_group((full_name, name))
         for binding in [binding for binding, bound in self.bindings.items() if bound.topic == full_name]:
             self._unbind(binding)
+        topic.partitions = []  # they have their topic: not each the other, or both would wait for a collection of garbage
 
     def _unbind(self, binding: tuple[str, str]) -> None:
         bound = self.bindings.pop(binding, None)

@@ -46,8 +46,8 @@ class Entrance:
         self.waiting: Final[deque[tuple[Partition, bytearray, Level, Done | None]]] = deque()
         self._broker: Final = broker
         self._wait_s: Final = wait_s
-        self._go_on: Final = go_on
-        self._refuse: Final = refuse
+        self._go_on = go_on
+        self._refuse = refuse
         self._until = 0.0
         self._timer: Any = None
 
@@ -85,11 +85,20 @@ class Entrance:
         self._go_on()
 
     def drop(self) -> None:
-        """Nobody waits for anything any more."""
+        """The session is closed: it waits for nothing any more, and is not called again."""
+        self._go_on, self._refuse = _nothing, _nobody
         self.waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _nothing() -> None:
+    """Nobody goes on."""
+
+
+def _nobody(_: Done | None, __: BrokerError) -> None:
+    """Nobody is told."""
 
 
 def _is_full(error: BrokerError) -> bool:

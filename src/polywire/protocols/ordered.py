@@ -23,6 +23,10 @@ ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next req
 class Asker(Protocol):
     """What a place needs of its session."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
     def answered(self) -> None:
         """An answer became known."""
 
@@ -48,8 +52,12 @@ class Place(Generic[_Asker]):
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
         """The answer is known."""
         self.parts = parts
-        self.released = released
         self.cancel = None
+        if self.session.closed:
+            if released is not None:
+                released()
+            return
+        self.released = released
         self.session.answered()
 
 
@@ -70,6 +78,11 @@ class OrderedSession(WaitingSession, Generic[_Place]):
         self._answers: deque[_Place] = deque()
         self._blocking = 0
         self._settle = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
 
     def _waits(self) -> bool:
         return bool(self._blocking or self._settle or len(self._answers) >= ANSWERS_MAX) or super()._waits()
@@ -93,7 +106,6 @@ class OrderedSession(WaitingSession, Generic[_Place]):
     def answered(self) -> None:
         """An answer became known: send what is next in order, and go on with what had to wait."""
         if self._closed:
-            self._drop()
             return
         answers = self._answers
         parts: list[Buffer] = []
@@ -114,14 +126,11 @@ class OrderedSession(WaitingSession, Generic[_Place]):
     def _abandon(self) -> None:
         """The connection is gone: nobody waits for anything."""
         self._closed = True
-        for answer in self._answers:
+        answers, self._answers = self._answers, deque()  # an answer has its session: not each the other
+        for answer in answers:
             if answer.cancel is not None:
-                answer.cancel()
-        self._drop()
-
-    def _drop(self) -> None:
-        """Nobody will read these."""
-        for answer in self._answers:
+                cancel, answer.cancel = answer.cancel, None
+                cancel()
             released, answer.released = answer.released, None
-            if answer.parts is not None and released is not None:
+            if released is not None:
                 released()

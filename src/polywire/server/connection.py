@@ -24,6 +24,7 @@ import structlog
 from polywire.errors import Busy, PeerError
 from polywire.protocols.base import Session, SessionFactory
 from polywire.server.arena import BUFFER_BYTES_MIN, Memory, rounded
+from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub
 from polywire.server.landing import FREE_BYTES_MIN, LANDING_BYTES
 from polywire.server.logins import Standing
@@ -112,9 +113,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        hub = self._hub
         self.host = host_and_port(transport.get_extra_info("peername"))[0]
-        if not hub.enter(self):
+        if not self._hub.enter(self):
             self._transport.abort()
             return
         # Above 0 the transport says so at once, and writes without waiting for the end of the pass.
@@ -321,11 +321,11 @@ class Connection(asyncio.BufferedProtocol):
             self._take_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hub.leave(self)
         self._clogged = False
         self._ended = True
-        self.let_go()
+        self.vacate()
         self._release()
+        self._transport = EndedTransport(self._transport)
 
     def let_go(self) -> None:
         """Have nothing received any more: the transport has ended, or will without another read."""

@@ -18,6 +18,7 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import ServeConfig
 from polywire.server.connection import Connection
+from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub
 from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
@@ -197,6 +198,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._cancel_timer()
         self._finished = True
         self._connection.connection_lost(exc)
+        self._transport = EndedTransport(self._transport)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

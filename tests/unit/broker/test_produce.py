@@ -269,7 +269,8 @@ def test_bounds_sync_first(memory: MemoryBroker) -> None:
 
 def test_batches_told_twice_in_recovery_change_nothing(memory: MemoryBroker) -> None:
     gone = memory.broker.ensure_topic("gone")
-    memory.broker.produce(gone.partitions[0], batch_by(b"p", 0, 0), level=Level.WRITTEN, done=None)
+    ended = gone.partitions[0]
+    memory.broker.produce(ended, batch_by(b"p", 0, 0), level=Level.WRITTEN, done=None)
     for epoch, base in ((0, 0), (0, 1), (3, 0), (3, 1)):
         produced(memory, batch_by(b"p", epoch, base))
     memory.broker.delete_topic(gone)
@@ -280,6 +281,6 @@ def test_batches_told_twice_in_recovery_change_nothing(memory: MemoryBroker) -> 
     read = memory.broker.fetch(partition_of(memory), 0, bytes_max=10_000, then=lambda _: None)
     assert read is not None
     headers = [batches.read_header(chunk) for chunk in read.chunks]
-    for header in (replace(headers[0], partition=gone.partitions[0].incarnation), *headers):
+    for header in (replace(headers[0], partition=ended.incarnation), *headers):
         recovered.replayed(header, b"p")
     assert recovered.snapshot() == state

@@ -109,7 +109,8 @@ def test_topics_of_events_refuse_to_grow(memory: MemoryBroker) -> None:
 
 def test_a_topic_made_again_is_another_one(memory: MemoryBroker) -> None:
     old = memory.broker.create_topic(ORDERS, 2)
-    memory.broker.produce(old.partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None)
+    ended = old.partitions[0]
+    memory.broker.produce(ended, batch_of(b"v"), level=Level.WRITTEN, done=None)
     memory.run()
     memory.broker.delete_topic(old)
     assert memory.broker.find_topic("orders") is None
@@ -119,9 +120,9 @@ def test_a_topic_made_again_is_another_one(memory: MemoryBroker) -> None:
     assert [partition.incarnation for partition in new.partitions] == [3, 4]
     assert new.partitions[0].log.next_offset == 0
     for refused in (
-        lambda: memory.broker.produce(old.partitions[0], batch_of(b"v"), level=Level.WRITTEN, done=None),
-        lambda: memory.broker.fetch(old.partitions[0], 0, bytes_max=10, then=lambda _: None),
-        lambda: memory.broker.wait(old.partitions[0], 0, lambda: None),
+        lambda: memory.broker.produce(ended, batch_of(b"v"), level=Level.WRITTEN, done=None),
+        lambda: memory.broker.fetch(ended, 0, bytes_max=10, then=lambda _: None),
+        lambda: memory.broker.wait(ended, 0, lambda: None),
     ):
         with pytest.raises(Missing) as caught:
             refused()

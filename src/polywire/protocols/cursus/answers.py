@@ -28,6 +28,10 @@ class Asker(Protocol):
     @property
     def structured(self) -> bool: ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
     def answered(self) -> None:
         """An answer became known."""
 

@@ -214,6 +214,7 @@ class CursusSession(OrderedSession[Answer]):
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
+        self._placed = None
         self._timer.cancel()
         if self._pushing is not None:
             self._pushing.drop()
@@ -329,6 +330,7 @@ class CursusSession(OrderedSession[Answer]):
                 self.later(request.dialect).fill([frame(body) for body in bodies])
         if refusal is not None:
             self._place(request).refuse(refusal)
+        del refusal  # its trace has this call: not each the other
 
     def _place(self, request: Request) -> Answer:
         """The place that the command took before it failed, or a new one."""
@@ -355,11 +357,6 @@ class CursusSession(OrderedSession[Answer]):
         if self._caller is None or self._caller.principal != acting:
             self._caller = caller_of(acting, self.output.peer)
         return self._caller
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is gone."""
-        return self._closed
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
         """The place of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a

@@ -42,6 +42,10 @@ class Asker(Protocol):
     @property
     def scratch(self) -> Scratch: ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
     def answered(self) -> None:
         """An answer became known."""
 

@@ -149,11 +149,6 @@ class FluxSession(OrderedSession[Answer]):
                 self.append(Answer(self, request.id)).ok(payload)
         return True
 
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is gone."""
-        return self._closed
-
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
         """The place of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))

@@ -30,6 +30,10 @@ class Asker(Protocol):
     def broker(self) -> Broker:
         """Whose loop and clock long answers are made with."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
     def answered(self) -> None:
         """An answer became known."""
 

@@ -123,7 +123,10 @@ def _missing(reader: Reader, error: Refused) -> bytes:
     """What asking for something that is not there is answered with. Raises Refused."""
     if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
         return b""
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # it will have this call, and not each the other
 
 
 def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:

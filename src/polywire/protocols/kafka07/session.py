@@ -74,7 +74,6 @@ class KafkaSession(WaitingSession):
         "_entrance",
         "_is_inside",
         "_large",
-        "_peer",
         "_pending",
         "_principal",
         "_producer",
@@ -93,7 +92,6 @@ class KafkaSession(WaitingSession):
     ) -> None:
         super().__init__(broker, output, resume)
         self._producer = producer
-        self._peer: Final = Peer(self._authorize, self._caller)
         self._blocks = blocks
         self._bench = bench
         self._large: Work | None = None
@@ -104,6 +102,10 @@ class KafkaSession(WaitingSession):
         self._pending: Answering | Listing | None = None
         self._dirty = False
         self._principal: Principal | None = None
+
+    @property
+    def _peer(self) -> Peer:
+        return Peer(self._authorize, self._caller)
 
     @property
     def frame_bytes_max(self) -> int:
@@ -308,6 +310,7 @@ class KafkaSession(WaitingSession):
             self._pending.cancel()
             self._pending = None
         self._entrance.drop()
+        self._storing = iter(())
 
 
 def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:

@@ -173,6 +173,7 @@ class PolywireSession:
         self._fetches.clear()
         self._ready.clear()
         self._answers.clear()
+        del self._appending, self._catalog, self._grouping, self._upkeep  # they have the session: not each the other
 
     # What the parts of a session ask for.
 

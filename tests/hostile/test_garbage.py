@@ -1,0 +1,109 @@
+"""A closed connection is freed at once: nothing of it waits for a collection of garbage, which would hold the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.clock import SystemClock
+from polywire.server import lifecycle
+from polywire.server.config import Address, ServeConfig
+from polywire.server.hub import Hub
+from polywire.server.listener import close_listeners, open_listeners
+from tests.hostile.exchanges import STREAMS
+
+CONVERSATIONS = 12
+ANSWERS_S = 0.02
+RESET = struct.pack("ii", 1, 0)
+
+
+class Served:
+    """A broker in this process, with a listener for every wire."""
+
+    def __init__(self, hub: Hub, ports: dict[str, int]) -> None:
+        self.hub = hub
+        self._ports = ports
+
+    async def converse(self, wire: str, seed: int) -> None:
+        """Say something, perhaps the beginning only, and go: with a FIN, with a RST, or without reading the answers."""
+        chance = random.Random(f"{wire} {seed}")
+        data = STREAMS[wire](chance)
+        if chance.random() < 0.3:
+            data = data[: chance.randrange(len(data))]
+        await asyncio.to_thread(self._say, wire, data, chance.choice(("read", "unread", "reset")))
+        while self.hub.connections:  # noqa: ASYNC110 - looking is the point
+            await asyncio.sleep(0.001)
+
+    def _say(self, wire: str, data: bytes, ending: str) -> None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[wire])) as peer:
+            peer.sendall(data)
+            peer.settimeout(ANSWERS_S)
+            if ending == "reset":
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            while ending == "read" and peer.recv(1 << 16):
+                """Until the broker hangs up, or has said all it has to say."""
+
+
+@asynccontextmanager
+async def served(directory: Path) -> AsyncIterator[Served]:
+    config = ServeConfig(data_dir=directory)
+    broker = Broker.open(directory, BrokerSettings(), asyncio.get_running_loop(), SystemClock())
+    hub = Hub(broker)
+    addresses = dict.fromkeys(STREAMS, Address("127.0.0.1", 0))
+    listeners = await open_listeners(hub, addresses, lifecycle._factories(broker, config))
+    try:
+        yield Served(hub, {listener.name: listener.address.port for listener in listeners})
+    finally:
+        close_listeners(listeners)
+        broker.close()
+
+
+@contextmanager
+def left_to_the_collector() -> Iterator[Counter[str]]:
+    """What of ours only a collection of garbage would free, in the end."""
+    found: Counter[str] = Counter()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found.update(filter(None, map(spelled, gc.garbage)))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def spelled(thing: object) -> str:
+    """The name of something of ours, empty for anything else."""
+    if isinstance(thing, FrameType):
+        return thing.f_code.co_qualname if "/polywire/" in thing.f_code.co_filename else ""
+    kind = type(thing)
+    return kind.__qualname__ if kind.__module__.startswith("polywire.") else ""
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+def test_nothing_of_a_closed_connection_is_garbage(tmp_path: Path, wire: str) -> None:
+    async def life() -> Counter[str]:
+        async with served(tmp_path) as broker:
+            await broker.converse(wire, -1)  # what is made once is made
+            with left_to_the_collector() as found:
+                for seed in range(CONVERSATIONS):
+                    await broker.converse(wire, seed)
+            return found
+
+    with asyncio.Runner(loop_factory=lifecycle._new_loop()) as runner:
+        assert runner.run(life()) == Counter()
