@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -38,6 +37,7 @@ from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
 from polywire.protocols.workbench import Workbench
 from polywire.server.audit import AuditLog
+from polywire.server.collector import Collector
 from polywire.server.config import AUTO, OFF, ServeConfig, parse_address
 from polywire.server.descriptors import raise_limit, share
 from polywire.server.hub import ConnectionLimits, Hub
@@ -170,9 +170,9 @@ class Server:
 
     async def wait(self, broker: Broker, hub: Hub, listeners: Sequence[Listener]) -> int:
         """Serve until stopped, then drain; returns the exit code."""
-        gc.collect()
-        gc.freeze()  # what start-up made lives for ever: looking at it again costs milliseconds
-        sweeper = asyncio.create_task(self._sweep(hub, broker))
+        collector = Collector()
+        collector.start()
+        sweeper = asyncio.create_task(self._sweep(hub, broker, collector))
         await self._stopping.wait()
         if self.registration is not None:
             await asyncio.to_thread(self.registration.stop)
@@ -180,6 +180,7 @@ class Server:
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()
+        collector.stop()
         with contextlib.suppress(BrokerError):  # failed storage was reported already
             broker.close()
         await _hang_up(hub)
@@ -191,12 +192,13 @@ class Server:
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
 
-    async def _sweep(self, hub: Hub, broker: Broker) -> None:
+    async def _sweep(self, hub: Hub, broker: Broker, collector: Collector) -> None:
         while True:
             if self.registration is not None:
                 self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
             hub.sweep()
+            collector.sweep(alone=not hub.connections)
             self._audit.sweep()
             if self._lines is not None:
                 self._lines.sweep()

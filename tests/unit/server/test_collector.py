@@ -1,0 +1,83 @@
+"""Collections of garbage: what stays is looked at once, however much of it there is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from polywire.server.collector import Collector
+
+STAYS = 300_000
+LOOKED_AT_MAX = 60_000
+
+
+class Circle:
+    """What reference counting does not free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    made.start()
+    yield made
+    made.stop()
+
+
+def circle_that_stayed() -> tuple[Circle, weakref.ref[Circle]]:
+    made = Circle()
+    gc.collect()
+    return made, weakref.ref(made)
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_full_collection_looks_at_what_came_since_the_last_one() -> None:
+    looked_at: list[int] = []
+
+    def note(phase: str, info: Mapping[str, Any]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            looked_at.append(len(gc.get_objects()))
+
+    gc.callbacks.append(note)
+    try:
+        stays: list[list[object]] = [[] for _ in range(STAYS)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(stays) == STAYS
+    assert len(looked_at) > STAYS // LOOKED_AT_MAX
+    assert max(looked_at) < LOOKED_AT_MAX
+
+
+def test_old_garbage_is_freed_when_nobody_is_connected(collector: Collector) -> None:
+    circle, seen = circle_that_stayed()
+    del circle
+    gc.collect()
+    assert seen() is not None, "it was set aside"
+    collector.sweep(alone=False)
+    assert seen() is not None
+    collector.sweep(alone=True)
+    assert seen() is None
+
+
+def test_everything_is_looked_at_again_only_when_something_was_set_aside(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector.sweep(alone=True)
+    monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("nothing has come since"))
+    collector.sweep(alone=True)
+    monkeypatch.undo()
+
+
+def test_everything_is_as_before_in_the_end() -> None:
+    before = gc.get_threshold(), list(gc.callbacks)
+    collector = Collector()
+    collector.start()
+    collector.stop()
+    assert (gc.get_threshold(), list(gc.callbacks)) == before
+    assert gc.get_freeze_count() == 0
