@@ -22,6 +22,7 @@ import uvloop
 
 from polywire.clock import SystemClock
 from polywire.errors import Busy
+from polywire.log.base import Encoding
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.settings import LogSettings
@@ -52,6 +53,9 @@ class NoState:
 
     def snapshot(self) -> bytes:
         return b""
+
+    def encoding(self) -> Encoding:
+        return Encoding(iter((self.snapshot(),)))
 
 
 class Watch:

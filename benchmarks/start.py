@@ -145,7 +145,10 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
     image = history.image(log._sequence, history.partitions.values())
     taken = take_down(history, history.contents, log._journal.views, image)
-    made = snapshot_of(taken, Plan([], {}), [], log.broker_state())
+    state, sequence = log.broker_state()
+    for _ in state.go_on():
+        """All of it at once."""
+    made = snapshot_of(taken, Plan([], {}), [], (state.pieces, sequence))
     name = snapshot_name(EPOCH, MADE)
     made.segments[:] = [*made.segments, *numbers]  # type: ignore[index]
     put_snapshot(log._disk.store, name, made)

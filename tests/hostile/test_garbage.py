@@ -6,11 +6,14 @@ import asyncio
 import gc
 import random
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from shutil import which
 from types import FrameType
 
 import pytest
@@ -19,10 +22,12 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.server import lifecycle
-from polywire.server.config import Address, ServeConfig
+from polywire.server.config import TLS_SUFFIX, Address, ServeConfig
 from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
+from polywire.server.tls import server_tls
 from tests.hostile.exchanges import STREAMS
+from tests.unit.server.test_tls import Certificates
 
 CONVERSATIONS = 12
 ANSWERS_S = 0.02
@@ -32,9 +37,10 @@ RESET = struct.pack("ii", 1, 0)
 class Served:
     """A broker in this process, with a listener for every wire."""
 
-    def __init__(self, hub: Hub, ports: dict[str, int]) -> None:
+    def __init__(self, hub: Hub, ports: dict[str, int], trusted: ssl.SSLContext | None) -> None:
         self.hub = hub
         self._ports = ports
+        self._trusted = trusted
 
     async def converse(self, wire: str, seed: int) -> None:
         """Say something, perhaps the beginning only, and go: with a FIN, with a RST, or without reading the answers."""
@@ -46,8 +52,12 @@ class Served:
         while self.hub.connections:  # noqa: ASYNC110 - looking is the point
             await asyncio.sleep(0.001)
 
+    def _connected(self, wire: str) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", self._ports[wire]))
+        return peer if self._trusted is None else self._trusted.wrap_socket(peer, server_hostname="localhost")
+
     def _say(self, wire: str, data: bytes, ending: str) -> None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[wire])) as peer:
+        with suppress(OSError), self._connected(wire) as peer:
             peer.sendall(data)
             peer.settimeout(ANSWERS_S)
             if ending == "reset":
@@ -57,14 +67,21 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[Served]:
-    config = ServeConfig(data_dir=directory)
-    broker = Broker.open(directory, BrokerSettings(), asyncio.get_running_loop(), SystemClock())
+async def served(directory: Path, certificates: Certificates | None = None) -> AsyncIterator[Served]:
+    """With certificates everything is under TLS."""
+    config, suffix, trusted = ServeConfig(data_dir=directory / "data"), "", None
+    if certificates is not None:
+        key = Path(certificates.path("server", "key"))
+        config = replace(config, tls_certificate=Path(certificates.path("server")), tls_key=key)
+        suffix, trusted = TLS_SUFFIX, certificates.context()
+    broker = Broker.open(directory / "data", BrokerSettings(), asyncio.get_running_loop(), SystemClock())
     hub = Hub(broker)
-    addresses = dict.fromkeys(STREAMS, Address("127.0.0.1", 0))
-    listeners = await open_listeners(hub, addresses, lifecycle._factories(broker, config))
+    addresses = {wire + suffix: Address("127.0.0.1", 0) for wire in STREAMS}
+    factories = lifecycle._factories(broker, config)
+    listeners = await open_listeners(hub, addresses, factories, tls=server_tls(config))
     try:
-        yield Served(hub, {listener.name: listener.address.port for listener in listeners})
+        ports = {listener.name.removesuffix(suffix): listener.address.port for listener in listeners}
+        yield Served(hub, ports, trusted)
     finally:
         close_listeners(listeners)
         broker.close()
@@ -95,15 +112,30 @@ def spelled(thing: object) -> str:
     return kind.__qualname__ if kind.__module__.startswith("polywire.") else ""
 
 
+async def left_of(broker: Served, wire: str) -> Counter[str]:
+    """What is garbage after some conversations."""
+    await broker.converse(wire, -1)  # what is made once is made
+    with left_to_the_collector() as found:
+        for seed in range(CONVERSATIONS):
+            await broker.converse(wire, seed)
+    return found
+
+
 @pytest.mark.parametrize("wire", STREAMS)
 def test_nothing_of_a_closed_connection_is_garbage(tmp_path: Path, wire: str) -> None:
     async def life() -> Counter[str]:
         async with served(tmp_path) as broker:
-            await broker.converse(wire, -1)  # what is made once is made
-            with left_to_the_collector() as found:
-                for seed in range(CONVERSATIONS):
-                    await broker.converse(wire, seed)
-            return found
+            return await left_of(broker, wire)
+
+    with asyncio.Runner(loop_factory=lifecycle._new_loop()) as runner:
+        assert runner.run(life()) == Counter()
+
+
+@pytest.mark.skipif(which("openssl") is None, reason="TLS was NOT tried: no openssl to make a certificate with")
+def test_nor_under_tls(tmp_path: Path) -> None:
+    async def life() -> Counter[str]:
+        async with served(tmp_path, Certificates(tmp_path)) as broker:
+            return await left_of(broker, "flux")
 
     with asyncio.Runner(loop_factory=lifecycle._new_loop()) as runner:
         assert runner.run(life()) == Counter()

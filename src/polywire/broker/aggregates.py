@@ -10,10 +10,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
 
 from polywire.broker.changes import AggregateState, EventAppended, SnapshotSaved
 from polywire.broker.quotas import AGGREGATE_BYTES, EVENT_BYTES, Kind, Usage
+from polywire.broker.view import Views, encoded, one_by_one
 
 
 class Aggregate:
@@ -59,12 +62,14 @@ class Aggregate:
 class Aggregates:
     """All aggregates by partition and key."""
 
-    __slots__ = ("_by_partition", "_snapshots", "_usage")
+    __slots__ = ("_by_partition", "_keys", "_snapshots", "_usage", "_views")
 
     def __init__(self, usage: Usage) -> None:
         self._by_partition: dict[int, dict[bytes, Aggregate]] = {}
         self._snapshots: dict[tuple[int, bytes], SnapshotSaved] = {}
         self._usage = usage
+        self._keys: Final = Views(self._keys_of)
+        self._views: Final = Views(self._stored)
 
     def find(self, incarnation: int, key: bytes) -> Aggregate | None:
         """One aggregate; None when it never had an event."""
@@ -77,6 +82,7 @@ class Aggregates:
 
     def append(self, change: EventAppended) -> None:
         """An aggregate has one more event."""
+        self._views.changing((change.incarnation, change.key))
         keys = self._by_partition.setdefault(change.incarnation, {})
         found = keys.get(change.key)
         if found is None:
@@ -96,15 +102,19 @@ class Aggregates:
         """Forget the places of events below each partition's first offset; their versions stay taken."""
         for incarnation, keys in self._by_partition.items():
             first = first_offset_of(incarnation)
-            for aggregate in keys.values():
+            for key, aggregate in keys.items():
                 gone = bisect_left(aggregate.offsets, first)
                 if gone:
+                    self._views.changing((incarnation, key))
                     self._charge_events(aggregate, gone, -1)
                     aggregate.forget(gone)
 
     def drop_partitions(self, incarnations: Collection[int]) -> None:
         """Partitions ended."""
         for incarnation in incarnations:
+            self._keys.changing(incarnation)
+            for place in self._keys_of(incarnation):
+                self._views.changing(place)
             for key, aggregate in self._by_partition.pop(incarnation, {}).items():
                 self._charge_aggregate(key, aggregate, -1)
         for place in [place for place in self._snapshots if place[0] in incarnations]:
@@ -123,24 +133,27 @@ class Aggregates:
             size = sign * snapshot_size(snapshot)
             self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
-    def snapshot(self) -> tuple[AggregateState, ...]:
-        """All aggregates as they are."""
-        return tuple(
-            AggregateState(
-                incarnation,
-                key,
-                aggregate.version,
-                aggregate.offsets.tobytes(),
-                aggregate.owner,
-                b"" if aggregate.owners is None else aggregate.owners.tobytes(),
-            )
-            for incarnation, keys in self._by_partition.items()
-            for key, aggregate in keys.items()
-        )
+    def encoded(self) -> Iterator[bytes]:
+        """All aggregates as they are now, encoded in pieces."""
+        count = sum(map(len, self._by_partition.values()))
+        keys = self._keys.open(list(self._by_partition))
+        found = self._views.open(chain.from_iterable(keys))
+        return encoded(count, found, lambda state: (len(state.offsets) + len(state.owners)) // 8192)
 
-    def snapshots(self) -> tuple[SnapshotSaved, ...]:
-        """All snapshots as they are."""
-        return tuple(self._snapshots.values())
+    def _keys_of(self, incarnation: int) -> Sequence[tuple[int, bytes]]:
+        return [(incarnation, key) for key in self._by_partition.get(incarnation, ())]
+
+    def _stored(self, place: tuple[int, bytes]) -> Sequence[AggregateState]:
+        incarnation, key = place
+        found = self.find(incarnation, key)
+        if found is None:
+            return ()
+        owners = b"" if found.owners is None else found.owners.tobytes()
+        return (AggregateState(incarnation, key, found.version, found.offsets.tobytes(), found.owner, owners),)
+
+    def encoded_snapshots(self) -> Iterator[bytes]:
+        """All snapshots as they are now, encoded in pieces."""
+        return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:
         """Take over aggregates as they were."""

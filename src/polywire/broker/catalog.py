@@ -7,7 +7,7 @@ Must not know: the journal, positions, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from polywire.broker.access_lists import upgraded
@@ -22,6 +22,7 @@ from polywire.broker.changes import (
 from polywire.broker.quotas import Kind, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition, Topic
+from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
@@ -78,6 +79,7 @@ class Catalog:
         "_partitions",
         "_settings",
         "_usage",
+        "_views",
         "leaving",
         "next_incarnation",
         "streams",
@@ -90,6 +92,7 @@ class Catalog:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
+        self._views: Final = Views(self._stored)
         self.streams: Final = Streams()
         self.next_incarnation = 1  # 0 in a batch header means: not numbered yet
         self.leaving = 0
@@ -227,11 +230,13 @@ class Catalog:
 
     def apply_added(self, change: PartitionsAdded) -> None:
         """A topic has further partitions; they have no log yet."""
+        self._views.changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
     def apply_removed(self, change: PartitionsRemoved) -> list[int]:
         """A topic has fewer partitions; returns the incarnations of those that ended."""
+        self._views.changing(change.id)
         topic = self._by_id[change.id]
         ended = topic.partitions[change.partition_count :]
         del topic.partitions[change.partition_count :]
@@ -243,12 +248,14 @@ class Catalog:
 
     def apply_configured(self, change: TopicConfigured) -> None:
         """A topic has other settings."""
+        self._views.changing(change.id)
         topic, settings = self._by_id[change.id], upgraded(change.settings)
         self._usage.charge(Kind.TOPICS, topic.owner, 0, settings.size - topic.settings.size)
         topic.settings = settings
 
     def apply_deleted(self, change: TopicDeleted) -> Topic:
         """A topic ends, and all its partitions with it."""
+        self._views.changing(change.id)
         topic = self._by_id.pop(change.id)
         self.version += 1
         del self._by_name[topic.name.full]
@@ -283,17 +290,24 @@ class Catalog:
             self._partitions[incarnation] = partition
             self.next_incarnation = max(self.next_incarnation, incarnation + 1)
 
-    def snapshot_topics(self) -> tuple[TopicState, ...]:
-        """All topics as they are."""
-        return tuple(
+    def encoded_topics(self) -> Iterator[bytes]:
+        """All topics as they are now, encoded in pieces."""
+        return encoded(
+            len(self._by_id), self._views.open(list(self._by_id)), lambda topic: len(topic.incarnations) // 8
+        )
+
+    def _stored(self, id_: bytes) -> Sequence[TopicState]:
+        topic = self._by_id.get(id_)
+        if topic is None:
+            return ()
+        return (
             TopicState(
                 id=topic.id,
                 stream=topic.name.stream,
                 topic=topic.name.topic,
                 created_at_us=topic.created_at_us,
                 settings=topic.settings,
-                incarnations=tuple(partition.incarnation for partition in topic.partitions),
+                incarnations=tuple([partition.incarnation for partition in topic.partitions]),
                 owner=topic.owner,
-            )
-            for topic in self._by_id.values()
+            ),
         )

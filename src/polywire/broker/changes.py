@@ -9,6 +9,7 @@ Layout: MessagePack; a change is an array [tag, field, field …], the snapshot 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
@@ -406,6 +407,13 @@ _SNAPSHOTS: Final[msgspec.msgpack.Decoder[Snapshot]] = msgspec.msgpack.Decoder(S
 def encode(value: Change | Snapshot) -> bytes:
     """The bytes of a change or a snapshot."""
     return _ENCODER.encode(value)
+
+
+def encoded_head(next_incarnation: int) -> Iterator[bytes]:
+    """How an encoded ``Snapshot`` begins: its tables follow, each an array, in the order of the fields."""
+    tables = len(Snapshot.__struct_fields__) - 2
+    bare = _ENCODER.encode((SNAPSHOT_VERSION, next_incarnation, *[0] * tables))
+    yield bare[: len(bare) - tables]
 
 
 def decode_change(data: bytes) -> Change:

@@ -18,11 +18,13 @@ Must not know: wires, topics.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from polywire.broker.changes import ProducerState, RememberedState
 from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.view import Views, encoded
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.types import Level
@@ -78,11 +80,12 @@ class Producers:
     same order. Who fills its share forgets its own, so that nobody makes the broker forget others'.
     """
 
-    __slots__ = ("_by_key", "_owned", "_settings", "_share")
+    __slots__ = ("_by_key", "_owned", "_settings", "_share", "_views")
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._by_key: dict[tuple[int, bytes], _Producer] = {}
+        self._views: Final = Views(self._stored)
         self._owned: dict[int, dict[tuple[int, bytes], None]] = {}
         self._share = max(int(settings.producers_max * settings.owner_share), 1)
 
@@ -194,6 +197,7 @@ class Producers:
             self._remove(next(iter(self._by_key)))
 
     def _remove(self, key: tuple[int, bytes]) -> _Producer | None:
+        self._views.changing(key)
         producer = self._by_key.pop(key, None)
         if producer is not None:
             own = self._owned[producer.owner]
@@ -202,20 +206,26 @@ class Producers:
                 del self._owned[producer.owner]
         return producer
 
-    def snapshot(self) -> tuple[ProducerState, ...]:
-        """All producers as they are, longest idle first."""
-        return tuple(
+    def encoded(self) -> Iterator[bytes]:
+        """All producers as they are now, longest idle first, encoded in pieces. A place that is told meanwhile may be among them."""
+        found = self._views.open(list(self._by_key))
+        return encoded(len(self._by_key), found, lambda producer: len(producer.window))
+
+    def _stored(self, key: tuple[int, bytes]) -> Sequence[ProducerState]:
+        known = self._by_key.get(key)
+        if known is None:
+            return ()
+        return (
             ProducerState(
-                incarnation=incarnation,
-                id=producer,
+                incarnation=key[0],
+                id=key[1],
                 epoch=known.epoch,
                 first=known.first,
                 last=known.last,
                 seen_at_us=known.seen_at_us,
-                window=tuple(RememberedState(batch.base, batch.last, batch.offset) for batch in known.window),
+                window=tuple([RememberedState(batch.base, batch.last, batch.offset) for batch in known.window]),
                 owner=known.owner,
-            )
-            for (incarnation, producer), known in self._by_key.items()
+            ),
         )
 
     def restore(self, states: Collection[ProducerState]) -> None:

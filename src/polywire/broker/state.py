@@ -7,7 +7,8 @@ made. Must not know: when and why changes are made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, assert_never
 
@@ -21,8 +22,10 @@ from polywire.broker.producers import Producers, settled
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactors import Transactors
+from polywire.broker.view import encoded
 from polywire.broker.writers import Writers
 from polywire.clock import Clock, ElapsedClock
+from polywire.log.base import Encoding
 from polywire.records.columns import BatchHeader, Column
 from polywire.types import PositionKind
 
@@ -280,28 +283,41 @@ class State:
 
     def snapshot(self) -> bytes:
         """The whole state. Everything that was applied is in it, so the log asks only when no turn is open."""
-        return changes.encode(
-            changes.Snapshot(
-                version=changes.SNAPSHOT_VERSION,
-                next_incarnation=self.catalog.next_incarnation,
-                topics=self.catalog.snapshot_topics(),
-                positions=self.positions.snapshot(),
-                groups=tuple(stored(group, group.at_us) for group in self.groups.values()),
-                bindings=tuple(
-                    changes.GroupBound(*key, bound.topic, bound.owner, bound.at_us)
-                    for key, bound in self.bindings.items()
+        return b"".join(self._pieces())
+
+    def encoding(self) -> Encoding:
+        """The same, in pieces, as it is now."""
+        return Encoding(self._pieces())
+
+    def _pieces(self) -> Iterator[bytes]:
+        """A ``changes.Snapshot`` as it is now; what is a table of its own is looked through later, some at a time."""
+        groups = list(self.groups.values())
+        bindings = dict(self.bindings)
+        values = {wire: dict(held) for wire, held in self._wire_state.items()}
+        owners = dict(self._wire_owners)
+        return chain(
+            changes.encoded_head(self.catalog.next_incarnation),
+            self.catalog.encoded_topics(),
+            self.positions.encoded(),
+            encoded(len(groups), ((stored(group, group.at_us),) for group in groups), lambda group: len(group.members)),
+            encoded(
+                len(bindings),
+                ((changes.GroupBound(*key, was.topic, was.owner, was.at_us),) for key, was in bindings.items()),
+            ),
+            self.writers.encoded(),
+            encoded(
+                sum(map(len, values.values())),
+                (
+                    (changes.WireStateSet(wire, key, value, owners.get((wire, key), UNOWNED)),)
+                    for wire, held in values.items()
+                    for key, value in held.items()
                 ),
-                writers=self.writers.snapshot(),
-                wire_state=tuple(
-                    changes.WireStateSet(wire, key, value, self.wire_owner(wire, key))
-                    for wire, values in self._wire_state.items()
-                    for key, value in values.items()
-                ),
-                producers=self.producers.snapshot(),
-                aggregates=self.aggregates.snapshot(),
-                aggregate_snapshots=self.aggregates.snapshots(),
-                transactors=self.transactors.snapshot(),
-            )
+                lambda set_: len(set_.value) // 1024,
+            ),
+            self.producers.encoded(),
+            self.aggregates.encoded(),
+            self.aggregates.encoded_snapshots(),
+            self.transactors.encoded(),
         )
 
     def restore(self, snapshot: bytes) -> None:

@@ -5,14 +5,16 @@ Promises: follows from the changes alone, also what is forgotten when. Must not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from polywire.broker import changes
 from polywire.broker.changes import TransactionState
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTOR_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.view import Views, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,13 @@ class Transactors:
     Invariant: one is forgotten only when it has been idle for ``transactor_expiry_us``: its epoch keeps older ones out.
     """
 
-    __slots__ = ("_by_id", "_settings", "_usage")
+    __slots__ = ("_by_id", "_settings", "_usage", "_views")
 
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
         self._usage = usage
         self._by_id: dict[str, Transactor] = {}
+        self._views: Final = Views(self._stored)
 
     def find(self, id_: str) -> Transactor | None:
         """One transactor."""
@@ -93,6 +96,7 @@ class Transactors:
 
     def forget(self, id_: str) -> None:
         """Forget one, and its epoch with it."""
+        self._views.changing(id_)
         known = self._by_id.pop(id_, None)
         if known is not None:
             self._usage.charge(Kind.TRANSACTORS, known.owner, -1, -known.size)
@@ -111,6 +115,7 @@ class Transactors:
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
         """Positions are to be moved with it."""
+        self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
         found.scope = Scope(change.topic, change.group, change.member, change.generation)
@@ -129,6 +134,7 @@ class Transactors:
         self._usage.charge(Kind.TRANSACTORS, transactor.owner, 0, transactor.size - was)
 
     def _touch(self, id_: str, at_us: int) -> Transactor:
+        self._views.changing(id_)
         found = self._by_id.pop(id_)
         self._by_id[id_] = found
         found.at_us = at_us
@@ -139,9 +145,16 @@ class Transactors:
         """When any of them was used last, 0 when none was."""
         return max((known.at_us for known in self._by_id.values()), default=0)
 
-    def snapshot(self) -> tuple[changes.TransactorState, ...]:
-        """All transactors as they are, longest idle first."""
-        return tuple(
+    def encoded(self) -> Iterator[bytes]:
+        """All transactors as they are now, longest idle first, encoded in pieces."""
+        found = self._views.open(list(self._by_id))
+        return encoded(len(self._by_id), found, lambda known: (len(known.sequences) + len(known.offsets)) // 8)
+
+    def _stored(self, id_: str) -> Sequence[changes.TransactorState]:
+        known = self._by_id.get(id_)
+        if known is None:
+            return ()
+        return (
             changes.TransactorState(
                 id=known.id,
                 epoch=known.epoch,
@@ -153,8 +166,7 @@ class Transactors:
                 scope=(known.scope.topic, known.scope.group, known.scope.member, known.scope.generation),
                 offsets=dict(known.offsets),
                 owner=known.owner,
-            )
-            for known in self._by_id.values()
+            ),
         )
 
     def restore(self, states: tuple[changes.TransactorState, ...]) -> None:

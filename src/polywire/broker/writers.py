@@ -11,6 +11,7 @@ from polywire.broker import changes
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import WRITER_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.view import one_by_one
 
 
 class Writers:
@@ -72,9 +73,9 @@ class Writers:
         """When any of them published last, 0 when none did."""
         return max((known.at_us for known in self._by_name.values()), default=0)
 
-    def snapshot(self) -> tuple[changes.Published, ...]:
-        """All writers as they are, longest idle first."""
-        return tuple(self._by_name.values())
+    def encoded(self) -> Iterator[bytes]:
+        """All writers as they are now, longest idle first, encoded in pieces."""
+        return one_by_one(list(self._by_name.values()))
 
 
 def size_of(writer: str) -> int:

@@ -6,7 +6,7 @@ Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
@@ -175,6 +175,22 @@ class PartitionLog(Protocol):
         """First offset to keep under these limits (never inside a batch)."""
 
 
+class Encoding:
+    """A state that is encoded piece by piece, as it was at one moment, while it changes. ``pieces`` are those there are so far."""
+
+    __slots__ = ("_left", "pieces")
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces: Final[list[bytes]] = []
+        self._left: Final = pieces
+
+    def go_on(self) -> Iterator[None]:
+        """Encode what is left, and rest after each piece, when others may have the loop."""
+        for piece in self._left:
+            self.pieces.append(piece)
+            yield
+
+
 class Replay(Protocol):
     """What the log asks of the broker's state during recovery and when it makes a snapshot."""
 
@@ -189,6 +205,9 @@ class Replay(Protocol):
 
     def snapshot(self) -> bytes:
         """The whole state after everything committed so far."""
+
+    def encoding(self) -> Encoding:
+        """The same, as it is now, encoded piece by piece; whoever asks goes on with it to its end."""
 
 
 class Log(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
+from polywire.log.base import Done, Encoding, Loop, Need, PartitionLog, Replay
 from polywire.log.callbacks import Notifications, Vital, VitalLoop
 from polywire.log.disk import Disk
 from polywire.log.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
@@ -105,7 +105,7 @@ class FileLog:
         self._failure, self._closed = None, False
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
-        self._broker_state: bytes | None = None
+        self._broker_state: Encoding | None = None
         self._rests_on = self._told_synced = sequence
         """The last group that did more than append: a snapshot taken now holds what it did."""
         self._syncer = Syncer(
@@ -455,10 +455,10 @@ class FileLog:
 
     # Syncs and sealing
 
-    def broker_state(self) -> tuple[bytes, int]:
+    def broker_state(self) -> tuple[Encoding, int]:
         self.write()  # what the broker has applied is in the journal now; callbacks follow in their order
         if self._broker_state is None:
-            self._broker_state = self._replay.snapshot()
+            self._broker_state = self._replay.encoding()
         return self._broker_state, self._rests_on
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:

@@ -298,7 +298,7 @@ class _Opening:
         """Write everything recovered into segments. Raises Busy(DISK_FULL); then nothing is left."""
         image = self._image = image_of_all(history, chain.sequence)
         taken = take_down(history, history.contents, self._journal.views, image)
-        broker = (self._replay.snapshot(), chain.sequence)
+        broker = ([self._replay.snapshot()], chain.sequence)
         written = seal(self._store, taken, history.segments.next_number, name, broker)
         added = zip(written.infos, written.numbers, strict=True)
         return written, [history.segments.add(info, number) for info, number in added]

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Missing
-from polywire.log.base import Loop
+from polywire.log.base import Encoding, Loop
 from polywire.log.compaction import NEVER, Compaction, is_worth_a_pass
 from polywire.log.disk import Disk
 from polywire.log.history import History, Image
@@ -45,8 +45,8 @@ logger: Final = structlog.get_logger("polywire.log")
 class Owner(Protocol):
     """What the sealer needs of the log."""
 
-    def broker_state(self) -> tuple[bytes, int]:
-        """The broker's state, and the last group that a snapshot of it rests on: what is behind that one only appended."""
+    def broker_state(self) -> tuple[Encoding, int]:
+        """The broker's state as it is now, and the last group that a snapshot of it rests on: what is behind that one only appended."""
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
         """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that counts."""
@@ -154,14 +154,17 @@ class Sealer:
             return  # readers pin every slot: the first to let go calls again
         self._running = True
         self.sealing = True
-        broker, rests_on = self._owner.broker_state()
-        broker_sequence = max(rests_on, full.image.sequence)
+        state, rests_on = self._owner.broker_state()
+        self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
+
+    def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
+        """The broker's state after this group is encoded: have the slot written."""
         contents = {full.slot.serial: self._history.contents[full.slot.serial]}
         taken = take_down(self._history, contents, self._journal.views, full.image)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
         next_number = self._history.segments.next_number
-        job = partial(seal, self._store, taken, next_number, name, (broker, broker_sequence))
+        job = partial(seal, self._store, taken, next_number, name, (state.pieces, broker_sequence))
         self._worker.run(job, partial(self._written, full, name, broker_sequence))
 
     def _written(

@@ -164,9 +164,9 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
     return found
 
 
-def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[bytes, int]) -> Snapshot:
-    """The snapshot of what was taken down once its plan is written under these segment numbers; ``broker`` is its state and the sequence of
-    that."""
+def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
+    """The snapshot of what was taken down once its plan is written under these segment numbers; ``broker`` is its state, in pieces, and the
+    sequence of that."""
     image = taken.image
     expiries = {staged.token: staged.expires_at_us for staged in image.staged}
     tokens: set[tuple[bytes, int, int]] = set()
@@ -183,13 +183,13 @@ def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[
         partitions=b"".join(image.partitions),
         segments=[*taken.segments, *numbers],
         tokens=sorted(tokens),
-        broker=broker[0],
+        broker=b"".join(broker[0]),
         clean=taken.clean,
     )
 
 
 def seal(
-    store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[bytes, int]
+    store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[Sequence[bytes], int]
 ) -> Written:
     """Plan, write segments under new numbers, and the snapshot that lists them. Nobody else may ask for numbers meanwhile.
 

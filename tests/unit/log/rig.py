@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
-from polywire.log.base import Read
+from polywire.log.base import Encoding, Read
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition import FilePartition
@@ -103,6 +103,9 @@ class Memory:
 
     def snapshot(self) -> bytes:
         return b"".join(change + b"\n" for change in self.changes)
+
+    def encoding(self) -> Encoding:
+        return Encoding(iter((self.snapshot(),)))
 
 
 class Rig:

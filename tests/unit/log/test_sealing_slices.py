@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from polywire.log import sealing
+from polywire.log.base import Encoding
 from polywire.log.log import FileLog
 from polywire.log.partition import FilePartition
 from polywire.log.segment_write import RunSource
@@ -198,5 +199,60 @@ def test_a_segment_that_loses_its_first_runs_while_it_is_installed_is_not_dead(r
     finish(rig)
     (item,) = rig.log._history.segments.by_place.values()
     assert item.live == len(kept)
+    check(rig, kept)
+    rig.kill()
+
+
+def test_the_state_is_encoded_in_passes_as_it_was_when_sealing_began(
+    rig: ManualRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened(rig.log)
+    for number in range(5):
+        rig.change(b"%d" % number)
+    taken = [0]
+
+    def encoding() -> Encoding:
+        begun = list(rig.memory.changes)
+
+        def pieces() -> Iterator[bytes]:
+            for change in begun:
+                taken[0] += 1
+                yield change + b"\n"
+
+        return Encoding(pieces())
+
+    monkeypatch.setattr(rig.memory, "encoding", encoding)
+    fill(rig, kept)
+    while not rig.workers["seal"].jobs:
+        before = taken[0]
+        rig.loop.run_pass()
+        assert taken[0] <= before + 1
+        rig.change(b"meanwhile")
+        rig.log.commit()
+    assert taken[0] == 5
+    finish(rig)
+    expected = list(rig.memory.changes)
+    rig.kill()
+    rig.open()
+    assert rig.memory.restored
+    assert rig.memory.changes == expected
+    rig.kill()
+
+
+def test_a_state_that_did_not_change_is_encoded_once(rig: ManualRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = opened(rig.log)
+    rig.change(b"change")
+    begun: list[Encoding] = []
+    encoding = rig.memory.encoding
+
+    def counted() -> Encoding:
+        begun.append(encoding())
+        return begun[-1]
+
+    monkeypatch.setattr(rig.memory, "encoding", counted)
+    for _ in range(3):
+        fill(rig, kept)
+        finish(rig)
+    assert len(begun) == 1
     check(rig, kept)
     rig.kill()

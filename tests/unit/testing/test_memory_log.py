@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import BrokerError, ErrorCode
-from polywire.log.base import NO_OFFSET
+from polywire.log.base import NO_OFFSET, Encoding
 from polywire.records.columns import BatchHeader
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.loop import ManualLoop
@@ -32,6 +32,9 @@ class Kept:
 
     def snapshot(self) -> bytes:
         return b"everything"
+
+    def encoding(self) -> Encoding:
+        return Encoding(iter((self.snapshot(),)))
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ the end (FLUX dossier §5). Must not know: who may commit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
 
 from polywire.broker.changes import PositionsDeleted, PositionsStored, PositionStored, TopicKey, split_key
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind, Usage
+from polywire.broker.view import Views, encoded
 from polywire.types import PositionKind
 
 
@@ -50,11 +52,13 @@ class Positions:
     Invariant: ``count`` is the number of positions in the table, ``owner_count`` that of (topic, consumer or group) pairs that have any.
     """
 
-    __slots__ = ("_by_topic", "_usage", "count", "owner_count")
+    __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count", "owner_count")
 
     def __init__(self, usage: Usage) -> None:
         self._by_topic: dict[TopicKey, dict[Reader, Held]] = {}
         self._usage = usage
+        self._readers: Final = Views(self._readers_of)
+        self._views: Final = Views(self._stored)
         self.count = 0
         self.owner_count = 0
 
@@ -121,6 +125,7 @@ class Positions:
             self._charge_positions(held, len(held.partitions) - had)
 
     def _hold(self, change: PositionStored | PositionsStored) -> Held:
+        self._views.changing((change.topic, (change.kind, change.name)))
         owners = self._by_topic.setdefault(change.topic, {})
         held = owners.get((change.kind, change.name))
         if held is None:
@@ -145,17 +150,20 @@ class Positions:
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
         """A topic of this name exists now: positions that waited for it are its own."""
+        self._changing(full_name)
         waiting = self._by_topic.pop(full_name, None)
         if waiting is not None:
             self._by_topic[topic_id] = waiting
 
     def drop_topic(self, topic_id: bytes) -> None:
         """A topic ended."""
+        self._changing(topic_id)
         for held in self._by_topic.pop(topic_id, {}).values():
             self._charge(held, -1)
 
     def drop_partitions(self, topic_id: bytes, partition_count: int) -> None:
         """Partitions from this number on ended."""
+        self._changing(topic_id)
         owners = self._by_topic.get(topic_id, {})
         for owner, held in list(owners.items()):
             for number in [number for number in held.partitions if number >= partition_count]:
@@ -174,6 +182,8 @@ class Positions:
             held = owners.get(owner)
             if held is None:
                 continue
+            self._readers.changing(topic)
+            self._views.changing((topic, owner))
             if change.partition is not None and held.partitions.pop(change.partition, None) is not None:
                 self._charge_positions(held, -1)
             if change.partition is None or not held.partitions:
@@ -181,13 +191,27 @@ class Positions:
             if not owners:
                 self._by_topic.pop(topic, None)
 
-    def snapshot(self) -> tuple[PositionStored, ...]:
-        """All positions as they are."""
-        return tuple(
-            PositionStored(
-                *split_key(topic), partition, kind, name, position.offset, position.generation, held.owner, held.at_us
-            )
-            for topic, owners in self._by_topic.items()
-            for (kind, name), held in owners.items()
+    def _changing(self, topic: TopicKey) -> None:
+        """Everything in a topic is about to."""
+        self._readers.changing(topic)
+        for owner in self._by_topic.get(topic, ()):
+            self._views.changing((topic, owner))
+
+    def encoded(self) -> Iterator[bytes]:
+        """All positions as they are now, encoded in pieces."""
+        readers = self._readers.open(list(self._by_topic))
+        return encoded(self.count, self._views.open(chain.from_iterable(readers)))
+
+    def _readers_of(self, topic: TopicKey) -> Sequence[tuple[TopicKey, Reader]]:
+        return [(topic, owner) for owner in self._by_topic.get(topic, ())]
+
+    def _stored(self, key: tuple[TopicKey, Reader]) -> Sequence[PositionStored]:
+        topic, (kind, name) = key
+        held = self.held(topic, kind, name)
+        if held is None:
+            return ()
+        place, owner, at_us = split_key(topic), held.owner, held.at_us
+        return [
+            PositionStored(*place, partition, kind, name, position.offset, position.generation, owner, at_us)
             for partition, position in held.partitions.items()
-        )
+        ]

@@ -1,0 +1,87 @@
+"""Tables as they were at one moment, looked through while they change: how a snapshot is encoded in slices (decision 0032).
+
+Promises: a view gives each record as it was when it was opened; a key costs nothing until it changes or is come to. Must not know: what the
+tables hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+SLICE_WEIGHT: Final = (
+    4_000  # records, and members, partitions or batches of theirs, encoded before others may have the loop: some 5 ms
+)
+
+Key = TypeVar("Key", bound=Hashable)
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class Views(Generic[Key]):
+    """All views of one table that are open. The table tells of every key before what it records of it changes."""
+
+    __slots__ = ("_kept", "_records_of")
+
+    def __init__(self, records_of: Callable[[Key], Sequence[Any]]) -> None:
+        """records_of: the records of a key as it is now; none of one that is not there."""
+        self._records_of: Final = records_of
+        self._kept: Final[list[dict[Key, Sequence[Any]]]] = []
+
+    def changing(self, key: Key) -> None:
+        """A key is about to begin, change or end."""
+        for kept in self._kept:
+            if key not in kept:
+                kept[key] = self._records_of(key)
+
+    def open(self, keys: Iterable[Key]) -> Iterator[Sequence[Any]]:
+        """The records of these keys, which are all there are now, as they are now; to be asked for them to the end."""
+        kept: dict[Key, Sequence[Any]] = {}
+        self._kept.append(kept)
+        return self._look_through(keys, kept)
+
+    def _look_through(self, keys: Iterable[Key], kept: dict[Key, Sequence[Any]]) -> Iterator[Sequence[Any]]:
+        for key in keys:
+            records = kept.get(key)
+            yield self._records_of(key) if records is None else records
+        self._kept[:] = [other for other in self._kept if other is not kept]
+
+
+def _light(_: Any) -> int:
+    return 0
+
+
+def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
+    """Encode records that never change as a MessagePack array, in pieces."""
+    return encoded(len(records), ((record,) for record in records), weight)
+
+
+def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
+    """Encode a MessagePack array of so many records in pieces; they are asked for as they are encoded, some at a time. weight: of a record,
+    beside the 1 that each has."""
+    yield _array_head(count)
+    batch: list[Any] = []
+    load = 0
+    for records in found:
+        batch += records
+        count -= len(records)
+        load += 1 + len(records) + sum(map(weight, records))
+        if load >= SLICE_WEIGHT:
+            yield _bare(batch)
+            batch, load = [], 0
+    assert count == 0, "records were counted when they were few"
+    yield _bare(batch)
+
+
+def _bare(records: list[Any]) -> bytes:
+    """Encoded records, one behind the other."""
+    return _ENCODER.encode(records)[len(_array_head(len(records))) :]
+
+
+def _array_head(count: int) -> bytes:
+    """How MessagePack begins an array."""
+    if count < 1 << 4:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
