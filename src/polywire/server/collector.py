@@ -29,9 +29,7 @@ class Collector:
 
     def start(self) -> None:
         """Set aside what start-up made; to be called before anybody is served."""
-        gc.collect()
-        gc.freeze()
-        self._looked_at = gc.get_freeze_count()
+        self._look_at_everything()
         gc.set_threshold(YOUNG_MAX, YOUNGER_RUNS, MIDDLE_RUNS)
         gc.callbacks.append(self._collected)
 
@@ -49,6 +47,11 @@ class Collector:
         """Look at everything, if nobody is connected who would have to wait, and something was set aside since the last time: objects that
         became garbage in a circle afterwards. Of what a peer makes and unmakes there is none."""
         if alone and gc.get_freeze_count() > self._looked_at:
-            gc.unfreeze()
-            gc.collect()  # which sets aside again
-            self._looked_at = gc.get_freeze_count()
+            self._look_at_everything()
+
+    def _look_at_everything(self) -> None:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        gc.collect()  # leaves nothing: the next one comes when there is a quarter more than what the last one has left
+        self._looked_at = gc.get_freeze_count()
