@@ -1,4 +1,4 @@
-"""Tables as they were at one moment, looked through while they change: how a snapshot is encoded in slices (decision 0032).
+"""Tables as they were at one moment, looked through while they change: how a snapshot is encoded in slices (decision 0033).
 
 Promises: a view gives each record as it was when it was opened; a key costs nothing until it changes or is come to. Must not know: what the
 tables hold.

@@ -1,4 +1,4 @@
-"""When Python looks for garbage that reference counting does not free, so that it never holds the loop for long (decision 0032).
+"""When Python looks for garbage that reference counting does not free, so that it never holds the loop for long (decision 0033).
 
 A full collection looks at every object there is: 120 ms with half a million of them, each time their number has grown by a quarter. Most of
 these are the broker's state, which stays. So what a full collection leaves is set aside, and the next one looks at what came since.
