@@ -140,13 +140,6 @@ class Directory:
             return self._by_number.get(who)
         return self._by_name.get(who) or self._by_space.get(who)
 
-    def stream(self, who: int | str) -> Stream:
-        """A stream. Raises Refused 1009 or 1010."""
-        found = self.find_stream(who)
-        if found is None:
-            raise Refused(errors.NO_STREAM_ID if isinstance(who, int) else errors.NO_STREAM_NAME)
-        return found
-
     def create_stream(self, name: str, number: int | None, by: Caller, done: Done | None) -> Stream:
         """A new, empty stream. Raises Refused 1011, 1012, 1013, Busy."""
         if number is not None and self.find_stream(number) is not None:
@@ -226,13 +219,6 @@ class Directory:
         if found is None or not self._lives(found):
             self._refresh()
             found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
-        return found
-
-    def topic(self, stream: int | str, who: int | str) -> Topic:
-        """A topic. Raises Refused 1009, 1010, 2010, 2011."""
-        found = self.find_topic(self.stream(stream), who)
-        if found is None:
-            raise Refused(errors.NO_TOPIC_ID if isinstance(who, int) else errors.NO_TOPIC_NAME)
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
@@ -514,8 +500,17 @@ def is_broker_name(name: str) -> bool:
 
 def normalised(name: str, number: int) -> str:
     """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (dossier §3.4)."""
-    named = all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
-    short = ".".join(name.lower().split())
-    if not named or not short:
+    short = shortened(name)
+    if not is_spelled(name) or not short:
         raise Refused(number)
     return short
+
+
+def is_spelled(name: str) -> bool:
+    """Whether a name has letters of names only in those dialects."""
+    return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
+
+
+def shortened(name: str) -> str:
+    """What those dialects make of a name's letters and white space."""
+    return ".".join(name.lower().split())

@@ -13,7 +13,7 @@ from polywire.broker.broker import Broker
 from polywire.protocols.base import Output
 from polywire.protocols.iggy import groups, records, streams, system, users, vsr
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
-from polywire.protocols.iggy.session import Command, IggySession
+from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.iggy.shared import IggySettings, Shared
 
 COMMANDS: Final[Mapping[int, Command]] = {
@@ -68,10 +68,6 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.SYNC_GROUP: Command(groups.sync_group, (Action.GROUP_JOIN,)),
 }
 
-_FIRST_BYTES_MAX: Final = (
-    1024 * 1024
-)  # of a classic first request: a login, a question, or what a small client sends at once
-
 
 class IggyFactory:
     """Implements ``protocols.base.SessionFactory``."""
@@ -90,10 +86,10 @@ class IggyFactory:
         """Whether this is a classic request of a known command, or begins with the zeros of the headered framing (dossier §9.1)."""
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")
-            return None if len(prefix) < 4 or length == 0 or 4 <= length <= _FIRST_BYTES_MAX else False
+            return None if len(prefix) < 4 or length == 0 or 4 <= length <= FRAME_BYTES_MAX else False
         length, code = HEAD.unpack_from(prefix)
         if length != 0:
-            return 4 <= length <= _FIRST_BYTES_MAX and code in COMMANDS
+            return 4 <= length <= FRAME_BYTES_MAX and code in COMMANDS
         if any(prefix[:48]):
             return False
         if len(prefix) < 61:

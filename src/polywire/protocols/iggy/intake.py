@@ -12,6 +12,8 @@ headers or payload::
     origin time                               u64 at 40                 delta u32 at 28
     headers      u32 at 16, then themselves   u32 at 48                 u32 at 32
     payload      u32 behind them, then it     u32 at 52                 u32 at 36
+
+The page of 2023 also lists a message's bytes without headers: a head of 20 bytes, the id and the u32 of the payload (``LISTED``).
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ else:
         store_u64,
     )
     from polywire.records.xxh3 import xxh3_raw
+
+LISTED = 20  # bytes of a message's head in the byte list of 2023
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
 _HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)  # dossier §3.8: values of one message, 100 KiB
@@ -117,6 +121,11 @@ def _split(
             return -1
         parts[2] = at + 24 + parts[1]
         parts[3] = load_u32(p, parts[2] - 4)
+    elif head == 20:
+        parts[0] = at + 20
+        parts[1] = 0
+        parts[2] = at + 20
+        parts[3] = load_u32(p, at + 16)
     else:
         parts[1] = load_u32(p, sizes_at)
         parts[3] = load_u32(p, sizes_at + 4)
@@ -157,7 +166,7 @@ def _measure(
 ) -> cython.int:
     """Check all messages; ``sums`` gets entries, key bytes and value bytes of their headers, payload bytes, messages with an id."""
     start: cython.Py_ssize_t = at
-    id_at: cython.Py_ssize_t = 0 if head == 24 else 8
+    id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
     error: cython.int
     i: cython.Py_ssize_t
@@ -180,7 +189,7 @@ def _measure(
             if error != 0:
                 return error
         sums[3] += parts[3]
-        if head == 24 and sums[3] > _FLAT_PAYLOADS_MAX:
+        if head <= 24 and sums[3] > _FLAT_PAYLOADS_MAX:
             return 4022
         sums[4] += load_u64(p, at + id_at) != 0 or load_u64(p, at + id_at + 8) != 0
         at = end
@@ -260,7 +269,7 @@ def _fill(
     done: cython.p_longlong,
 ) -> cython.void:
     """Copy every message into its columns."""
-    id_at: cython.Py_ssize_t = 0 if head == 24 else 8
+    id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
     end: cython.Py_ssize_t
     value_end: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
@@ -367,7 +376,7 @@ def _build(
     if error != 0:
         return error
     lent_key: Lent = lent if key is None else lend(key)
-    _arrange(places, sums, count, -1 if key is None else lent_key.size, head != 24)
+    _arrange(places, sums, count, -1 if key is None else lent_key.size, head > 24)
     try:
         batch = allocate(places, count)
     except BrokerError:
@@ -396,8 +405,11 @@ def from_indexed(
     return _build(lent, at + 16 * messages, end, messages, head, at, 0, key)
 
 
-def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
-    """A batch of the messages that fill ``start`` to ``stop`` (D0, D1), or the error number of what is wrong with them."""
+def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
+    """A batch of the messages that fill ``start`` to ``stop`` (D0, D1), or the error number of what is wrong with them.
+
+    head: bytes of a message's head, 24 or those of ``LISTED``.
+    """
     lent: Lent = lend(source)
     first: cython.Py_ssize_t = start
     at: cython.Py_ssize_t = start
@@ -407,14 +419,14 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
         parts = cython.declare(cython.longlong[4])
     else:
         parts = [0] * 4
-    if first < 0 or end > lent.size:
+    if first < 0 or end > lent.size or head not in (20, 24):
         return 3
     while at < end:
-        at = _split(lent.p, at, end, 24, parts)
+        at = _split(lent.p, at, end, head, parts)
         if at < 0:
             return 3
         count += 1
-    return _build(lent, first, end, count, 24, -1, 0, key) if count > 0 else 4009
+    return _build(lent, first, end, count, head, -1, 0, key) if count > 0 else 4009
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from polywire.errors import PeerError
 from polywire.protocols.iggy import dialect as dialects
 from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.documented import SPARE
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
 
 METADATA_BYTES_MAX: Final = (
@@ -108,7 +109,9 @@ def _fits(shape: Callable[[Reader], object], payload: memoryview, candidate: Dia
         shape(reader)
     except Refused:
         return False
-    return reader.left == 0
+    return reader.left == 0 or (
+        shape is _create_topic and candidate.topic_settings == 0 and bytes(payload[reader.at : reader.at + 3]) in SPARE
+    )
 
 
 def _poll(reader: Reader) -> None:

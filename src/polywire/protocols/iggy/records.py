@@ -6,10 +6,11 @@ stored offset is the last one consumed on this wire, the next one to read inside
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
@@ -17,7 +18,8 @@ from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.iggy import errors, intake, outlet
 from polywire.protocols.iggy.answers import Answer
-from polywire.protocols.iggy.directory import Stream, space_of
+from polywire.protocols.iggy.dialect import D0, Dialect
+from polywire.protocols.iggy.directory import Stream, shortened, space_of
 from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
@@ -33,6 +35,8 @@ _LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
 _SIZES: Final = Struct("<4xI20xI")  # and u32 records at 28
 _SEEDS: Final = Struct("<qq")
 _XXH32: Final = KeyHash.XXH32
+_UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})  # a payload's bytes taken for headers, or for a length of none
+Found = TypeVar("Found", Stream, Topic)
 
 
 def who(reader: Reader) -> int | str:
@@ -47,14 +51,24 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
     Raises Denied, Refused.
     """
     named = who(reader)
-    found = session.shared.directory.find_stream(named)
+    found = _find(session.shared.directory.find_stream, named, reader.dialect)
     session.authorize(action, found.kept.space if found is not None else _space(named))
-    return found if found is not None else session.shared.directory.stream(named)
+    if found is None:
+        raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
+    return found
 
 
 def _space(named: int | str) -> str | None:
     """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
     return space_of(named) if isinstance(named, str) else None
+
+
+def _find(find: Callable[[int | str], Found | None], named: int | str, dialect: Dialect) -> Found | None:
+    """What has this number or name; without one, what has the name that a create request would have made of it."""
+    found = find(named)
+    if found is None and dialect.normalises and isinstance(named, str):
+        found = find(shortened(named))
+    return found
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
@@ -64,14 +78,16 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
-    stream = directory.find_stream(stream_named)
-    topic = None if stream is None else directory.find_topic(stream, named)
+    stream = _find(directory.find_stream, stream_named, reader.dialect)
+    topic = None if stream is None else _find(partial(directory.find_topic, stream), named, reader.dialect)
     if topic is not None:
         session.authorize(action, topic)
         return topic
     space = stream.kept.space if stream is not None else _space(stream_named)
     session.authorize(action, TopicName(space, named) if isinstance(named, str) and space is not None else space)
-    return directory.topic(stream_named, named)
+    if stream is None:
+        raise Refused(errors.NO_STREAM_ID if isinstance(stream_named, int) else errors.NO_STREAM_NAME)
+    raise Refused(errors.NO_TOPIC_ID if isinstance(named, int) else errors.NO_TOPIC_NAME)
 
 
 def partition_at(topic: Topic, number: int) -> Partition:
@@ -93,6 +109,11 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     partition, key = _destination(session, topic, reader)
     if not dialect.batched:
         batch = intake.from_flat(reader.data, reader.at, reader.stop, key)
+        if (
+            dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE
+        ):  # then it may be written from the page's byte list
+            listed = intake.from_flat(reader.data, reader.at, reader.stop, key, intake.LISTED)
+            batch = batch if isinstance(listed, int) else listed
     else:
         count = reader.u32()
         if reader.at != end:
@@ -118,8 +139,7 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
     if not topic.partitions:
         raise Refused(errors.NO_PARTITIONS)
     if kind == 1:
-        if size:
-            raise Refused(errors.UNKNOWN_COMMAND)
+        reader.take(size)  # it means nothing; the page of 2023 has one, and the reference passes over it
         return topic.partitions[session.shared.directory.next_balanced(topic)], None
     if kind == 2:
         if size != 4:

@@ -20,7 +20,7 @@ from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Done
 from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 from polywire.protocols.entrance import Entrance
-from polywire.protocols.iggy import errors, vsr
+from polywire.protocols.iggy import documented, errors, vsr
 from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
@@ -208,7 +208,7 @@ class IggySession(OrderedSession[Answer]):
                 self._let_in(command)
             if command.bare and head is None and len(payload) > 0:
                 raise Refused(errors.UNKNOWN_COMMAND)
-            reader = Reader(payload, dialect)
+            reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
             result = command.carry(self, answer, reader)
         except (Refused, BrokerError) as error:
             answer.refuse(error)

@@ -151,10 +151,13 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     """CREATE_STREAM."""
     dialect = reader.dialect
     number = _given_number(reader, errors.BAD_STREAM_ID)
-    name = _name(reader.name(), dialect, errors.BAD_STREAM_NAME)
+    written = reader.name()
+    name = _name(written, dialect, errors.BAD_STREAM_NAME)
     if dialect.framed:
         parse_options(bytes(reader.take(reader.left)))
     session.authorize(Action.STREAM_CREATE, space_of(name))
+    if written != name and session.shared.directory.find_stream(written) is not None:
+        raise Refused(errors.STREAM_NAME_TAKEN)  # who asks for it as it was written would find that one
     stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
     if dialect.tells_created:
         answer.payload = b"".join(stream_details(session, stream, dialect))
@@ -211,6 +214,8 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     partitions = reader.u32()
     fields = reader.topic_fields()
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)
+    if fields.name != name and session.shared.directory.find_topic(stream, fields.name) is not None:
+        raise Refused(errors.TOPIC_NAME_TAKEN)
     kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed)
 
     def tell(topic: Topic) -> None:

@@ -1,0 +1,148 @@
+"""A request of the documented dialect as its page has it: what a payload's layout is, and what may be behind it (dossier §3.2, §3.9).
+
+Promises: no byte of a payload is passed over but one or two zeros at its end. A payload is carried out only as what it can be alone.
+Must not know: sessions, what commands do.
+
+The page gives two commands in two forms: CREATE_STREAM and CREATE_TOPIC once as a struct, which clients send, and once as a list of bytes
+in which the id is an ident, and a topic has no expiry::
+
+    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
+    byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.dialect import D0
+from polywire.protocols.iggy.directory import is_spelled
+from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
+
+PARTITIONS_MAX: Final = 100_000  # that the page allows: more are letters
+SPARE: Final = (b"", b"\0", b"\0\0")  # behind a payload: a Go client has two zeros behind a topic
+LETTER_MIN: Final = 0x20  # a number whose highest byte is at least this may be letters; as an expiry it is 17 years
+NAMED: Final = replace(D0, auto_ids=True)  # of a request that gives a name for the id: the broker picks the number
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a payload consists of: so many bytes, idents, bytes, and perhaps a name."""
+
+    before: int = 0
+    idents: int = 0
+    behind: int = 0
+    named: bool = False
+
+
+LAYOUTS: Final[Mapping[int, Layout]] = {
+    Code.POLL: Layout(5, 2, 18),
+    Code.GET_OFFSET: Layout(5, 2, 4),
+    Code.STORE_OFFSET: Layout(5, 2, 12),
+    Code.GET_STREAM: Layout(idents=1),
+    Code.CREATE_STREAM: Layout(before=4, named=True),
+    Code.DELETE_STREAM: Layout(idents=1),
+    Code.UPDATE_STREAM: Layout(idents=1, named=True),
+    Code.GET_TOPIC: Layout(idents=2),
+    Code.GET_TOPICS: Layout(idents=1),
+    Code.CREATE_TOPIC: Layout(idents=1, behind=12, named=True),
+    Code.DELETE_TOPIC: Layout(idents=2),
+    Code.UPDATE_TOPIC: Layout(idents=2, behind=4, named=True),
+    Code.CREATE_PARTITIONS: Layout(idents=2, behind=4),
+    Code.DELETE_PARTITIONS: Layout(idents=2, behind=4),
+    Code.GET_GROUP: Layout(idents=2, behind=4),
+    Code.GET_GROUPS: Layout(idents=2),
+    Code.CREATE_GROUP: Layout(idents=2, behind=4),
+    Code.DELETE_GROUP: Layout(idents=2, behind=4),
+    Code.JOIN_GROUP: Layout(idents=2, behind=4),
+    Code.LEAVE_GROUP: Layout(idents=2, behind=4),
+}
+
+
+# Of the byte list: whether the id is an ident, and bytes of the numbers between the id and the name.
+_LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
+    Code.CREATE_STREAM: ((True, 0),),
+    Code.CREATE_TOPIC: ((False, 4), (True, 4), (True, 8)),
+}
+
+
+def reader_of(code: int, payload: memoryview) -> Reader:
+    """A request's payload, as a struct whichever form it has. Raises Refused: 3 for what has none, 1014 or 2016 for a name that is an id but
+    not the name."""
+    layout = LAYOUTS.get(code)
+    if layout is None:
+        return Reader(payload, D0)
+    end = _end(payload, layout)
+    fits = end == len(payload) or (end >= 0 and bytes(payload[end : end + 3]) in SPARE)
+    if code not in _LISTED:
+        if not fits:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        return Reader(payload, D0)
+    if fits and not _may_be_letters(code, payload):
+        return Reader(payload, D0)
+    listed = list(_readings(code, payload))
+    if fits and not listed:
+        return Reader(payload, D0)
+    spelled = [reading for reading in listed if is_spelled(reading.name)]
+    if fits or len(spelled) != 1:  # where it may be either, nothing is made that nobody meant
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return spelled[0].as_struct(code)
+
+
+def _end(payload: memoryview, layout: Layout) -> int:
+    """Where a payload of this layout ends; -1 when it is longer than what is there."""
+    at, stop = layout.before, len(payload)
+    for _ in range(layout.idents):
+        if at + 2 > stop:
+            return -1
+        at += 2 + payload[at + 1]
+    at += layout.behind
+    if layout.named:
+        if at >= stop or payload[at] == 0:
+            return -1
+        at += 1 + payload[at]
+    return at if at <= stop else -1
+
+
+def _may_be_letters(code: int, payload: memoryview) -> bool:
+    """Whether a struct's id, or a topic's expiry, is so high that it may be letters of a name."""
+    if code == Code.CREATE_STREAM:
+        return payload[3] >= LETTER_MIN
+    at = 2 + payload[1]
+    return payload[at + 3] >= LETTER_MIN or payload[at + 11] >= LETTER_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A payload read as a byte list: what is before the id, the id, what is between it and the name, the name."""
+
+    front: bytes
+    given: int | str
+    numbers: bytes
+    name: str
+
+    def as_struct(self, code: int) -> Reader:
+        """The same as a struct; a name as an id says nothing but the name. Raises Refused 1014, 2016."""
+        if isinstance(self.given, str) and self.given != self.name:
+            raise Refused(errors.BAD_STREAM_ID if code == Code.CREATE_STREAM else errors.BAD_TOPIC_ID)
+        number, dialect = (self.given, D0) if isinstance(self.given, int) else (0, NAMED)
+        body = self.front + U32.pack(number) + self.numbers + name_bytes(self.name)
+        return Reader(memoryview(body), dialect)
+
+
+def _readings(code: int, payload: memoryview) -> Iterator[Reading]:
+    """What a payload may be as a byte list, used up to its last byte."""
+    for has_ident, size in _LISTED[code]:
+        reader = Reader(payload, D0)
+        try:
+            if code == Code.CREATE_TOPIC:
+                reader.ident()
+            front = bytes(payload[: reader.at])
+            given = reader.ident() if has_ident else reader.u32()
+            numbers, name = bytes(reader.take(size)), reader.name()
+        except Refused:
+            continue
+        if reader.left == 0 and (not numbers or U32.unpack_from(numbers)[0] <= PARTITIONS_MAX):
+            yield Reading(front, given, numbers.ljust(8, b"\0") if numbers else b"", name)

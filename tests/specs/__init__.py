@@ -1,0 +1,1 @@
+"""What the documents of each wire say, statement by statement."""

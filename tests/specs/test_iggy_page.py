@@ -1,0 +1,303 @@
+"""What Iggy's protocol page of 2023 says, on the wire's own port and on the one that recognises wires (docs/protocols/iggy.md, section 6)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+import pytest
+
+from polywire.protocols.iggy import asking
+from polywire.protocols.iggy.asking import BALANCED, ident, messages, name, place, poll, request
+from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
+from polywire.records.columns import Header, HeaderKind, Record
+from tests.broker_process import BrokerProcess
+
+READER: Final = Consumer(group=False, who=1)
+NO_EXPIRY: Final = U32.pack(0)
+SPARE: Final = b"\0\0"
+NUMBERS: Final = count(100)  # of streams: each test has its own
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, 30)
+
+    def ask(self, code: int, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and payload of a request's answer."""
+        self._socket.sendall(request(code, body))
+        status, size = HEAD.unpack(self._take(HEAD.size))
+        return status, self._take(size)
+
+    def status(self, code: int, body: bytes = b"") -> int:
+        """Status of a request's answer."""
+        return self.ask(code, body)[0]
+
+    def stream(self) -> int:
+        """The number of a new stream."""
+        number = next(NUMBERS)
+        assert self.status(Code.CREATE_STREAM, U32.pack(number) + name(f"s{number}")) == 0
+        return number
+
+    def topic(self, partitions: int = 1) -> bytes:
+        """The idents of a new topic in a new stream."""
+        stream = ident(self.stream())
+        fields = U32.pack(1) + U32.pack(partitions) + NO_EXPIRY + name("t")
+        assert self.status(Code.CREATE_TOPIC, stream + fields) == 0
+        return stream + ident(1)
+
+    def topics(self, stream: int) -> list[asking.TopicSeen]:
+        """A stream's topics."""
+        status, body = self.ask(Code.GET_TOPICS, ident(stream))
+        assert status == 0
+        return asking.read_topics(body)
+
+    def values(self, topic: bytes, partition: int = 1) -> list[bytes | None]:
+        """The payloads of a partition."""
+        status, body = self.ask(Code.POLL, poll(place(READER, topic, partition), 1, 0, 100))
+        assert status == 0
+        return [record.value for record in asking.read_polled(body).records]
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+
+    def _take(self, size: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < size:
+            received = self._socket.recv(size - len(taken))
+            assert received, "the broker closed the connection"
+            taken += received
+        return bytes(taken)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all."""
+    with BrokerProcess(tmp_path_factory.mktemp("page") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture(params=["iggy", "any"])
+def address(request: pytest.FixtureRequest, broker: BrokerProcess) -> tuple[str, int]:
+    """The wire's own port, and the one that recognises it."""
+    return broker.addresses[request.param]
+
+
+@pytest.fixture
+def peer(address: tuple[str, int]) -> Iterator[Peer]:
+    """A connection that has said nothing yet."""
+    found = Peer(address)
+    yield found
+    found.close()
+
+
+# Large requests
+
+
+@pytest.mark.parametrize("size", [1024 * 1024 + 1, 9 * 1024 * 1024])
+def test_a_first_request_may_be_large(peer: Peer, address: tuple[str, int], size: int) -> None:
+    topic = peer.topic()
+    first = Peer(address)
+    value = b"v" * size
+    assert first.status(Code.SEND, topic + BALANCED + messages([Record(value=value)])) == 0
+    assert peer.values(topic) == [value]
+    first.close()
+
+
+# What may trail a request
+
+
+def test_two_zero_bytes_may_trail_a_topic(peer: Peer) -> None:
+    stream = peer.stream()
+    for number, spare in enumerate((b"", b"\0", SPARE), 1):
+        fields = U32.pack(number) + U32.pack(2) + U32.pack(60) + name(f"t{number}")
+        assert peer.status(Code.CREATE_TOPIC, ident(stream) + fields + spare) == 0
+    found = [(topic.id, topic.name, topic.partition_count, topic.expiry_s) for topic in peer.topics(stream)]
+    assert found == [(1, "t1", 2, 60), (2, "t2", 2, 60), (3, "t3", 2, 60)]
+
+
+@pytest.mark.parametrize("spare", [b"\0\0\0", b"\1", b"\0\1", b"abc"])
+def test_nothing_else_may_trail_a_request(peer: Peer, spare: bytes) -> None:
+    topic = peer.topic()
+    stream = topic[:6]
+    at = place(READER, topic, 1)
+    number = next(NUMBERS)
+    new = f"n{number}"
+    asked = [
+        (Code.POLL, poll(at, 1, 0, 10)),
+        (Code.GET_OFFSET, at),
+        (Code.STORE_OFFSET, at + bytes(8)),
+        (Code.GET_STREAM, stream),
+        (Code.CREATE_STREAM, U32.pack(number) + name(new)),
+        (Code.GET_TOPICS, stream),
+        (Code.GET_TOPIC, topic),
+        (Code.CREATE_TOPIC, stream + U32.pack(7) + U32.pack(1) + NO_EXPIRY + name(new)),
+        (Code.CREATE_PARTITIONS, topic + U32.pack(1)),
+        (Code.DELETE_PARTITIONS, topic + U32.pack(1)),
+        (Code.CREATE_GROUP, topic + U32.pack(1)),
+        (Code.DELETE_TOPIC, topic),
+        (Code.DELETE_STREAM, stream),
+    ]
+    assert [(code, peer.status(code, body + spare)) for code, body in asked] == [(code, 3) for code, _ in asked]
+    status, body = peer.ask(Code.GET_TOPICS, stream)
+    assert status == 0
+    assert [(seen.name, seen.partition_count) for seen in asking.read_topics(body)] == [("t", 1)], "nothing was done"
+    assert peer.status(Code.GET_STREAM, ident(new)) == 1010
+    for code, body in asked:
+        assert (code, peer.status(code, body + SPARE)) == (code, 0)
+
+
+def test_nothing_may_trail_a_command_without_fields(peer: Peer) -> None:
+    assert [peer.status(code, SPARE) for code in (Code.PING, Code.GET_ME, Code.GET_STREAMS)] == [3, 3, 3]
+
+
+# Requests written from the page's byte lists
+
+
+def test_a_stream_whose_id_is_an_ident(peer: Peer) -> None:
+    number = next(NUMBERS)
+    assert peer.status(Code.CREATE_STREAM, ident(number) + name(f"Listed {number}")) == 0
+    status, body = peer.ask(Code.GET_STREAM, ident(number))
+    assert status == 0
+    assert asking.read_stream(body)[0].name == f"listed.{number}"
+
+
+@pytest.mark.parametrize("called", ["a", "n" * 200])
+def test_a_stream_whose_id_is_its_name(peer: Peer, called: str) -> None:
+    assert peer.status(Code.CREATE_STREAM, ident(called) + name(called)) == 0
+    assert asking.read_stream(peer.ask(Code.GET_STREAM, ident(called))[1])[0].id >= 1
+    assert peer.status(Code.CREATE_STREAM, ident(called) + name("another")) == 1014
+    assert peer.status(Code.DELETE_STREAM, ident(called)) == 0
+
+
+def test_a_stream_whose_id_is_the_ident_of_none(peer: Peer) -> None:
+    assert peer.status(Code.CREATE_STREAM, ident(0) + name("nought")) == 1014
+
+
+@pytest.mark.parametrize("topic_id", [ident(9), U32.pack(9)])
+@pytest.mark.parametrize("expiry", [b"", NO_EXPIRY, U32.pack(60)])
+def test_a_topic_from_the_byte_list(peer: Peer, topic_id: bytes, expiry: bytes) -> None:
+    stream = peer.stream()
+    assert peer.status(Code.CREATE_TOPIC, ident(stream) + topic_id + U32.pack(3) + expiry + name("Paid Ones")) == 0
+    expiry_s = 60 if expiry == U32.pack(60) else 0
+    assert [(seen.id, seen.partition_count, seen.expiry_s, seen.name) for seen in peer.topics(stream)] == [
+        (9, 3, expiry_s, "paid.ones")
+    ]
+
+
+@pytest.mark.parametrize("expiry", [b"", NO_EXPIRY])
+def test_a_topic_whose_id_is_its_name(peer: Peer, expiry: bytes) -> None:
+    stream = peer.stream()
+    for called in ("q", "paid", "n" * 200):
+        body = ident(f"s{stream}") + ident(called) + U32.pack(2) + expiry + name(called)
+        assert peer.status(Code.CREATE_TOPIC, body) == 0
+        assert peer.status(Code.GET_TOPIC, ident(stream) + ident(called)) == 0
+    other = ident(stream) + ident("paid") + U32.pack(2) + expiry + name("unpaid")
+    assert peer.status(Code.CREATE_TOPIC, other) == 2016
+    assert len(peer.topics(stream)) == 3
+
+
+def test_no_letters_of_a_name_become_an_expiry(peer: Peer) -> None:
+    """Whatever a name's length, it is that name, or the request is refused: its first letters are never an expiry of years."""
+    stream = peer.stream()
+    made = []
+    for size in range(1, 256):
+        called = ("top" + chr(min(max(size - 4, 45), 122)) + "-abc" * 64)[:size]
+        if peer.status(Code.CREATE_TOPIC, ident(stream) + U32.pack(size) + U32.pack(1) + name(called)) == 0:
+            made.append((size, called.lower(), 0))
+    assert [(seen.id, seen.name, seen.expiry_s) for seen in peer.topics(stream)] == made
+    sizes = {size for size, _, _ in made}
+    assert {1, 2, 6, 40, 48} <= sizes
+    assert sizes.isdisjoint(range(49, 127)), "the fourth letter is as many bytes as follow it"
+    fields = U32.pack(500) + U32.pack(1) + U32.pack(0x74706F74) + name("old")
+    assert peer.status(Code.CREATE_TOPIC, ident(stream) + fields) == 0
+    assert [seen.expiry_s for seen in peer.topics(stream)][-1] == 0x74706F74, "an expiry that can be nothing else"
+
+
+def test_a_topic_of_neither_form_is_refused(peer: Peer) -> None:
+    stream = peer.stream()
+    for fields in (U32.pack(1) + U32.pack(1) + name("t") + b"\0\0\0", U32.pack(1) + name("t"), ident(1), ident(1)[:5]):
+        assert peer.status(Code.CREATE_TOPIC, ident(stream) + fields) == 3
+    assert peer.topics(stream) == []
+
+
+def listed(value: bytes, number: int = 0) -> bytes:
+    """A message as the page's byte list has it, without a length of headers."""
+    return number.to_bytes(16, "little") + U32.pack(len(value)) + value
+
+
+@pytest.mark.parametrize(
+    "values", [[b"hello"], [b"a", b"b"], [b"", b"a"], [b"a" * 300, b"bc", b"d" * 70_000], [b"v"] * 1000]
+)
+def test_messages_without_a_length_of_headers(peer: Peer, values: list[bytes]) -> None:
+    topic = peer.topic()
+    sent = b"".join(listed(value, 2**127 + index) for index, value in enumerate(values))
+    if b"" in values:
+        assert peer.status(Code.SEND, topic + BALANCED + sent) in (3, 4024)
+        assert peer.values(topic) == []
+        return
+    assert peer.status(Code.SEND, topic + BALANCED + sent) == 0
+    assert peer.values(topic) == values[:100]
+
+
+def test_messages_with_an_id_of_zero_from_the_byte_list(peer: Peer) -> None:
+    topic = peer.topic()
+    assert peer.status(Code.SEND, topic + BALANCED + listed(b"first") + listed(b"second")) == 0
+    assert peer.values(topic) == [b"first", b"second"]
+
+
+def test_messages_that_are_told_with_headers_keep_them(peer: Peer) -> None:
+    topic = peer.topic()
+    header = Header(b"k", b"v", value_kind=HeaderKind.STRING)
+    assert peer.status(Code.SEND, topic + BALANCED + messages([Record(value=b"x", headers=(header,))])) == 0
+    status, body = peer.ask(Code.POLL, poll(place(READER, topic, 1), 1, 0, 1))
+    assert status == 0
+    assert asking.read_polled(body).records[0].headers == (header,)
+
+
+@pytest.mark.parametrize("spare", [SPARE, b"\0", b"abc"])
+def test_messages_of_neither_form_are_refused(peer: Peer, spare: bytes) -> None:
+    topic = peer.topic()
+    for sent in (listed(b"hello"), messages([Record(value=b"hello")])):
+        assert peer.status(Code.SEND, topic + BALANCED + sent + spare) == 3
+    assert peer.values(topic) == []
+
+
+# Partitioning
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4, 255])
+def test_balanced_has_any_length_of_value(peer: Peer, size: int) -> None:
+    topic = peer.topic(2)
+    how = bytes((1, size)) + b"\3" * size
+    for value in (b"a", b"b", b"c"):
+        assert peer.status(Code.SEND, topic + how + messages([Record(value=value)])) == 0
+    assert (peer.values(topic, 1), peer.values(topic, 2)) == ([b"a", b"c"], [b"b"])
+
+
+# Names
+
+
+@pytest.mark.parametrize("written", ["plain", "Upper", "Two Words", "  Led\tAnd  Trailed ", "a-b_c.d", "dotted.Name"])
+def test_a_name_that_was_created_is_found_as_it_was_written(peer: Peer, written: str) -> None:
+    number = next(NUMBERS)
+    called = written + ("-iggy" if number % 2 else "-any")
+    assert peer.status(Code.CREATE_STREAM, U32.pack(number) + name(called)) == 0
+    status, body = peer.ask(Code.GET_STREAM, ident(called))
+    assert (status, asking.read_stream(body)[0].id) == (0, number)
+    fields = U32.pack(4) + U32.pack(1) + NO_EXPIRY + name(called)
+    assert peer.status(Code.CREATE_TOPIC, ident(called) + fields) == 0
+    topic = ident(called) + ident(called)
+    assert peer.status(Code.SEND, topic + BALANCED + messages([Record(value=b"v")])) == 0
+    assert peer.values(topic) == [b"v"]
+    assert asking.read_topic(peer.ask(Code.GET_TOPIC, topic)[1])[0].id == 4
+    assert peer.status(Code.CREATE_TOPIC, ident(called) + U32.pack(5) + fields[4:]) == 2013
+    assert peer.status(Code.DELETE_TOPIC, topic) == 0
+    assert peer.status(Code.GET_TOPIC, topic) == 2011
+    assert peer.status(Code.DELETE_STREAM, ident(called)) == 0
+    assert peer.status(Code.GET_STREAM, ident(called)) == 1010
