@@ -32,7 +32,8 @@ from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
 OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cap no reply may send long ones
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # brokers that cannot be asked for less may send long ones
+FETCH_BYTES: Final = 8 * 1024 * 1024  # asked for at a time
 PIPELINE_RECORDS: Final = 1_000  # of one ``produce`` under way at a time
 SETTLE_MAX: Final = 16  # doubtful records settled by one ``fetch``; the next call goes on
 OFFSET_MAX: Final = 2**63 - 1
@@ -96,10 +97,11 @@ class FluxClient(Scope):
     which a broker without followers answers by Unavailable(REPLICATION_TIMEOUT) although the record stays.
     """
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_limit")
 
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
+        self._limit = b" max=%d" % FETCH_BYTES  # of a CONSUME reply; empty once the broker turned out not to know it
 
     @classmethod
     async def open(
@@ -198,7 +200,14 @@ class FluxClient(Scope):
         return records[:records_max]
 
     async def _consume(self, topic: str, partition: int, offset: int) -> tuple[bytes, int]:
-        payload = await self._connection.ask(b"CONSUME|%b %d %d" % (_topic(topic), partition, offset))
+        request = b"CONSUME|%b %d %d" % (_topic(topic), partition, offset)
+        try:
+            payload = await self._connection.ask(request + self._limit)
+        except Invalid:
+            if not self._limit:
+                raise
+            payload = await self._connection.ask(request)
+            self._limit = b""
         return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:

@@ -576,7 +576,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort("the peer does not read its answers")
         elif self._session is None and quiet > hub.limits.unknown_s:
             self.abort("the peer did not say which wire it speaks")
-        elif self._ended and quiet > hub.limits.stalled_s:
+        elif self._ended and hub.tick - max(self.seen_tick, self.clogged_tick) > hub.limits.stalled_s:
             self.abort("the peer has finished and nothing is left to say")
         elif self._start < self._end and not self._paused:
             if self._is_slow(hub.limits.stalled_s + 1, BYTES_PER_S_MIN):

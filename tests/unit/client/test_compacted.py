@@ -10,7 +10,7 @@ import pytest
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import StoredChunk
-from polywire.protocols.flux.records import put_chunks
+from polywire.protocols.flux.replies import put_chunks
 from polywire.records.batch import keep, stamp
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body

@@ -14,8 +14,9 @@ _BAD = WireCode.BAD_REQUEST
 _LEADER = WireCode.NOT_LEADER
 _GENERATION = WireCode.GENERATION_MISMATCH
 
-# The wire has five codes. What another broker or a later try may mend is NOT_LEADER, because clients rotate and retry on it; a
-# write that may or may not have happened is REPLICATION_TIMEOUT. A text of None means: the broker's own message.
+# The wire has five codes. NOT_LEADER is said only where another broker should be asked, for clients go from one to the next on it: this
+# one does not lead, or stops. A full disk or a busy broker is BAD_REQUEST with the reason; clients try that again where they are. A text
+# of None means: the broker's own message.
 WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.INVALID_REQUEST: (_BAD, None),
     ErrorCode.INVALID_BATCH: (_BAD, None),
@@ -48,13 +49,13 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.PARTITION_NOT_ASSIGNED: (_GENERATION, "partition not assigned to member"),
     ErrorCode.PRODUCER_FENCED: (_BAD, None),
     ErrorCode.NOT_OWNER: (_LEADER, "partition leader unavailable on this broker"),
-    ErrorCode.BUSY: (_LEADER, None),
-    ErrorCode.STAGE_FULL: (_LEADER, None),
-    ErrorCode.DISK_FULL: (_LEADER, None),
+    ErrorCode.BUSY: (_BAD, None),
+    ErrorCode.STAGE_FULL: (_BAD, None),
+    ErrorCode.DISK_FULL: (_BAD, None),
     ErrorCode.STOPPING: (_LEADER, None),
     ErrorCode.REPLICATION_TIMEOUT: (WireCode.REPLICATION_TIMEOUT, "acks=all timeout"),
-    ErrorCode.STORAGE_FAILED: (_LEADER, None),
-    ErrorCode.CORRUPT: (_LEADER, None),
+    ErrorCode.STORAGE_FAILED: (_BAD, None),
+    ErrorCode.CORRUPT: (_BAD, None),
 }
 
 

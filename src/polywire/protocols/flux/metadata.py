@@ -46,7 +46,7 @@ class FluxSettings:
     ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
     strict_leaders: whether created topics begin without leaders, as in the reference (Q3).
     admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17).
-    consume_bytes_max: of one CONSUME reply (§7); one record is always sent.
+    reply_bytes_max: of one reply to BROKER_FETCH, and to CONSUME where ``max=`` limits it (§7); one record is always sent.
     """
 
     broker_id: int = 0
@@ -60,7 +60,7 @@ class FluxSettings:
     ack_all_timeout_ms: int = 2_000
     strict_leaders: bool = False
     admin: bool = True
-    consume_bytes_max: int = 8 * 1024 * 1024
+    reply_bytes_max: int = 8 * 1024 * 1024
 
 
 class _BrokerStored(msgspec.Struct, frozen=True):

@@ -58,12 +58,16 @@ class Command:
 
 
 class FluxSession(OrderedSession[Answer]):
-    """One peer."""
+    """One peer.
+
+    drain: takes up the reply that is being written in pieces; while there is one it is the only answer that is owed.
+    """
 
     __slots__ = (
         "_caller",
         "_commands",
         "_principal",
+        "drain",
         "entrance",
         "scratch",
         "state",
@@ -84,6 +88,7 @@ class FluxSession(OrderedSession[Answer]):
         self._caller: Caller | None = None
         self._commands = commands
         self._principal: Principal | None = None
+        self.drain: Callable[[], None] | None = None
         self.entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on)
 
     @property
@@ -160,6 +165,12 @@ class FluxSession(OrderedSession[Answer]):
         if self._caller is None or self._caller.principal is not principal:
             self._caller = caller_of(principal, self.output.peer)
         return self._caller
+
+    def drained(self) -> None:
+        """The peer reads again."""
+        if self.drain is not None:
+            self.drain()
+        super().drained()
 
     def finish(self, data: memoryview) -> None:
         """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""

@@ -296,6 +296,7 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
         row = state[_ROW]
         offset = base + (row if places[50] < 0 else load_u32(p, places[50] + 4 * row))
         if offset >= state[_END]:
+            state[_START] = state[_END]
             return _STOPPED  # type: ignore[no-any-return]
         if offset < state[_START]:
             state[_ROW] = row + 1
@@ -317,6 +318,7 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
         if state[_AT] > 0 and put > state[_CAP]:
             return _STOPPED  # type: ignore[no-any-return]
         state[_AT] = put
+        state[_START] = offset + 1
         state[_ROW] = row + 1
     return 0
 
@@ -335,9 +337,9 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
 
     state: numbers at START and END (offsets wanted, the end exclusive), CAP (bytes at which to stop; one record is always written),
     POSITION and ROW (where to go on in the chunk), AT (bytes written so far, kept), ESCAPED (values so far that had to be escaped);
-    the last four are moved on. Returns DONE at the end of the chunk; STOPPED when no further record is wanted or fits; COMPRESSED when the
-    batch at POSITION has to be expanded first; otherwise the free bytes that the next record needs in ``out``. Raises ValueError for bytes
-    that are no batches.
+    all but END and CAP are moved on, START behind what was written, to END once nothing further is wanted. Returns DONE at the end of the
+    chunk; STOPPED when no further record is wanted or fits; COMPRESSED when the batch at POSITION has to be expanded first; otherwise the
+    free bytes that the next record needs in ``out``. Raises ValueError for bytes that are no batches.
     """
     lent = lend(data)
     if len(state) < STATE_WORDS or state[_POSITION] < 0 or state[_ROW] < 0 or state[_AT] < 0:

@@ -181,7 +181,7 @@ def test_records_that_find_no_room_in_time_are_refused() -> None:
     peer.feed(produced(2) + b"V1|x|PRODUCE|t a:3\n")
     world.memory.advance(10)
     answers = peer.take().decode().splitlines()
-    assert [answer.split("|")[2:4] for answer in answers] == [["ERR", "NOT_LEADER"]] * 3
+    assert [answer.split("|")[2:4] for answer in answers] == [["ERR", "BAD_REQUEST"]] * 3
     crowded.times = 0
     assert peer.ask("V1|y|PRODUCE|t a:4") == "V1|y|OK|partition=1 offset=0 hw=0"
 
@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_at_once() -> None:
     peer = world.connect()
     peer.ask("V1|1|PRODUCE|t a:1")
     world.memory.log.disk_full = True
-    assert peer.ask("V1|2|PRODUCE|t a:2").startswith("V1|2|ERR|NOT_LEADER|")
+    assert peer.ask("V1|2|PRODUCE|t a:2").startswith("V1|2|ERR|BAD_REQUEST|")
     assert peer.ask("V1|3|CONSUME|t 1 0") == "V1|3|OK|messages=0:1 hw=0"
 
 
@@ -327,13 +327,16 @@ def test_compressed_batches_between_others_are_read(kind: Compression) -> None:
     assert peer.ask("V1|2|CONSUME|t 0 7") == "V1|2|OK|messages=7:1,8:2 hw=8"
 
 
-def test_replies_are_capped_and_hold_at_least_one_record() -> None:
-    world = World(flux=FluxSettings(consume_bytes_max=1000))
+def test_replies_with_a_limit_hold_at_least_one_record() -> None:
+    world = World(flux=FluxSettings(reply_bytes_max=1000))
     peer = world.connect()
     for value in ("x" * 3000, "y" * 400, "z" * 400, "w" * 400):
         peer.ask(f"V1|1|PRODUCE|t a:{value}")
-    assert peer.ask("V1|2|CONSUME|t 1 0") == f"V1|2|OK|messages=0:{'x' * 3000} hw=3"
-    assert peer.ask("V1|3|CONSUME|t 1 1") == f"V1|3|OK|messages=1:{'y' * 400},2:{'z' * 400} hw=3"
+    assert peer.ask("V1|2|CONSUME|t 1 0 max=1") == f"V1|2|OK|messages=0:{'x' * 3000} hw=3"
+    assert peer.ask("V1|3|CONSUME|t 1 1 max=5000") == f"V1|3|OK|messages=1:{'y' * 400},2:{'z' * 400} hw=3"
+    assert (
+        peer.ask("V1|4|BROKER_FETCH|t 1 1 0") == f"V1|4|OK|topic=t partition=1 follower=1 hw=3 records=0:{'x' * 3000}"
+    )
 
 
 def test_reading_below_what_is_kept_begins_at_the_first_record() -> None:

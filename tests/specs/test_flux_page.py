@@ -1,0 +1,267 @@
+"""The published page of the FLUX wire, statement by statement.
+
+The sections named are those of the wire's specification. Where bytes on a socket matter the broker is a process, and is asked on the
+wire's own port and on the port of all wires; the rest are dialogues.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from polywire.broker.topics import Partition
+from polywire.client.sync import connect
+from polywire.errors import BrokerError, Corrupt, ErrorCode
+from polywire.log.base import Read
+from polywire.protocols.flux.replies import PIECE_BYTES_MAX
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.broker_process import BrokerProcess
+from tests.unit.protocols.flux.dialogue import Dialogue, World
+
+WAIT_S = 60.0
+VALUE = "x" * 60_000
+LONG_COUNT = 500  # 30 MB: more than any reply was ever cut at
+STUCK_PEERS = 8
+STUCK_BYTES_MAX = 6 * 1024 * 1024  # kept for a peer that does not read: its backlog, a piece, and what allocators add
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data_dir = tmp_path_factory.mktemp("page") / "data"
+    with BrokerProcess(data_dir, "--any", "127.0.0.1:0", wires=["flux", "polywire"]) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def long_topic(broker: BrokerProcess) -> str:
+    """A topic whose partition 1 holds LONG_COUNT values."""
+    with Peer(broker, "flux") as peer:
+        for number in range(LONG_COUNT):
+            assert peer.ask(f"V1|{number}|PRODUCE|long a:{number}-{VALUE}").startswith(f"V1|{number}|OK|partition=1 ")
+    return "long"
+
+
+@pytest.fixture(params=["flux", "any"])
+def port(request: pytest.FixtureRequest) -> str:
+    """The wire's own port, and that of all wires."""
+    return str(request.param)
+
+
+class Peer:
+    """A connection to a broker process."""
+
+    def __init__(self, broker: BrokerProcess, port: str) -> None:
+        self.socket = socket.create_connection(broker.addresses[port], WAIT_S)
+        self._file = self.socket.makefile("rb")
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def send(self, data: str) -> None:
+        self.socket.sendall(data.encode())
+
+    def line(self) -> str:
+        """The next line; what there is of it when the connection ends."""
+        return self._file.readline().decode()
+
+    def ask(self, request: str) -> str:
+        self.send(request + "\n")
+        return self.line().removesuffix("\n")
+
+
+def consumed(line: str) -> tuple[list[tuple[int, str]], int]:
+    """Records and hw of a CONSUME reply with values that hold no comma."""
+    shown = re.fullmatch(r"V1\|[^|]*\|OK\|messages=(.*) hw=(-?[0-9]+)\n?", line)
+    assert shown is not None, line[:200]
+    records = [entry.partition(":") for entry in shown[1].split(",") if entry]
+    return [(int(offset), value) for offset, _, value in records], int(shown[2])
+
+
+# §5 CONSUME, step 5: every record from the offset asked for up to hw, however many there are
+
+
+def test_consume_answers_every_record_up_to_the_hw_that_it_tells(
+    broker: BrokerProcess, port: str, long_topic: str
+) -> None:
+    with Peer(broker, port) as peer:
+        peer.send(f"V1|1|CONSUME|{long_topic} 1 0\nV1|2|OFFSET|g {long_topic} 0\n")
+        records, hw = consumed(peer.line())
+        assert peer.line() == "V1|2|OK|offset=0\n", "the next request is answered behind the line's end"
+    assert hw == LONG_COUNT - 1
+    assert [offset for offset, _ in records] == list(range(LONG_COUNT))
+    assert all(value == f"{offset}-{VALUE}" for offset, value in records)
+
+
+def test_whoever_goes_on_behind_hw_misses_nothing(broker: BrokerProcess, port: str) -> None:
+    topic = f"on-{port}"
+    got: list[str] = []
+    with Peer(broker, port) as writer, Peer(broker, port) as reader:
+        for batch in range(3):
+            for number in range(150):
+                writer.ask(f"V1|1|PRODUCE|{topic} a:{batch}-{number}-{VALUE}")
+            records, hw = consumed(reader.ask(f"V1|2|CONSUME|{topic} 1 {len(got)}"))
+            got += [value for _, value in records]
+            assert len(got) == hw + 1
+    assert got == [f"{batch}-{number}-{VALUE}" for batch in range(3) for number in range(150)]
+
+
+def test_a_peer_that_has_closed_its_side_gets_the_whole_line(broker: BrokerProcess, port: str, long_topic: str) -> None:
+    """§1.5: what is left at the end of the stream is a last request, as of ``printf … | nc``."""
+    with Peer(broker, port) as peer:
+        peer.send(f"V1|1|CONSUME|{long_topic} 1 0")
+        peer.socket.shutdown(socket.SHUT_WR)
+        line = peer.line()
+        assert line.endswith(f" hw={LONG_COUNT - 1}\n")
+        assert len(consumed(line)[0]) == LONG_COUNT
+        assert peer.line() == ""
+
+
+def test_peers_that_do_not_read_hold_up_nobody_and_cost_bounded_memory(
+    broker: BrokerProcess, port: str, long_topic: str
+) -> None:
+    with ExitStack() as stack:
+        peer = stack.enter_context(Peer(broker, port))
+        before = broker.memory_bytes
+        for _ in range(STUCK_PEERS):
+            stuck = stack.enter_context(Peer(broker, port))
+            stuck.send(f"V1|1|CONSUME|{long_topic} 1 0\n")
+        records, _ = consumed(peer.ask(f"V1|1|CONSUME|{long_topic} 1 {LONG_COUNT - 1}"))
+        assert len(records) == 1
+        whole, _ = consumed(peer.ask(f"V1|2|CONSUME|{long_topic} 1 0"))
+        assert len(whole) == LONG_COUNT
+        if before:
+            assert broker.memory_bytes - before < STUCK_PEERS * STUCK_BYTES_MAX
+    with Peer(broker, port) as after:
+        assert len(consumed(after.ask(f"V1|3|CONSUME|{long_topic} 1 0"))[0]) == LONG_COUNT
+
+
+def test_a_line_ends_before_damage_with_the_offset_reached_as_hw(tmp_path: Path) -> None:
+    """§5: hw is the last record that can be read; behind it the damage is told, and behind that reading goes on."""
+    count, damaged = 12, 5
+    with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0", wires=["flux", "polywire"]) as broker:
+        with connect(broker.url("polywire")) as client:
+            for number in range(count):
+                client.produce("t", [Record(b"value-%02d" % number)], partition=0)
+        assert broker.stop() == 0
+        broker.start()
+        wanted = b"value-%02d" % damaged
+        (path,) = (found for found in (broker.data_dir / "segments").iterdir() if wanted in found.read_bytes())
+        content = bytearray(path.read_bytes())
+        content[content.index(wanted)] ^= 1
+        path.write_bytes(content)
+        for name in ("flux", "any"):
+            with Peer(broker, name) as peer:
+                sound = [(offset, f"value-{offset:02d}") for offset in range(count)]
+                assert consumed(peer.ask("V1|1|CONSUME|t 0 0")) == (sound[:damaged], damaged - 1)
+                assert peer.ask(f"V1|2|CONSUME|t 0 {damaged}").startswith("V1|2|ERR|BAD_REQUEST|stored records are")
+                assert consumed(peer.ask(f"V1|3|CONSUME|t 0 {damaged + 1}")) == (sound[damaged + 1 :], count - 1)
+
+
+class Pins:
+    """Counts what is read and let go of a partition; ``fail_at``: the offset from which reads fail."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, *, fail_at: int | None = None) -> None:
+        self.taken = self.released = 0
+        self.fail_at = fail_at
+        fetch = world.memory.broker.fetch
+
+        def counted(
+            partition: Partition,
+            offset: int,
+            *,
+            bytes_max: int,
+            then: Callable[[Read | BrokerError], None],
+            offset_end: int | None = None,
+        ) -> Read | None:
+            if self.fail_at is not None:
+                if offset >= self.fail_at:
+                    raise Corrupt(ErrorCode.CORRUPT, "stored records are damaged")
+                offset_end = min(self.fail_at, offset_end or self.fail_at)
+            read = fetch(partition, offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+            assert read is not None
+            self.taken += 1
+            return Read(read.chunks, read.next_offset, read.readable_offset, self)
+
+        monkeypatch.setattr(type(world.memory.broker), "fetch", staticmethod(counted))
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def filled(count: int) -> World:
+    """A world with so many values in partition 1 of ``t``."""
+    world = World()
+    peer = world.connect()
+    for number in range(count):
+        assert "|OK|" in peer.ask(f"V1|1|PRODUCE|t a:{number}-{VALUE}")
+    return world
+
+
+def stuck(world: World) -> Dialogue:
+    """A peer that asked for everything and reads nothing of what it gets."""
+    peer = world.connect()
+    peer.backlog = peer.backlog_max
+    peer.feed(b"V1|1|CONSUME|t 1 0\n")
+    peer.pass_by()
+    return peer
+
+
+def test_nothing_is_read_for_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = filled(200)
+    pins = Pins(world, monkeypatch)
+    peer = stuck(world)
+    assert 0 < len(peer.sent) <= PIECE_BYTES_MAX
+    taken = pins.taken
+    peer.pass_by()
+    assert (pins.taken, pins.released) == (taken, taken), "nothing of the log is held meanwhile"
+    peer.backlog = 0
+    peer.session.drained()
+    peer.pass_by()
+    records, hw = consumed(peer.take().decode())
+    assert (len(records), hw) == (200, 199)
+
+
+def test_a_connection_cut_in_the_middle_leaves_nothing_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = filled(200)
+    pins = Pins(world, monkeypatch)
+    peer = stuck(world)
+    sent = len(peer.sent)
+    peer.session.close()
+    peer.session.drained()
+    peer.pass_by()
+    assert len(peer.sent) == sent
+    assert pins.taken == pins.released
+
+
+@pytest.mark.parametrize("damaged", [1, 60, 199])
+def test_a_line_that_has_begun_ends_whole_where_reading_fails(monkeypatch: pytest.MonkeyPatch, damaged: int) -> None:
+    world = filled(200)
+    Pins(world, monkeypatch, fail_at=damaged)
+    peer = world.connect()
+    records, hw = consumed(peer.ask("V1|1|CONSUME|t 1 0"))
+    assert (len(records), hw) == (damaged, damaged - 1)
+    assert peer.ask(f"V1|2|CONSUME|t 1 {hw + 1}") == "V1|2|ERR|BAD_REQUEST|stored records are damaged"
+
+
+def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
+    """§7: what a line cannot carry is three characters for one; the pieces stay bounded and nothing is lost between two."""
+    world = World()
+    topic = world.memory.broker.ensure_topic("t")
+    value = b"\xff" * 100_000
+    for _ in range(40):
+        world.memory.broker.produce(topic.partitions[0], from_records([Record(value)]), level=Level.WRITTEN, done=None)
+        world.memory.run()
+    records, hw = consumed(world.connect().ask("V1|1|CONSUME|t 0 0"))
+    assert (len(records), hw) == (40, 39)
+    assert all(shown == "%FF" * 100_000 for _, shown in records)
