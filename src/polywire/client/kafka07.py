@@ -181,13 +181,13 @@ class Kafka07Client(Scope):
         """Values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken."""
         end = understood(_whole_end, data)
         found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
-        expander = Expander(FETCH_BYTES_MAX, payload_bytes_max=FETCH_BYTES_MAX)
+        expander = Expander(FETCH_BYTES_MAX)
         at = 0
         while at < end:
             place, stop, packed = codec.next_wrapper(data, at, end)
-            for part in understood(expander.open_set, data, at, place) or ():
+            for part in understood(expander.open_set, data, at, place):
                 self._take(part, found, address)
-            inner = (understood(expander.open_set, data, place, stop) or ()) if packed else ()
+            inner = understood(expander.open_set, data, place, stop) if packed else []
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)

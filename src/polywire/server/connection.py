@@ -440,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = self._starved = True  # others may have to go: not from inside of what resumed this one
             self._hub.soon(self.go_on_receiving)
         else:
-            if self._want <= LANDING_BYTES:
+            if self._want <= LANDING_BYTES or self._hub.memory.is_short:
                 self.give_back_idle()
             self._transport.resume_reading()
 
@@ -550,10 +550,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a request is arriving, or would be if there was memory."""
-        if self._paused and not self._starved:
-            return False
-        return self._start < self._end and not self._ended and not self.is_stalled
+        """Whether a request is arriving, or will be read on, or is kept while it is prepared beside the loop."""
+        if self._pins:
+            return True
+        return self._start < self._end and not self._ended and not self.is_waiting and not self.is_stalled
 
     @property
     def standing(self) -> Standing:

@@ -1,9 +1,9 @@
 """Memory for requests that have begun to arrive: who gets some, who waits for it, and who has to give it back.
 
 Promises: an unfinished request takes memory in proportion to what of it has come; together they stay within a limit, and one that goes on
-arriving is held back at worst, never cut: one at a time may go beyond the limit, so that there is always one that comes to its end. Short of
-memory, those that hardly arrive have to go: first of peers that nobody knows, then of the address that holds most, the slowest first.
-Must not know: sockets, sessions, wires.
+arriving is held back at worst, never cut: one at a time may go beyond the limit until it is handled, beside the others, so that there is
+always one that comes to its end. Short of memory, those that hardly arrive have to go: first of peers that nobody knows, then of the
+address that holds most, the slowest first. Must not know: sockets, sessions, wires.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ReceiveMemory:
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for memory."""
-        return bool(self._waiting)
+        """Whether somebody waits for memory, or more is taken than should be."""
+        return bool(self._waiting) or not self.arena.fits(0)
 
     def settle(self) -> None:
         """Nothing views what landed, or was given back, so far."""
@@ -82,20 +82,22 @@ class ReceiveMemory:
 
     def grant(self, grown: int, asking: Connection) -> bool:
         """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""
-        if self.arena.fits(grown):
-            return True
-        if self._beyond is None or not self._beyond.is_receiving:
+        if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
-        if self._beyond is asking:
+        if self._beyond is asking or self._fits(grown):
             return True
         self._reclaim(grown, asking)
-        if self.arena.fits(grown):
+        if self._fits(grown):
             return True
         if self._beyond is None:
             self._beyond = asking
             return True
         self._waiting[asking] = None
         return False
+
+    def _fits(self, grown: int) -> bool:
+        """Whether so much more may be taken: what the one beyond the limit takes does not count, so that others are served meanwhile."""
+        return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
     def given_back(self) -> None:
         """A request has come to its end, or its connection has."""
@@ -135,7 +137,7 @@ class ReceiveMemory:
             held[connection.host] += connection.held_bytes
         slow.sort(key=lambda connection: (connection.standing, -held[connection.host], connection.rate))
         for connection in slow:
-            if self.arena.fits(grown):
+            if self._fits(grown):
                 return
             connection.abort("receive memory is short, and this request hardly arrives")
             connection.let_go()

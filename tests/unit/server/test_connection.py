@@ -438,6 +438,70 @@ def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
     assert taken(place) == before - 2 * 1024 * 1024
 
 
+def beyond(place: Place, size: int) -> Wire:
+    """A connection in the middle of a frame that takes more memory than all may take together."""
+    transport = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = size
+    assert arrives(place, transport, size - 1) == size - 1
+    return transport
+
+
+def arrives(place: Place, transport: Wire, size: int) -> int:
+    """So many bytes arrive as far as they are read; how many were."""
+    left = size
+    while left and transport.reading:
+        step = min(left, 100_000)
+        send(transport, b"x" * step)
+        left -= step
+        while left and place.soon:
+            place.soon.pop(0)()
+    return size - left
+
+
+def test_beside_one_request_beyond_the_limit_others_have_theirs() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
+    large = beyond(place, 3_000_000)
+    for _ in range(10):
+        other = place.connect()
+        session = place.wires[0].opened[-1]
+        session.size = session.need = 300_000
+        assert arrives(place, other, 300_000) == 300_000
+        assert len(session.frames) == 1
+    assert not large.aborted
+
+
+def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
+    large = beyond(place, 3_000_000)
+    session = place.wires[0].opened[-1]
+    unpin = large.connection.pin()
+    session.blocked = True
+    send(large, b"x")
+    following = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 3_000_000
+    assert arrives(place, following, 3_000_000) < 3_000_000
+    assert not following.reading
+    assert taken(place) <= 5 * 1024 * 1024, "one beyond the limit, and what the limit allows"
+    unpin()
+    large.connection.connection_lost(None)
+    assert arrives(place, following, 1) == 0
+    for call in list(place.soon):
+        call()
+    assert following.reading
+
+
+def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, turn_bytes_max=2_999_999))
+    assert not beyond(place, 3_000_000).reading
+    following = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 3_000_000
+    assert arrives(place, following, 2_000_000) < 2_000_000
+    assert taken(place) <= 5 * 1024 * 1024
+
+
 def test_a_request_may_not_stand_still_for_ever() -> None:
     place = Place()
     large, small, idle = stalled(place, 2_000_000), stalled(place, 2_000), place.connect()

@@ -60,7 +60,6 @@ SET = encode_set([b"hello"])
 def opened(message_set: bytes) -> list[bytes]:
     """Bytes of the plain sets in a set."""
     parts = Expander().open_set(message_set, 0, len(message_set))
-    assert parts is not None
     return [bytes(memoryview(part.data)[part.start : part.stop]) for part in parts]
 
 

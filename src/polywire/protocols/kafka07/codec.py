@@ -51,20 +51,18 @@ RUN_RECORDS_MAX: Final = (
     32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
 )
 RUN_GROUPS_MAX: Final = 64  # topics with partition of one run; they are looked for linearly
-FRAME_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # so that a frame with its length fits a receive buffer of 16 MiB
-PAYLOAD_BYTES_MAX: Final = 1_000_000  # dossier §4: a set with a larger top-level payload is dropped
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # dossier §1
+PAYLOAD_BYTES_MAX: Final = (
+    1_000_000  # what clients are set to send (dossier §8.1); a longer one is left to the precise path
+)
 
 MORE: Final = 0  # the data ends inside a frame
 FRAME: Final = 1  # a complete frame for the precise path, or one whose length cannot be
 FULL: Final = 2  # the run is full, go on with the next one
 
-SOUND: Final = 0  # verdicts on a set
-BROKEN: Final = 1
-LARGE: Final = 2
-
 _RECORDS_MAX = cython.declare(cython.Py_ssize_t, 32_768)
 _GROUPS_MAX = cython.declare(cython.Py_ssize_t, 64)
-_FRAME_MAX = cython.declare(cython.longlong, 16 * 1024 * 1024 - 4)
+_FRAME_MAX = cython.declare(cython.longlong, 100 * 1024 * 1024)
 _PAYLOAD_MAX = cython.declare(cython.longlong, 1_000_000)
 
 
@@ -335,45 +333,72 @@ def scan(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple
     return reason, at, at + 4 + size if reason == 1 else at
 
 
-def survey(data: Buffer, start: int, stop: int, payload_bytes_max: int) -> tuple[int, int, int, int]:
-    """Look through one set, CRCs included: (verdict, records, wrappers, longest value of a record).
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _survey(
+    p: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, found: cython.p_longlong
+) -> cython.bint:
+    """Whether a set is sound; how many records and wrappers it has, and the longest value of a record, are put into ``found``."""
+    at: cython.Py_ssize_t = start
+    size: cython.longlong
+    head: cython.Py_ssize_t
+    while stop - at >= 4:
+        size = _i32(p, at)
+        if size > stop - at - 4 and at > start:
+            break
+        if size < 5 or size > stop - at - 4:
+            return False
+        head = 5 + p[at + 4]
+        if head > 6 or size < head or (head == 6 and p[at + 5] & 3 == 3):
+            return False
+        at += 4 + head
+        if crc32_raw(p, at, size - head) != _u32(p, at - 4):
+            return False
+        if head == 6 and p[at - 5] & 3:
+            found[1] += 1
+        else:
+            found[0] += 1
+            found[2] = max(found[2], size - head)
+        at += size - head
+    return True
 
-    LARGE: a payload above ``payload_bytes_max``, which is noticed before CRCs are. Raises ValueError for a range outside of the buffer.
+
+def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
+    """Look through one set, CRCs included: (whether it is sound, records, wrappers, longest value of a record).
+
+    Other threads go on meanwhile. Raises ValueError for a range outside of the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
-    first: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
-    size: cython.longlong
-    head: cython.Py_ssize_t
-    records: cython.Py_ssize_t = 0
-    wrappers: cython.Py_ssize_t = 0
-    longest: cython.longlong = 0
-    payload_max: cython.longlong = payload_bytes_max
-    broken: cython.bint = False
-    large: cython.bint = False
+    sound: cython.bint
     if at < 0 or at > limit or limit > lent.size:
         raise ValueError(f"set outside its buffer start={start} stop={stop}")
-    while limit - at >= 4:
-        size = _i32(lent.p, at)
-        if size < 5 or (size > limit - at - 4 and at == first):
-            return 1, 0, 0, 0
-        if size > limit - at - 4:
+    if cython.compiled:
+        found = cython.declare(cython.longlong[3])
+    else:
+        found = [0] * 3
+    found[0] = found[1] = found[2] = 0
+    with cython.nogil:
+        sound = _survey(lent.p, at, limit, found)
+    return sound, found[0], found[1], found[2]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Where the first compressed message begins; ``stop`` when there is none."""
+    size: cython.longlong
+    while stop - at >= 4:
+        size = _i32(p, at)
+        if size < 5 or size > stop - at - 4:
             break
-        head = 5 + lent.p[at + 4]
-        if head > 6 or size < head or (head == 6 and lent.p[at + 5] & 3 == 3):
-            return 1, 0, 0, 0
-        at += 4 + head
-        large = large or size - head > payload_max
-        if not large and not broken:
-            broken = crc32_raw(lent.p, at, size - head) != _u32(lent.p, at - 4)
-        if head == 6 and lent.p[at - 5] & 3:
-            wrappers += 1
-        else:
-            records += 1
-            longest = max(longest, size - head)
-        at += size - head
-    return 2 if large else 1 if broken else 0, records, wrappers, longest
+        if p[at + 4] == 1 and p[at + 5] & 3:
+            return at
+        at += 4 + size
+    return stop
 
 
 def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
@@ -381,17 +406,13 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
-    size: cython.longlong
     if at < 0 or limit > lent.size:
         raise ValueError(f"set outside its buffer start={start} stop={stop}")
-    while limit - at >= 4:
-        size = _i32(lent.p, at)
-        if size < 5 or size > limit - at - 4:
-            break
-        if lent.p[at + 4] == 1 and lent.p[at + 5] & 3:
-            return at, at + 4 + size, lent.p[at + 5] & 3
-        at += 4 + size
-    return stop, stop, 0
+    with cython.nogil:
+        at = _next_wrapper(lent.p, at, limit)
+    if at >= limit:
+        return stop, stop, 0
+    return at, at + 4 + _i32(lent.p, at), lent.p[at + 5] & 3
 
 
 def take(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple[int, int]:

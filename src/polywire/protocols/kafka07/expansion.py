@@ -15,7 +15,7 @@ from typing import Final
 import cramjam
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka07.codec import BROKEN, FRAME_BYTES_MAX, LARGE, PAYLOAD_BYTES_MAX, next_wrapper, survey
+from polywire.protocols.kafka07.codec import next_wrapper, survey
 from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, ProduceEntry, encode_message
 from polywire.records.inflate import (
     PART_BYTES_MIN,
@@ -29,10 +29,8 @@ from polywire.records.inflate import (
 )
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = FRAME_BYTES_MAX  # of one request: what it could have carried uncompressed
+EXPANDED_BYTES_MAX: Final = 64 * 1024 * 1024  # of one request: as for the longest of other wires
 NESTING_MAX: Final = 8  # wrappers within wrappers; no client writes more than two
-
-NO_LIMIT: Final = 2**31  # no payload is as long
 
 _I32: Final = Struct(">i")
 _HEAD_BYTES: Final = 10  # of a wrapper: size, magic, attributes, CRC
@@ -54,31 +52,23 @@ class PlainSet:
     longest: int
 
 
-OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError | None]
-"""A set of a request, and what it holds; why it is refused; None when it is to be dropped."""
+OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError]
+"""A set of a request, and what it holds, or why it is refused."""
 
 
 class Expander:
     """Opens the wrappers of one request. Guards: ``_left`` is what may still be expanded; each wrapper counts as ``PART_BYTES_MIN`` at
     least."""
 
-    __slots__ = ("_bytes_max", "_left", "_payload_bytes_max")
+    __slots__ = ("_bytes_max", "_left")
 
-    def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
-        """payload_bytes_max: what a message at the top of a set may have."""
+    def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX) -> None:
         self._left = self._bytes_max = bytes_max
-        self._payload_bytes_max = payload_bytes_max
 
-    def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet] | None:
-        """The set as plain sets in order; None when a payload at its top is above the limit.
-
-        Raises PeerError for a set that is to be refused, and when it expands too far.
-        """
-        payload_bytes_max = self._payload_bytes_max if depth == 0 else NO_LIMIT
-        verdict, records, wrappers, longest = survey(data, start, stop, payload_bytes_max)
-        if verdict == LARGE:
-            return None
-        if verdict == BROKEN:
+    def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
+        """The set as plain sets in order. Raises PeerError for one that is to be refused, and when it expands too far."""
+        is_sound, records, wrappers, longest = survey(data, start, stop)
+        if not is_sound:
             raise PeerError("a message set is broken", fatal=True)
         if not wrappers:
             return [PlainSet(data, start, stop, records, longest)]
@@ -89,11 +79,11 @@ class Expander:
         while at < stop:
             place, end, codec = next_wrapper(data, at, stop)
             if place > at:
-                _, records, _, longest = survey(data, at, place, NO_LIMIT)
+                _, records, _, longest = survey(data, at, place)
                 found.append(PlainSet(data, at, place, records, longest))
             if codec:
                 inner = self._expand(memoryview(data)[place + _HEAD_BYTES : end], codec)
-                found += self.open_set(inner, 0, len(inner), depth=depth + 1) or ()
+                found += self.open_set(inner, 0, len(inner), depth=depth + 1)
             at = end
         return found
 

@@ -20,6 +20,7 @@ from polywire.protocols.workbench import Workbench
 from polywire.types import NAME_BYTES_MAX
 
 WIRE: Final = "kafka07"
+_FIRST_BYTE_MAX: Final = (FRAME_BYTES_MAX >> 24).to_bytes()
 MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
@@ -44,7 +45,7 @@ class Kafka07Factory:
         """Whether a frame of a possible length begins, with one of five types and the beginning of a topic's name."""
         length = int.from_bytes(prefix[:4], "big")
         if len(prefix) < 4:
-            return None if prefix[:1] in (b"", b"\0") else False
+            return None if prefix[:1] <= _FIRST_BYTE_MAX else False
         if not 4 <= length <= FRAME_BYTES_MAX:
             return False
         if len(prefix) < 6:

@@ -30,9 +30,9 @@ class Listing:
     __slots__ = ("_addresses", "_authorize", "_broker", "_cancelled", "_done", "_request")
 
     def __init__(
-        self, broker: Broker, request: Offsets, done: Callable[[list[int] | None], None], *, authorize: Authorize
+        self, broker: Broker, request: Offsets, done: Callable[[list[int] | BrokerError], None], *, authorize: Authorize
     ) -> None:
-        """done: gets the addresses, or None when they cannot be told."""
+        """done: gets the addresses, or why they cannot be told."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -88,7 +88,7 @@ class Listing:
         if self._cancelled:
             return
         if isinstance(found, BrokerError):
-            self._done(None)
+            self._done(found)
         elif found <= partition.log.first_offset:
             self._done([])
         else:
@@ -109,7 +109,7 @@ class Listing:
         if self._cancelled:
             return
         if isinstance(found, BrokerError):
-            self._done(None)
+            self._done(found)
             return
         self._addresses.append(found)
         if offset > first and len(self._addresses) < self._request.count_max:

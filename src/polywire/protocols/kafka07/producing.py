@@ -138,9 +138,9 @@ class Producer:
             topic = self._target(entry.topic, entry.partition, peer)
             if isinstance(plain, PeerError):
                 raise plain
-            if plain is None or any(part.longest > self._broker.settings.record_bytes_max for part in plain):
-                yield True  # larger than the limit: dropped without a word (dossier §4)
-                continue
+            longest, limit = max((part.longest for part in plain), default=0), self._broker.settings.record_bytes_max
+            if longest > limit:
+                raise PeerError(f"a message is longer than a record may be bytes={longest} limit={limit}", fatal=True)
             number = random.randrange(len(topic.partitions)) if entry.partition == ANY_PARTITION else entry.partition
             for part in plain:
                 yield from self._take_set(part, topic.partitions[number], append)

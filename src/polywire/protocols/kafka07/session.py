@@ -186,11 +186,11 @@ class KafkaSession(WaitingSession):
         self._pending = listing
         listing.run()
 
-    def _listed(self, addresses: list[int] | None) -> None:
-        """OFFSETS is answered; with None it failed, and the wire has no word for that."""
-        if addresses is None:
+    def _listed(self, addresses: list[int] | BrokerError) -> None:
+        """OFFSETS is answered; when it failed, the wire has no word for that."""
+        if isinstance(addresses, BrokerError):
             self._pending = None
-            self._end()
+            self._fail(PeerError(f"no offsets to tell: {addresses.message}", fatal=True))
         else:
             self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
 
@@ -259,12 +259,6 @@ class KafkaSession(WaitingSession):
         self._leave_bench()
         self._go_on()
 
-    def _fail(self, error: PeerError) -> None:
-        """A large request turned out to make no sense."""
-        self._leave_bench()
-        self._ending = True
-        self.output.fail(error)
-
     def _leave_bench(self) -> None:
         large, self._large = self._large, None
         self._storing, self._is_inside = iter(()), False
@@ -279,9 +273,10 @@ class KafkaSession(WaitingSession):
     def _refused(self, done: Done | None, error: BrokerError) -> None:
         """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError unless it had to wait."""
         del done  # a producer waits for no answer
+        refusal = PeerError(f"a set cannot be stored: {error.message}", fatal=True)
         if not self._entrance.waiting:
-            raise PeerError(f"a set cannot be stored: {error.message}", fatal=True)
-        self._end()
+            raise refusal
+        self._fail(refusal)
 
     def _found_room(self) -> None:
         """Nothing waits for room any more."""
@@ -290,14 +285,14 @@ class KafkaSession(WaitingSession):
 
     # The connection
 
-    def _end(self) -> None:
-        """Close, dropping what was not handled."""
+    def _fail(self, error: PeerError) -> None:
+        """What is not refused inside of ``receive``: close, dropping what was not handled."""
         self._entrance.drop()
         self._rest = b""
         self._ending = True
         self._leave_bench()
         if not self._closed:
-            self.output.close()
+            self.output.fail(error)
 
     def close(self) -> None:
         """The connection is gone."""

@@ -40,7 +40,8 @@ UNKNOWN = bytes.fromhex("00000002 ffff")
 GZIP, SNAPPY = CompressionCodec.GZIP, CompressionCodec.SNAPPY
 A, B = encode_message(b"aaaa"), encode_message(b"bb", 0)
 BAD = encode_message(b"x")[:6] + b"\0\0\0\0x"
-TOO_LONG = encode_message(b"x" * (codec.PAYLOAD_BYTES_MAX + 1))
+LONGEST = BrokerSettings().record_bytes_max
+TOO_LONG = encode_message(b"x" * (LONGEST + 1))
 
 
 @pytest.fixture
@@ -124,6 +125,9 @@ def test_what_closes_the_connection(peer: Dialogue, frame: bytes) -> None:
         wrap(A + BAD, GZIP),
         wrap(BAD, SNAPPY),
         wrap(A[:-1], GZIP),
+        TOO_LONG,
+        A + TOO_LONG,
+        A + wrap(TOO_LONG, GZIP),
     ],
 )
 def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue, message_set: bytes) -> None:
@@ -153,8 +157,6 @@ def test_what_closes_and_stores_nothing_of_the_set(world: World, peer: Dialogue,
         (B + wrap(A, GZIP) + B, B + A + B),
         (wrap(A + wrap(B + B, SNAPPY) + A, GZIP), A + B + B + A),
         (encode_message(zlib.compress(A, wbits=31) * 2, 1, GZIP), A + A),
-        (TOO_LONG, b""),
-        (A + TOO_LONG, b""),
         (A[:5] + b"\xfc" + A[6:], A),
         (wrap(encode_message(b"y" * 2_000_000), GZIP), encode_message(b"y" * 2_000_000)),
     ],
@@ -173,16 +175,18 @@ def test_raw_snappy_without_stream_framing(world: World, peer: Dialogue) -> None
     assert stored(world) == A
 
 
-def test_exactly_the_largest_payload_is_fine(world: World, peer: Dialogue) -> None:
-    message = encode_message(b"x" * codec.PAYLOAD_BYTES_MAX)
-    peer.feed(encode_produce(b"t", 0, message))
-    assert stored(world) == message
+@pytest.mark.parametrize("size", [codec.PAYLOAD_BYTES_MAX, codec.PAYLOAD_BYTES_MAX + 1, LONGEST])
+def test_a_payload_up_to_the_largest_record_is_fine(peer: Dialogue, size: int) -> None:
+    message = encode_message(b"x" * size)
+    peer.feed(encode_produce(b"t", 0, A + message + B))
+    assert fetched(peer, at=len(A), size=size + 10) == message
+    assert fetched(peer, at=len(A + message)) == B
 
 
-def test_an_oversize_set_is_dropped_before_its_crcs_are_looked_at(world: World, peer: Dialogue) -> None:
-    peer.feed(encode_produce(b"t", 0, TOO_LONG + BAD))
-    assert not peer.closed
-    assert stored(world) == b""
+def test_what_is_too_long_is_told_to_the_log(peer: Dialogue) -> None:
+    peer.feed(encode_produce(b"t", 0, TOO_LONG))
+    assert peer.gave_up is not None
+    assert peer.gave_up.message == f"a message is longer than a record may be bytes={LONGEST + 1} limit={LONGEST}"
 
 
 def test_multiproduce_up_to_the_set_that_fails(world: World, peer: Dialogue) -> None:
@@ -197,10 +201,10 @@ def test_multiproduce_up_to_the_partition_that_is_not_there(world: World, peer: 
     assert (stored(world), stored(world, b"u")) == (A, B)
 
 
-def test_multiproduce_drops_only_the_oversize_entry(world: World, peer: Dialogue) -> None:
+def test_multiproduce_up_to_the_oversize_entry(world: World, peer: Dialogue) -> None:
     peer.feed(encode_multiproduce([(b"t", 0, A), (b"t", 0, TOO_LONG), (b"t", 0, B)]))
-    assert not peer.closed
-    assert stored(world) == A + B
+    assert peer.closed
+    assert stored(world) == A
 
 
 def test_multiproduce_with_another_count_than_entries(world: World, peer: Dialogue) -> None:
@@ -382,6 +386,8 @@ def test_bombs_close_the_connection(world: World, peer: Dialogue, codec_used: Co
     bomb = wrap(encode_message(bytes(EXPANDED_BYTES_MAX // 2)), codec_used)
     peer.feed(encode_produce(b"t", 0, bomb * 3))
     assert peer.closed
+    assert peer.gave_up is not None
+    assert peer.gave_up.message == f"compressed sets expand too far limit={EXPANDED_BYTES_MAX}"
     assert stored(world) == b""
 
 
