@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import polywire
@@ -20,6 +21,8 @@ from polywire.spark.java import cache_directory, find_java, place_file
 from polywire.spark.source import PolywireDataSource
 
 PYSPARK_VERSION_MIN: Final = (4, 2)  # latestOffset(start, limit) and availableNow for Python sources
+
+PYTHON_OF_THE_PATH: Final = "python3"  # what workers run where PYSPARK_PYTHON is not set
 
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",  # a Python task costs 12 ms instead of 52
@@ -72,6 +75,8 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
     for key, value in settings(local=local, conf=conf).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    if local and not _launched_from_outside():
+        _run_this_python(spark.sparkContext)
     spark.dataSource.register(PolywireDataSource)
     return spark
 
@@ -101,6 +106,12 @@ def _prepare_environment() -> None:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if source not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([source, *paths])
+
+
+def _run_this_python(context: SparkContext) -> None:
+    """Have workers of a session that was made elsewhere run this Python, unless one was chosen: the PATH's may lack this package."""
+    if _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
+        context.pythonExec = sys.executable
 
 
 def _logging_file() -> Path:

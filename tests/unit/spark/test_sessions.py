@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark import SparkContext
 
 from polywire.spark import sessions as module
 
@@ -30,3 +34,17 @@ def test_given_settings_win() -> None:
     assert chosen["spark.sql.session.timeZone"] == "Europe/Vienna"
     assert chosen[module.JAVA_OPTIONS].endswith(" -Xss4m")
     assert "-Dlog4j2.configurationFile=file:" in chosen[module.JAVA_OPTIONS]
+
+
+@pytest.mark.parametrize(
+    ("master", "chosen", "run"),
+    [
+        ("local[*]", "python3", sys.executable),
+        ("local[*]", "/opt/other/bin/python", "/opt/other/bin/python"),
+        ("spark://host:7077", "python3", "python3"),
+    ],
+)
+def test_a_local_session_made_elsewhere_runs_this_python(master: str, chosen: str, run: str) -> None:
+    context = cast(SparkContext, SimpleNamespace(master=master, pythonExec=chosen))
+    module._run_this_python(context)
+    assert context.pythonExec == run
