@@ -76,7 +76,7 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if local and not _launched_from_outside():
-        _run_this_python(spark.sparkContext)
+        _run_this_python(getattr(spark, "sparkContext", None))  # a session of Spark Connect has none
     spark.dataSource.register(PolywireDataSource)
     return spark
 
@@ -108,9 +108,9 @@ def _prepare_environment() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([source, *paths])
 
 
-def _run_this_python(context: SparkContext) -> None:
+def _run_this_python(context: SparkContext | None) -> None:
     """Have workers of a session that was made elsewhere run this Python, unless one was chosen: the PATH's may lack this package."""
-    if _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
+    if context is not None and _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
         context.pythonExec = sys.executable
 
 

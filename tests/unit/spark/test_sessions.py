@@ -48,3 +48,4 @@ def test_a_local_session_made_elsewhere_runs_this_python(master: str, chosen: st
     context = cast(SparkContext, SimpleNamespace(master=master, pythonExec=chosen))
     module._run_this_python(context)
     assert context.pythonExec == run
+    module._run_this_python(None)  # a session of Spark Connect
