@@ -87,6 +87,7 @@ def flux_verbs() -> Iterator[Asked]:
     yield flux("ADMIN_BROKER_HEARTBEAT", "1")
     yield flux("ADMIN_SET_PARTITION_LEADER", f"{WIDE} 2 0 {'1,' * 1000}")
     yield flux("ADMIN_GET_METADATA", "")
+    yield flux("PING", "")
     yield flux("ADMIN_FENCE_BROKER", "2")
     yield flux("ADMIN_UNFENCE_BROKER", "2")
     yield flux("ADMIN_RECONCILE_BROKER_HEALTH", "1")

@@ -239,6 +239,7 @@ def _flux() -> Iterator[Case]:
         ("ADMIN_BROKER_HEARTBEAT", "0", a.CLUSTER_ALTER),
         ("ADMIN_SET_PARTITION_LEADER", f"{TOPIC} 0 0 0", a.CLUSTER_ALTER),
         ("ADMIN_GET_METADATA", "", a.TOPIC_LIST),
+        ("PING", "", a.CONNECT),
         ("ADMIN_FENCE_BROKER", "0", a.CLUSTER_ALTER),
         ("ADMIN_UNFENCE_BROKER", "0", a.CLUSTER_ALTER),
         ("ADMIN_RECONCILE_BROKER_HEALTH", "1000", a.CLUSTER_ALTER),

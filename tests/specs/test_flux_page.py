@@ -18,6 +18,9 @@ from polywire.broker.topics import Partition
 from polywire.client.sync import connect
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Read
+from polywire.protocols.flux.errors import WIRE_ERRORS
+from polywire.protocols.flux.messages import WireCode
+from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.flux.replies import PIECE_BYTES_MAX
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
@@ -265,3 +268,91 @@ def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
     records, hw = consumed(world.connect().ask("V1|1|CONSUME|t 0 0"))
     assert (len(records), hw) == (40, 39)
     assert all(shown == "%FF" * 100_000 for _, shown in records)
+
+
+# §1, §2, §4, §19: the words of the page, and its four sections
+
+
+@pytest.mark.parametrize(
+    ("request_line", "reason"),
+    [
+        ("PRODUCE|t a:x acks=ALL", "invalid ack mode; expected acks=0|1|all"),
+        ("PRODUCE|t a:x ACKS=1", "invalid ack mode; expected acks=0|1|all"),
+        ("JOIN|g t c assignor=RANGE", "invalid assignor; expected assignor=round_robin|range"),
+        ("JOIN|g t c Assignor=range", "invalid assignor; expected assignor=round_robin|range"),
+        ("SET_PARTITION_ROLE|t 0 Leader", "invalid role"),
+        ("SET_PARTITION_ROLE|t 0 FOLLOWER", "invalid role"),
+        ("CONSUME|t 0 0 MAX=1", "CONSUME requires: <topic> <partition> <offset>"),
+    ],
+)
+def test_words_are_exactly_those_of_the_page(request_line: str, reason: str) -> None:
+    assert World().connect().ask(f"V1|7|{request_line}") == f"V1|7|ERR|BAD_REQUEST|{reason}"
+
+
+MALFORMED = "V1|0|ERR|BAD_REQUEST|expected format V1|<correlation_id>|<command>|<args>"
+
+
+@pytest.mark.parametrize(
+    "request_line", ["PRODUCE|t a:x|y", "PRODUCE|t a|b:x", "PRODUCE|t a:x|", "OFFSET|g t 0|x", "PING||", "NONE|||"]
+)
+def test_a_fifth_section_is_malformed_and_answered_with_id_0(request_line: str) -> None:
+    peer = World().connect()
+    assert peer.ask(f"V1|7|{request_line}") == MALFORMED
+    peer.feed(f"V1|1|PRODUCE|t a:1\nV1|2|{request_line}\nV1|3|PRODUCE|t a:2\n".encode())
+    peer.pass_by()
+    assert peer.take().decode().splitlines() == [
+        "V1|1|OK|partition=1 offset=0 hw=0",
+        MALFORMED,
+        "V1|3|OK|partition=1 offset=1 hw=1",
+    ]
+
+
+def test_pipes_belong_to_the_arguments_where_a_setting_says_so() -> None:
+    """§2, step 2: what the wire's own broker does."""
+    peer = World(flux=FluxSettings(pipes_in_arguments=True)).connect()
+    assert peer.ask("V1|1|PRODUCE|t a:x|y") == "V1|1|OK|partition=1 offset=0 hw=0"
+    assert peer.ask("V1|2|CONSUME|t 1 0") == "V1|2|OK|messages=0:x|y hw=0"
+
+
+def test_the_ping_of_the_page_is_answered(broker: BrokerProcess, port: str) -> None:
+    """§0, §3: a command without arguments keeps its last pipe; a success without a payload has none."""
+    with Peer(broker, port) as peer:
+        assert peer.ask("V1|99|PING|") == "V1|99|OK"
+        assert peer.ask("V1|98|PING") == MALFORMED
+        assert peer.ask("V1|97|PING|x") == "V1|97|ERR|BAD_REQUEST|PING requires no args"
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code not in (ErrorCode.NOT_OWNER, ErrorCode.STOPPING)])
+def test_not_leader_sends_nobody_away_from_a_full_or_busy_broker(code: ErrorCode) -> None:
+    assert WIRE_ERRORS[code][0] is not WireCode.NOT_LEADER
+
+
+@pytest.mark.parametrize("size", [65_537, 70_000, 5_000_000])
+def test_a_line_above_the_limit_is_answered_before_the_connection_ends(
+    broker: BrokerProcess, port: str, size: int
+) -> None:
+    """§1.3: at most 65,536 bytes, the ending included."""
+    topic = f"lines-{port}-{size}"
+    with Peer(broker, port) as peer:
+        peer.send(f"V1|1|PRODUCE|{topic} a:x\n" + "V1|2|PRODUCE|t a:".ljust(size - 1, "x") + "\nV1|3|PING|\n")
+        assert peer.line() == "V1|1|OK|partition=1 offset=0 hw=0\n"
+        assert peer.line() == "V1|0|ERR|BAD_REQUEST|a line has more than 65536 bytes\n"
+        assert peer.line() == ""
+
+
+@pytest.mark.parametrize(("size", "fits"), [(100, True), (101, False)])
+def test_the_limit_of_a_line_is_a_setting(size: int, fits: bool) -> None:
+    peer = World(flux=FluxSettings(line_bytes_max=100)).connect()
+    for line in (b"V1|1|PRODUCE|t a:", b"V1|1|produce|t a:"):
+        answer = peer.beside().exchange(line.ljust(size - 1, b"x") + b"\n")
+        assert (b"|OK|" in answer) is fits
+        assert (answer == b"V1|0|ERR|BAD_REQUEST|a line has more than 100 bytes\n") is not fits
+
+
+def test_the_limit_of_a_line_is_an_option(tmp_path: Path) -> None:
+    with (
+        BrokerProcess(tmp_path / "data", "--flux-line-bytes-max", "200000", wires=["flux"]) as broker,
+        Peer(broker, "flux") as peer,
+    ):
+        assert peer.ask("V1|1|PRODUCE|t a:" + "x" * 190_000) == "V1|1|OK|partition=1 offset=0 hw=0"
+        assert "more than 200000 bytes" in peer.ask("V1|2|PRODUCE|t a:" + "x" * 200_000)

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from polywire.cli.usage import examples
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
@@ -183,6 +184,12 @@ class Wires:
     """What single wires offer."""
 
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    flux_pipes: Annotated[
+        bool, Parameter(help="Take keys and values with pipes on the FLUX wire, as its own broker does.")
+    ] = False
+    flux_line_bytes_max: Annotated[
+        int, Parameter(help="Longest request of the FLUX wire, its line ending included.")
+    ] = LINE_BYTES_MAX
     cursus_dialect: Annotated[
         Literal["auto", "modern", "positional", "legacy"],
         Parameter(help="The only dialect the Cursus wire speaks; auto recognises it frame by frame."),
@@ -251,6 +258,8 @@ def serve(
             cursus_compression=wires.cursus_compression,
             cursus_idle_timeout_s=wires.cursus_idle_timeout,
             flux_admin=wires.flux_admin,
+            flux_pipes=wires.flux_pipes,
+            flux_line_bytes_max=wires.flux_line_bytes_max,
             kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,
         )

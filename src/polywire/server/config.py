@@ -15,6 +15,7 @@ from polywire.broker.access import ANONYMOUS_NAME
 from polywire.broker.settings import HOUR_US, RECORD_ROOM_BYTES, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
 from polywire.protocols.kafka07.codec import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
@@ -24,6 +25,7 @@ MEBI: Final = 1024 * 1024
 OFF: Final = "off"
 AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
+FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
 WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
 RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
@@ -104,6 +106,8 @@ class ServeConfig:
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
+    flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; its page has four sections.
+    flux_line_bytes_max: of a request on the FLUX wire, its line ending included; 1 KiB to 1 MiB.
     cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
     cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
@@ -145,6 +149,8 @@ class ServeConfig:
     cursus_idle_timeout_s: float = CURSUS_IDLE_TIMEOUT_S
     flux_admin: bool = True
     flux_strict_leaders: bool = False
+    flux_pipes: bool = False
+    flux_line_bytes_max: int = LINE_BYTES_MAX
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
 
@@ -182,11 +188,17 @@ class ServeConfig:
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
             ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
+            ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
         ):
             if not 0 <= value <= limit:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST, f"a setting is out of range name={name} value={value} limit={limit}"
                 )
+        if self.flux_line_bytes_max < FLUX_LINE_BYTES_MIN:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"lines of the FLUX wire need more bytes got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
+            )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")
         given = {**{wire: self.address_of(wire) for wire in WIRES}, ANY: self.any_wire}

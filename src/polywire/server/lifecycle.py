@@ -258,6 +258,8 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         port=advertised.port if advertised is not None else 0,
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
+        pipes_in_arguments=config.flux_pipes,
+        line_bytes_max=config.flux_line_bytes_max,
     )
     cursus = CursusSettings(
         dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),

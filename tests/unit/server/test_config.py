@@ -111,3 +111,9 @@ def test_retention_is_passed_on() -> None:
 def test_listening_to_everybody_when_asked_for() -> None:
     config = ServeConfig(flux="0.0.0.0:9092", insecure=True)
     assert config.listeners()["flux"] == Address("0.0.0.0", 9092)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 1023, (1 << 20) + 1])
+def test_lines_of_the_flux_wire_have_a_sensible_limit(limit: int) -> None:
+    with pytest.raises(Invalid):
+        replace(SILENT, flux="127.0.0.1:0", flux_line_bytes_max=limit).listeners()

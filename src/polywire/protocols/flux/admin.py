@@ -129,6 +129,14 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
     _finish(session, answer, f"topic={name} partition={number} leader={leader} isr={listed(isr)} {tail}")
 
 
+def ping(session: FluxSession, request: Request, /) -> bytes:
+    """PING: success without a payload."""
+    del session
+    if request.args:
+        raise bad("PING requires no args")
+    return b""
+
+
 def get_metadata(session: FluxSession, request: Request, /) -> None:
     """ADMIN_GET_METADATA: names and ids only."""
     if request.args:

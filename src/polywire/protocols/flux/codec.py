@@ -33,11 +33,10 @@ LINE_BYTES_MAX: Final = 65_536  # FLUX dossier §1.3: the line ending included
 MORE: Final = 0  # the data ends inside a line
 LINE: Final = 1  # a complete line for the precise parser
 FULL: Final = 2  # the run is full, go on with the next one
-LONG: Final = 3  # a line longer than LINE_BYTES_MAX
+LONG: Final = 3  # a line longer than it may be
 
 _R = cython.declare(cython.Py_ssize_t, 2048)
 _T = cython.declare(cython.Py_ssize_t, 16)
-_LINE_MAX = cython.declare(cython.Py_ssize_t, 65_536)
 
 
 @cython.cfunc
@@ -127,12 +126,14 @@ def _after_topic(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_key(data: Buffer, i: int, stop: int) -> int:
-    """Position of the first colon from ``i`` on; -1 when white space or the end comes first."""
+    """Position of the first colon from ``i`` on; -1 when white space, a pipe or the end comes first."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
         if c == 0x3A:
             return i
+        if c == 0x7C:
+            return -1
         if c <= 0x20 and (c == 0x20 or 0x09 <= c <= 0x0D):
             return -1
         if c >= 0xC2 and c <= 0xE3 and _wide_white(data, i, stop):
@@ -149,14 +150,17 @@ def _after_key(data: Buffer, i: int, stop: int) -> int:
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_value(data: Buffer, i: int, stop: int) -> int:
     """Position of the ASCII white space after a value that begins at ``i``; -1 when the end or other white space comes first, or
-    when the value holds a control byte, which the precise path marks as having come as a line."""
+    when the value holds a pipe or a control byte, which the precise path marks as having come as a line."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]
         if c <= 0x20:
             return i if c == 0x20 or c == 0x0A or c == 0x0D else -1
-        if c >= 0x7F:
-            if c == 0x7F or (0xC2 <= c <= 0xE3 and _wide_white(data, i, stop)):
+        if c >= 0x7C:
+            if c == 0x7D or c == 0x7E:
+                i += 1
+                continue
+            if c == 0x7C or c == 0x7F or (0xC2 <= c <= 0xE3 and _wide_white(data, i, stop)):
                 return -1
             i = after_character(data, i, stop)
             if i < 0:
@@ -262,8 +266,9 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
     work="long long[::1]",
     k=cython.Py_ssize_t,
     topics=cython.Py_ssize_t,
+    line_max=cython.Py_ssize_t,
 )
-def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int) -> int:
+def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
     """Enter the plain PRODUCE line at ``at`` as record ``k``; position after it, or -1 when it is not one (or not complete)."""
     id_end = cython.declare(cython.Py_ssize_t)
     topic_end = cython.declare(cython.Py_ssize_t)
@@ -286,7 +291,7 @@ def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topic
     if value_end < 0:
         return -1
     after = _after_line(data, value_end, stop)
-    if after < 0 or after - at > _LINE_MAX:
+    if after < 0 or after - at > line_max:
         return -1
     topic = _topic_number(data, id_end + 9, topic_end - id_end - 9, work, topics)
     if topic < 0:
@@ -319,6 +324,7 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
     start=cython.Py_ssize_t,
     stop=cython.Py_ssize_t,
     work="long long[::1]",
+    line_max=cython.Py_ssize_t,
     at=cython.Py_ssize_t,
     after=cython.Py_ssize_t,
     end=cython.Py_ssize_t,
@@ -326,8 +332,10 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
     reason=cython.int,
 )
-def scan(data: Buffer, start: int, stop: int, work: Numbers) -> tuple[int, int, int, int, int]:
-    """Take the run of plain PRODUCE lines that begins at ``start``.
+def scan(
+    data: Buffer, start: int, stop: int, work: Numbers, line_max: int = LINE_BYTES_MAX
+) -> tuple[int, int, int, int, int]:
+    """Take the run of plain PRODUCE lines that begins at ``start``; none has more than ``line_max`` bytes with its ending.
 
     Returns (reason, position after the run, end of the line there, records, topics). For LINE the end is the position after
     the line's LF; otherwise it equals the position. Raises ValueError when the arguments do not fit the buffers.
@@ -340,7 +348,7 @@ def scan(data: Buffer, start: int, stop: int, work: Numbers) -> tuple[int, int, 
     topics = 0
     reason = 0
     while at < stop and reason == 0:
-        after = -2 if count == _R else _produce_line(data, at, stop, work, count, topics)
+        after = -2 if count == _R else _produce_line(data, at, stop, work, count, topics, line_max)
         if after > 0:
             topics += work[6 * _R + count] == topics
             count += 1
@@ -349,7 +357,7 @@ def scan(data: Buffer, start: int, stop: int, work: Numbers) -> tuple[int, int, 
             reason = 2
         else:
             end = _line_end(data, at, stop)
-            reason = 3 if end - at >= _LINE_MAX else 1
+            reason = 3 if end - at >= line_max else 1
             if end == stop and reason == 1:
                 break
     if reason == 1 and end < stop:

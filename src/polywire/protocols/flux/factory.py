@@ -18,6 +18,7 @@ from polywire.protocols.flux.metadata import WIRE, FluxSettings, FluxState
 from polywire.protocols.flux.session import Command, FluxSession
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = {
+    "PING": Command(admin.ping, (Action.CONNECT,)),
     "PRODUCE": Command(records.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
     "CONSUME": Command(records.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
     "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from polywire.protocols.flux.answers import Answer
-from polywire.protocols.flux.messages import Request, bad, integer, listed, lower, plain_name, topic_name
+from polywire.protocols.flux.messages import Request, bad, integer, listed, plain_name, topic_name
 from polywire.protocols.flux.metadata import WIRE
 from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.session import FluxSession
@@ -19,8 +19,8 @@ _MEMBER: Final = "<group> <topic> <consumer_id> <generation>"
 
 
 def _assignor(text: bytes) -> Assignor:
-    name, equals, value = lower(text).partition("=")
-    if name == "assignor" and equals and value in ("round_robin", "range"):
+    name, _, value = text.decode("utf-8", "replace").partition("=")
+    if name == "assignor" and value in ("round_robin", "range"):
         return Assignor(value)
     raise bad("invalid assignor; expected assignor=round_robin|range")
 

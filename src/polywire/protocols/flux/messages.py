@@ -123,22 +123,17 @@ def _upper(command: bytes) -> str:
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
-def lower(text: bytes) -> str:
-    """Lower case for the words that are compared so."""
-    return text_of(text).lower()
-
-
 def is_http(line: bytes) -> bool:
     """Whether a line is the beginning of an HTTP request; none such is a request of this wire."""
     return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
 
 
-def parse(line: bytes) -> Request:
-    """Read one line without its LF. Raises Refused, which is to be answered with correlation id 0."""
+def parse(line: bytes, *, pipes: bool = False) -> Request:
+    """Read one line without its LF. ``pipes``: the arguments may hold such. Raises Refused, which is to be answered with correlation id 0."""
     if line.endswith(b"\r"):
         line = line[:-1]
     parts = trim(line).split(b"|", 3)
-    if len(parts) < 4:
+    if len(parts) < 4 or (not pipes and b"|" in parts[3]):
         raise bad(ARGUMENTS)
     version, correlation, command, args = (trim(part) for part in parts)
     if version != VERSION:
@@ -194,23 +189,26 @@ def plain_name(text: bytes, field: str) -> str:
 
 def acks(text: bytes) -> Acks:
     """The argument ``acks=…``. Raises Refused."""
-    name, equals, value = lower(text).partition("=")
-    if name == "acks" and equals and value in ("0", "1", "all"):
-        return Acks(value.encode())
+    name, _, value = text.partition(b"=")
+    try:
+        if name == b"acks":
+            return Acks(value)
+    except ValueError:
+        pass
     raise bad(b"invalid ack mode; expected acks=0|1|all")
 
 
 def role(text: bytes) -> Role:
-    """A role in any case. Raises Refused."""
+    """A role. Raises Refused."""
     try:
-        return Role(lower(text).encode("utf-8", "surrogateescape"))
+        return Role(text)
     except ValueError:
         raise bad(b"invalid role") from None
 
 
 def ok(correlation: bytes, payload: bytes) -> bytes:
-    """A success reply with its line ending."""
-    return b"V1|%b|OK|%b\n" % (correlation, payload)
+    """A success reply with its line ending; without a payload there is no pipe for one."""
+    return b"V1|%b|OK|%b\n" % (correlation, payload) if payload else b"V1|%b|OK\n" % correlation
 
 
 def err(correlation: bytes, refused: Refused) -> bytes:

@@ -19,6 +19,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Done
+from polywire.protocols.flux.codec import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import Role, bad
 from polywire.types import Level
 
@@ -46,6 +47,8 @@ class FluxSettings:
     ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
     strict_leaders: whether created topics begin without leaders, as in the reference (Q3).
     admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17).
+    line_bytes_max: of a request, its line ending included (§1.3).
+    pipes_in_arguments: whether what follows the third pipe may hold more of them, as in the reference; the page has four sections.
     reply_bytes_max: of one reply to BROKER_FETCH, and to CONSUME where ``max=`` limits it (§7); one record is always sent.
     """
 
@@ -60,6 +63,8 @@ class FluxSettings:
     ack_all_timeout_ms: int = 2_000
     strict_leaders: bool = False
     admin: bool = True
+    line_bytes_max: int = LINE_BYTES_MAX
+    pipes_in_arguments: bool = False
     reply_bytes_max: int = 8 * 1024 * 1024
 
 

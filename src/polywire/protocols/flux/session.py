@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action, Resource
@@ -23,13 +23,14 @@ from polywire.protocols.entrance import Entrance
 from polywire.protocols.flux import codec
 from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
 from polywire.protocols.flux.errors import not_leader, refused
-from polywire.protocols.flux.messages import Refused, Request, WireCode, is_http, parse
+from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, parse
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.ordered import OrderedSession
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level, TopicName
 
+LINE_END_S: Final = 2.0  # how long the end of a line that is too long is waited for
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 
 _IDS_AT: Final = 4 * codec.RUN_RECORDS_MAX
@@ -60,6 +61,7 @@ class Command:
 class FluxSession(OrderedSession[Answer]):
     """One peer.
 
+    ``_too_long``: ends the connection where a line that is too long does not end; what comes is skipped meanwhile.
     drain: takes up the reply that is being written in pieces; while there is one it is the only answer that is owed.
     """
 
@@ -67,6 +69,7 @@ class FluxSession(OrderedSession[Answer]):
         "_caller",
         "_commands",
         "_principal",
+        "_too_long",
         "drain",
         "entrance",
         "scratch",
@@ -88,24 +91,27 @@ class FluxSession(OrderedSession[Answer]):
         self._caller: Caller | None = None
         self._commands = commands
         self._principal: Principal | None = None
+        self._too_long: Any = None
         self.drain: Callable[[], None] | None = None
         self.entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on)
 
     @property
     def frame_bytes_max(self) -> int:
         """Longest line."""
-        return codec.LINE_BYTES_MAX
+        return self.state.settings.line_bytes_max
 
     def _waits(self) -> bool:
         return bool(self.entrance.waiting) or super()._waits()
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
-        work = self.scratch.work
+        if self._too_long is not None:
+            return self._skip(data)
+        work, line_max = self.scratch.work, self.state.settings.line_bytes_max
         now = self.broker.clock.monotonic
         pass_end = now() + PASS_S
         while at < stop:
-            reason, after, end, count, topics = codec.scan(data, at, stop, work)
+            reason, after, end, count, topics = codec.scan(data, at, stop, work, line_max)
             if count == 1:
                 self._produce_one(data)
             elif count:
@@ -114,9 +120,8 @@ class FluxSession(OrderedSession[Answer]):
             if reason == codec.MORE:
                 break
             if reason == codec.LONG:
-                self._ending = True
-                self._end_when_done()
-                return stop
+                self._refuse_long(line_max)
+                return at + self._skip(data[at:])
             if self._waits():
                 break
             if reason == codec.LINE:
@@ -130,10 +135,26 @@ class FluxSession(OrderedSession[Answer]):
                 break
         return at
 
+    def _refuse_long(self, line_max: int) -> None:
+        """Answer a line that is too long, and end: once it has ended, so that the peer, which may still be writing, can read the answer."""
+        self._too_long = self.broker.loop.call_later(LINE_END_S, self._end)
+        self.append(Answer(self, b"0")).refuse(bad(f"a line has more than {line_max} bytes"))
+
+    def _skip(self, data: memoryview) -> int:
+        """Take what belongs to a line that is too long, and end behind it."""
+        if b"\n" in bytes(data):
+            self._end()
+        return len(data)
+
+    def _end(self) -> None:
+        """Take no further request; what is owed still goes out."""
+        self._ending = True
+        self._end_when_done()
+
     def _handle(self, line: bytes) -> bool:
         """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
         try:
-            request = parse(line)
+            request = parse(line, pipes=self.state.settings.pipes_in_arguments)
         except Refused as error:
             if is_http(line):
                 raise PeerError("an HTTP request on the FLUX wire", fatal=True) from None
@@ -179,6 +200,8 @@ class FluxSession(OrderedSession[Answer]):
 
     def close(self) -> None:
         """The connection is gone."""
+        if self._too_long is not None:
+            self._too_long.cancel()
         self.entrance.drop()
         self._abandon()
 

@@ -8,6 +8,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.flux.codec import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
 from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.flux.session import LINE_END_S
 from polywire.records.columns import Header, Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records, to_records
@@ -82,10 +83,14 @@ def test_the_longest_line_is_answered(ending: bytes, content: int) -> None:
 
 @pytest.mark.parametrize("stream", [line(LINE_BYTES_MAX) + b"\n", line(LINE_BYTES_MAX), b"x" * LINE_BYTES_MAX])
 def test_a_longer_line_closes_after_what_came_before_was_answered(stream: bytes) -> None:
-    peer = World().connect()
+    world = World()
+    peer = world.connect()
     peer.feed(b"V1|0|PRODUCE|t a:first\n" + stream)
     peer.pass_by()
-    assert peer.take() == b"V1|0|OK|partition=1 offset=0 hw=0\n"
+    told = b"V1|0|ERR|BAD_REQUEST|a line has more than 65536 bytes\n"
+    assert peer.take() == b"V1|0|OK|partition=1 offset=0 hw=0\n" + told
+    assert peer.closed == stream.endswith(b"\n"), "the end of the line is waited for"
+    world.memory.advance(LINE_END_S)
     assert peer.closed
 
 
