@@ -48,7 +48,7 @@ class WireClients:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all scenarios that do not stop it."""
-    with BrokerProcess(tmp_path_factory.mktemp("behaviour") / "data", "--flux-pipes") as process:
+    with BrokerProcess(tmp_path_factory.mktemp("behaviour") / "data") as process:
         yield process
         assert process.stop() == 0, process.log_text()
 
@@ -56,7 +56,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker for one scenario, which may stop, kill and restart it."""
-    with BrokerProcess(tmp_path / "data", "--flux-pipes") as process:
+    with BrokerProcess(tmp_path / "data") as process:
         yield process
 
 

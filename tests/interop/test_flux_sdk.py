@@ -38,7 +38,7 @@ def sdk() -> Any:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data", "--flux-pipes") as process:
+    with BrokerProcess(tmp_path / "data") as process:
         yield process
 
 

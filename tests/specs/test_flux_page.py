@@ -295,8 +295,9 @@ MALFORMED = "V1|0|ERR|BAD_REQUEST|expected format V1|<correlation_id>|<command>|
 @pytest.mark.parametrize(
     "request_line", ["PRODUCE|t a:x|y", "PRODUCE|t a|b:x", "PRODUCE|t a:x|", "OFFSET|g t 0|x", "PING||", "NONE|||"]
 )
-def test_a_fifth_section_is_malformed_and_answered_with_id_0(request_line: str) -> None:
-    peer = World().connect()
+def test_a_fifth_section_is_malformed_where_a_setting_says_so(request_line: str) -> None:
+    """§2, step 2: answered with id 0."""
+    peer = World(flux=FluxSettings(pipes_in_arguments=False)).connect()
     assert peer.ask(f"V1|7|{request_line}") == MALFORMED
     peer.feed(f"V1|1|PRODUCE|t a:1\nV1|2|{request_line}\nV1|3|PRODUCE|t a:2\n".encode())
     peer.pass_by()
@@ -307,9 +308,9 @@ def test_a_fifth_section_is_malformed_and_answered_with_id_0(request_line: str) 
     ]
 
 
-def test_pipes_belong_to_the_arguments_where_a_setting_says_so() -> None:
-    """§2, step 2: what the wire's own broker does."""
-    peer = World(flux=FluxSettings(pipes_in_arguments=True)).connect()
+def test_pipes_belong_to_the_arguments_by_default() -> None:
+    """§2, step 2: what the wire's own broker does, and its SDK relies on; a client of the page sends none."""
+    peer = World().connect()
     assert peer.ask("V1|1|PRODUCE|t a:x|y") == "V1|1|OK|partition=1 offset=0 hw=0"
     assert peer.ask("V1|2|CONSUME|t 1 0") == "V1|2|OK|messages=0:x|y hw=0"
 

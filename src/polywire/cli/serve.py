@@ -186,7 +186,7 @@ class Wires:
     flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
     flux_pipes: Annotated[
         bool, Parameter(help="Take keys and values with pipes on the FLUX wire, as its own broker does.")
-    ] = False
+    ] = True
     flux_line_bytes_max: Annotated[
         int, Parameter(help="Longest request of the FLUX wire, its line ending included.")
     ] = LINE_BYTES_MAX

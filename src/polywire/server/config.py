@@ -106,7 +106,8 @@ class ServeConfig:
     idle_poll_us: how long the loop looks for more bytes before it sleeps, while requests follow each other that quickly (decision 0008).
     flux_admin: whether the FLUX wire's admin commands are known.
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
-    flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; its page has four sections.
+    flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; without it a line has the four
+    sections of its page and no more.
     flux_line_bytes_max: of a request on the FLUX wire, its line ending included; 1 KiB to 1 MiB.
     cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
@@ -149,7 +150,7 @@ class ServeConfig:
     cursus_idle_timeout_s: float = CURSUS_IDLE_TIMEOUT_S
     flux_admin: bool = True
     flux_strict_leaders: bool = False
-    flux_pipes: bool = False
+    flux_pipes: bool = True
     flux_line_bytes_max: int = LINE_BYTES_MAX
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO

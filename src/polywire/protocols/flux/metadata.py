@@ -64,7 +64,7 @@ class FluxSettings:
     strict_leaders: bool = False
     admin: bool = True
     line_bytes_max: int = LINE_BYTES_MAX
-    pipes_in_arguments: bool = False
+    pipes_in_arguments: bool = True
     reply_bytes_max: int = 8 * 1024 * 1024
 
 
