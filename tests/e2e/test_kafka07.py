@@ -160,7 +160,7 @@ def test_half_frames_and_garbage_harm_nobody(broker: BrokerProcess) -> None:
     for _ in range(50):
         with suppress(ConnectionError):
             Peer(broker).socket.sendall(chance.randbytes(chance.randrange(1, 100_000)))
-    for length in (-1, 0, 1, 16 * MEBI, 2**31 - 1):
+    for length in (-1, 0, 1, 100 * MEBI + 1, 2**31 - 1):
         peer = Peer(broker)
         peer.socket.sendall(struct.pack(">i", length))
         assert peer.is_closed()

@@ -25,7 +25,7 @@ _OLDER: Final = (codec.APRIL, codec.DECEMBER)
 _LAYOUTS: Final = (codec.MODERN, codec.POSITIONAL, *_OLDER)
 _UNSIGNED: Final = (1 << 64) - 1
 _HEAD: Final = Struct(">i2sBQQi")  # partition, length and text of acks, idempotent, seqStart, seqEnd, count
-_ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"","error":""}'
+_ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"%b","error":""}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,19 @@ def _text(body: Buffer, head: memoryview, word: int) -> str:
 
 
 def acknowledged(
-    *, last_offset: int, epoch: int, producer: bytes, first_sequence: int, last_sequence: int, error: str = ""
+    *,
+    last_offset: int,
+    epoch: int,
+    producer: bytes,
+    first_sequence: int,
+    last_sequence: int,
+    leader: str,
+    error: str = "",
 ) -> bytes:
     """The acknowledgement with all its eight keys (dossier §4.1)."""
     name = encoded(quote(decoded(producer)))
     if not error:
-        return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence)
+        return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence, encoded(leader))
     told = {
         "status": "ERROR",
         "last_offset": last_offset,
@@ -127,7 +134,7 @@ def acknowledged(
         "producer_id": decoded(producer),
         "seq_start": first_sequence,
         "seq_end": last_sequence,
-        "leader": "",
+        "leader": leader,
         "error": error,
     }
     return encoded(json.dumps(told, separators=(",", ":"), ensure_ascii=False))

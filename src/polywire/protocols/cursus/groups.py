@@ -22,7 +22,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.confirmed import GroupKey
 from polywire.protocols.cursus.errors import refused
-from polywire.protocols.cursus.messages import Dialect, Refused, Request, bracketed, encoded, integer, quote
+from polywire.protocols.cursus.messages import POSITIONS, Dialect, Refused, Request, bracketed, encoded, integer, quote
 from polywire.protocols.cursus.places import DEFAULT_GROUP
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.state import COORDINATOR, WIRE
@@ -303,7 +303,9 @@ def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
     """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (dossier §8.1 row 15). Raises Refused."""
     words = [word for word in request.words if "=" not in word]
     if request.dialect is not Dialect.MODERN:
-        words = [request.options.get("offsets", "")]
+        words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
+    if len(words) > 1:  # who divides the list by blanks must not think that all of it was stored
+        raise Refused("invalid_batch_commit_entry", f"entry={quote(' '.join(words))}")
     entries = (words or request.words or ("",))[-1].split(",")
     if len(entries) > PARTITION_COUNT_MAX:
         raise Refused("invalid_batch_commit_entry", f"reason={quote(f'more than {PARTITION_COUNT_MAX} entries')}")
@@ -391,6 +393,7 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
     topic, group = request.need("topic"), request.need("group")
     pairs = {_number(request, "partition"): _number(request, "offset")}
     _admit(session, topic, Action.OFFSET_COMMIT)
+    _check_partitions(session, topic, pairs)
     _check_topic(session, topic, group)
     place = Place(session, topic, group)
     _check_forward(place, pairs, _single_regression)
@@ -398,6 +401,16 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
     answer.body = b"OK"
     _store(place, pairs, answer)
     return None
+
+
+def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
+    """Nobody owns what an unfenced commit names, so that it is there must be looked at. Raises Refused."""
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        raise Refused("topic_not_found", f"topic={name}")
+    missing = pairs.keys() - range(len(topic.partitions))
+    if missing:
+        raise Refused("partition_not_found", f"partition={min(missing)}")
 
 
 def fetch_offset(session: CursusSession, request: Request, /) -> Reply:

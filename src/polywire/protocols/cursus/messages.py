@@ -154,24 +154,24 @@ def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Requ
     longer body are as good as all: it is refused.
     """
     if not body:
-        raise Refused("decode_failed", 'reason="data too short"')
+        raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
     name = _command(body)
     if name is not None:
         return _read(body, name, None, last, forced)
     if len(body) > TEXT_FRAME_BYTES_MAX:
         raise _too_long("")
     if len(body) < 2:
-        raise Refused("decode_failed", 'reason="data too short"')
+        raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
     (size,) = _TOPIC_LENGTH.unpack_from(body)
     if len(body) - 2 < size:
-        raise Refused("decode_failed", 'reason="invalid topic length"')
+        raise Refused("decode_failed", 'reason="invalid topic length"', legacy=no_command(body))
     topic = decoded(body[2 : 2 + size])
     payload = body[2 + size :]
     name = _command(payload)
     if name is not None:
         return _read(payload, name, topic, last, forced)
     if not size:
-        raise Refused("malformed_input", "reason=missing_topic_or_payload")
+        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=no_command(payload))
     return BarePublish(topic, payload)
 
 
@@ -180,6 +180,12 @@ def _command(body: bytes) -> str | None:
     word = decoded(body[:128]).lstrip(_PADDING).translate(_TO_BLANK).partition(" ")[0]
     name = word.upper() if word.isascii() else ""
     return name if name in KNOWN_NAMES else None
+
+
+def no_command(text: bytes) -> str:
+    """The legacy dialect's sentence for a text that begins with no command."""
+    word = decoded(text.lstrip(PADDING)[:64]).split(maxsplit=1)
+    return f"unknown command: {word[0]}" if word else "empty command"
 
 
 def _read(body: bytes, name: str, envelope: str | None, last: Dialect, forced: Dialect | None) -> Request:

@@ -18,7 +18,7 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.cursus import codec
 from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.batches import LEVELS, Batch, acknowledged, read_batch
-from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, quote
+from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored
 from polywire.protocols.cursus.scratch import Scratch
@@ -273,6 +273,7 @@ class Storing:
                 producer=batch.last_producer,
                 first_sequence=batch.first_sequence,
                 last_sequence=batch.last_sequence,
+                leader=self._session.leader,
                 error=self._error,
             )
         )
@@ -456,6 +457,7 @@ class Publishing:
                 producer=run.producer,
                 first_sequence=run.sequence,
                 last_sequence=run.sequence,
+                leader=self._session.leader,
             )
         )
 
@@ -493,15 +495,10 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
     """An envelope whose payload is no command (dossier §1.3); the topic must exist, so that a typing error is no message."""
     name = request.options["topic"]
     assert request.message is not None, "a bare envelope has a payload"
-    if not request.message.strip(PADDING):
-        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy="empty command")
-    if not session.state.settings.bare_publish or session.state.broker.find_topic(name) is None:
-        word = decoded(request.message[:64]).split(maxsplit=1)
-        raise Refused(
-            "malformed_input",
-            "reason=missing_topic_or_payload",
-            legacy=f"unknown command: {word[0] if word else ''}. Type HELP for available commands.",
-        )
+    is_known = session.state.settings.bare_publish and session.state.broker.find_topic(name) is not None
+    if not is_known or not request.message.strip(PADDING):
+        told = no_command(request.message)
+        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=told)
     return _publish_plain(session, name, request.message, b"OK")
 
 

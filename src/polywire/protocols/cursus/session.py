@@ -101,6 +101,7 @@ class CursusSession(OrderedSession[Answer]):
         "_caller",
         "_compression",
         "_heard_at",
+        "_leader",
         "_long",
         "_placed",
         "_pushing",
@@ -126,6 +127,7 @@ class CursusSession(OrderedSession[Answer]):
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
         self._placed: Answer | None = None
+        self._leader = ""
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
         self._asleep = False
@@ -344,6 +346,14 @@ class CursusSession(OrderedSession[Answer]):
         host, port = self.output.local
         settings = self.state.settings
         return settings.host or host, settings.port or port
+
+    @property
+    def leader(self) -> str:
+        """The address as acknowledgements and METADATA tell it."""
+        if not self._leader:
+            host, port = self.address
+            self._leader = f"{host}:{port}"
+        return self._leader
 
     @property
     def structured(self) -> bool:

@@ -212,9 +212,8 @@ def _description(topic: Topic) -> Iterator[bytes]:
 def metadata(session: CursusSession, request: Request, /) -> Reply:
     """METADATA: every partition is led by the address this client came to."""
     topic = find_topic(session, request.need("topic"))
-    host, port = session.address
     count = len(topic.partitions)
-    leaders = ",".join([f"{host}:{port}"] * count)
+    leaders = ",".join([session.leader] * count)
     epochs = ",".join(["0"] * count)
     return encoded(
         f"OK topic={topic.name.full} partitions={count} leaders={leaders} epochs={epochs} {policy_of(topic).spelled()}"

@@ -1,0 +1,139 @@
+"""Statements of the Cursus pages for positional commands, on the wire's own port and on the one of every wire."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from polywire.protocols.cursus.messages import enveloped, frame
+from tests.broker_process import BrokerProcess
+from tests.unit.protocols.cursus.test_publishing import batch
+
+PORTS = ("cursus", "any")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture(params=PORTS)
+def peer(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Peer]:
+    with Peer(broker, request.param) as peer:
+        yield peer
+
+
+class Peer:
+    """A connection, and a topic nobody else uses."""
+
+    def __init__(self, broker: BrokerProcess, port: str) -> None:
+        self.topic = f"t{random.getrandbits(60)}"
+        self.address = broker.addresses[port]
+        self.socket = socket.create_connection(self.address, timeout=20)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def say(self, body: bytes) -> str:
+        """The body of the one answer."""
+        self.socket.sendall(frame(body))
+        return self._take(int.from_bytes(self._take(4), "big")).decode()
+
+    def ask(self, text: str) -> str:
+        """A raw command; ``$`` stands for the topic."""
+        return self.say(text.replace("$", self.topic).encode())
+
+    def told(self, text: str, envelope: str = "admin") -> str:
+        """A text in an envelope."""
+        return self.say(enveloped(envelope, text.replace("$", self.topic).encode()))
+
+    def joined(self) -> str:
+        """A member of the group ``g``, in its first generation, who has both partitions."""
+        assert self.ask("CREATE $ 2").startswith("OK")
+        self.group = f"g{self.topic}"
+        answer = self.ask(f"JOIN_GROUP $ {self.group} c1")
+        assert answer.endswith("assignments=[0 1]")
+        return answer.partition("member=")[2].partition(" ")[0]
+
+    def committed(self) -> list[str]:
+        """What the group has committed."""
+        return [self.ask(f"FETCH_OFFSET topic=$ partition={number} group={self.group}") for number in range(2)]
+
+    def _take(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            part = self.socket.recv(size - len(found))
+            assert part, "the broker hung up"
+            found += part
+        return found
+
+
+@pytest.mark.parametrize(
+    "pairs", ["P0:6 P1:3", "0:6 1:3", "P0:6, P1:3", "P0:6,P1:3 P0:7", "P0:6,P1", "P0=6,P1=3", "{0:6,1:3}", "P0:6,", ""]
+)
+def test_a_batch_commit_that_is_not_understood_is_refused_whole(peer: Peer, pairs: str) -> None:
+    member = peer.joined()
+    for command in (
+        f"BATCH_COMMIT $ {peer.group} {member} 1 {pairs}",
+        f"BATCH_COMMIT topic=$ group={peer.group} member={member} generation=1 {pairs}",
+    ):
+        assert peer.ask(command).startswith("ERROR: invalid_")
+    assert peer.committed() == ["OK offset=0", "OK offset=0"]
+
+
+@pytest.mark.parametrize("pairs", ["P0:6,P1:3", "0:6,1:3"])
+def test_a_batch_commit_tells_how_many_it_stored(peer: Peer, pairs: str) -> None:
+    member = peer.joined()
+    assert peer.ask(f"BATCH_COMMIT $ {peer.group} {member} 1 {pairs}") == "OK batched=2"
+    assert peer.committed() == ["OK offset=6", "OK offset=3"]
+
+
+def test_a_commit_for_what_is_not_there_is_an_error(peer: Peer) -> None:
+    assert peer.ask("COMMIT $ workers 0 5") == f"ERROR: topic_not_found topic={peer.topic}"
+    assert peer.ask("CREATE $ 2").startswith("OK")
+    assert peer.ask("COMMIT $ workers 2 5") == "ERROR: partition_not_found partition=2"
+    assert peer.ask("COMMIT $ workers 1 5") == "OK"
+
+
+def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> None:
+    assert peer.ask("CREATE $ 1").startswith("OK")
+    _, _, leaders = peer.ask("METADATA topic=$").partition("leaders=")
+    leader = leaders.partition(" ")[0]
+    assert leader == "{}:{}".format(*peer.address)
+    answer = peer.ask("PUBLISH topic=$ producerId=p partition=0 message=hello")
+    assert json.loads(answer)["leader"] == leader
+    message = {"seq": 1, "pid": "p", "payload": b"hello"}
+    acknowledged = json.loads(peer.say(batch(peer.topic, 0, [message])))
+    assert list(acknowledged) == [
+        *("status", "last_offset", "producer_epoch", "producer_id", "seq_start", "seq_end", "leader", "error")
+    ]
+    assert (acknowledged["status"], acknowledged["leader"]) == ("OK", leader)
+
+
+@pytest.mark.parametrize(("text", "told"), [("FOO", "FOO"), ("FOO bar baz", "FOO"), ("  foo\n", "foo")])
+def test_an_unknown_command_is_repeated_to_a_peer_of_the_older_page(peer: Peer, text: str, told: str) -> None:
+    assert peer.told("CREATE $ 1") == f"\u2705 Topic '{peer.topic}' now has 1 partitions"
+    for answer in (peer.told(text), peer.told(text, ""), peer.ask(text)):
+        assert answer == f"ERROR: unknown command: {told}"
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_an_empty_command_is_called_so_to_a_peer_of_the_older_page(peer: Peer, text: str) -> None:
+    assert peer.told("CREATE $ 1").startswith("\u2705")
+    for answer in (peer.told(text), peer.told(text, ""), peer.ask(text)):
+        assert answer == "ERROR: empty command"
+
+
+def test_other_peers_get_codes_for_it(peer: Peer) -> None:
+    assert peer.ask("CREATE $ 1").startswith("OK")
+    assert peer.told("FOO", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
+    assert peer.ask("FOO") == 'ERROR: decode_failed reason="invalid topic length"'
+    assert peer.say(b"") == 'ERROR: decode_failed reason="data too short"'
