@@ -274,12 +274,20 @@ class PolywireClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        head = messages.Fetch(
-            topic, partition, offset, offset_end=offset + records_max, bytes_max=FETCH_BYTES_MAX, wait_ms=wait_ms
-        )
-        _, parts = await self._connection.ask(Verb.FETCH, head)
-        records = [record for part in parts for record in _records(part)]
-        return [record for record in records if offset <= record.offset < offset + records_max]
+        at, wait = offset, wait_ms
+        while True:
+            head = messages.Fetch(
+                topic, partition, at, offset_end=at + records_max, bytes_max=FETCH_BYTES_MAX, wait_ms=wait
+            )
+            answered, parts = await self._connection.ask(Verb.FETCH, head)
+            records = [record for part in parts for record in _records(part) if record.offset >= offset]
+            fetched = _decode(answered, messages.Fetched)
+            if records or not at < fetched.next_offset < fetched.readable_offset:
+                return records[:records_max]
+            at, wait = (
+                fetched.next_offset,
+                0,
+            )  # compaction left nothing of what was asked for: only more of it, or the end, is an answer
 
     async def stage(
         self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN

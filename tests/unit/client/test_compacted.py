@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import StoredChunk
+from polywire.client.polywire import PolywireClient
 from polywire.protocols.flux.replies import put_chunks
+from polywire.protocols.polywire.messages import Fetched, Verb
 from polywire.records.batch import keep, stamp
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
@@ -54,3 +58,49 @@ def test_arrow_numbers_rows(pack: Compression | None, start: int, end: int) -> N
         for row in batch.to_pylist()
     ]
     assert found == [(offset, b"%d" % offset * 3) for offset in OFFSETS if start <= offset < end]
+
+
+class Scripted:
+    """A connection whose FETCH is answered by what a compacted partition has: the next batch from an offset on, and where it ends."""
+
+    def __init__(self, batches: list[tuple[int, int, bytes]], readable: int) -> None:
+        """batches: the offsets that each covers, its holes included, and its bytes."""
+        self.batches = batches
+        self.readable = readable
+        self.asked: list[int] = []
+
+    async def ask(self, verb: Verb, head: Any) -> tuple[bytes, list[bytes]]:
+        assert verb is Verb.FETCH
+        self.asked.append(head.offset)
+        for first, end, content in self.batches:
+            if first <= head.offset < end:
+                return msgspec.msgpack.encode(Fetched(end, self.readable)), [content]
+        return msgspec.msgpack.encode(Fetched(head.offset, self.readable)), []
+
+
+def fetched(batches: list[tuple[int, int, bytes]], offset: int, records_max: int) -> tuple[list[int], list[int]]:
+    """Offsets that a fetch finds, and those it asked from."""
+    connection = Scripted(batches, 5_000)
+    client = PolywireClient(cast(Any, connection), cast(Any, None))
+    records = asyncio.run(client.fetch("t", 0, offset, records_max=records_max))
+    return [record.offset for record in records], connection.asked
+
+
+def numbered(first: int, count: int) -> bytes:
+    batch = from_records([Record(b"%d" % offset) for offset in range(first, first + count)])
+    stamp(batch, 0, 7, 1, first, 0, 5)
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("records_max", [1, 10, 1000])
+def test_a_hole_longer_than_what_is_asked_for_is_no_end(records_max: int) -> None:
+    """The broker answers with the batch behind the hole; the records count, not the offsets between them."""
+    batches = [(0, 4_005, numbered(4_000, 5)), (4_005, 5_000, numbered(4_990, 10))]
+    assert fetched(batches, 0, records_max) == (list(range(4_000, 4_005))[:records_max], [0])
+    assert fetched(batches, 4_003, 1) == ([4_003], [4_003])
+    assert fetched(batches, 5_000, 1) == ([], [5_000])
+
+
+def test_a_batch_of_which_nothing_is_left_behind_the_offset_is_stepped_over() -> None:
+    batches = [(0, 4_005, numbered(10, 5)), (4_005, 5_000, numbered(4_990, 10))]
+    assert fetched(batches, 20, 3) == ([4_990, 4_991, 4_992], [20, 4_005])
