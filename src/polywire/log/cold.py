@@ -26,13 +26,13 @@ from polywire.records.arena import Arena
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
-WINDOWS_MAX: Final = 12  # some 60 MiB: enough for the window being sent and the one ahead of several readers
+WINDOWS_MAX: Final = 8  # some 40 MiB: enough for the window being sent and the one ahead of several readers
 PIECES_MAX: Final = 32  # segments of one window: many small runs make one read, within bounds
 GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024  # read on the loop: 0.3 ms, and 0.6 ms more where it must be verified
 GLANCE_BYTES_AHEAD: Final = 512 * 1024  # read on the loop at least, for who goes through history
 GLANCES_MAX: Final = 4  # kept for who goes on, or comes next
 GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # of memory for most of them; longer ones take that of windows
-GLANCE_BLOCKS_MAX: Final = 32  # peers that are slow to take what was read hold on to it
+GLANCE_BLOCKS_MAX: Final = 16  # peers that are slow to take what was read hold on to it
 BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # staged bodies kept: two of the largest
 READERS_MAX: Final = 8  # reads remembered of a partition: as many readers as go through its history side by side
 PARTITIONS_READ_MAX: Final = 256  # of which reads are remembered
@@ -87,7 +87,7 @@ class ColdReads:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + GLANCES_MAX + 4)
+        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + GLANCES_MAX)
         self._windows: OrderedDict[Key, Window | list[Told]] = OrderedDict()
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)

@@ -37,7 +37,7 @@ class ConnectionLimits:
     """
 
     connections_max: int = 16_384
-    receive_bytes_max: int = 2 * 1024 * 1024
+    receive_bytes_max: int = 1024 * 1024
     turn_bytes_max: int = 2 * 1024 * 1024
     backlog_bytes_max: int = 1024 * 1024
     receive_total_bytes_max: int = 64 * 1024 * 1024

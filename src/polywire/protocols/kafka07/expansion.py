@@ -29,7 +29,7 @@ from polywire.records.inflate import (
 )
 from polywire.types import Buffer
 
-EXPANDED_BYTES_MAX: Final = 64 * 1024 * 1024  # of one request: as for the longest of other wires
+EXPANDED_BYTES_MAX: Final = 16 * 1024 * 1024 - 4  # of one request: opening it takes several times that
 NESTING_MAX: Final = 8  # wrappers within wrappers; no client writes more than two
 
 _I32: Final = Struct(">i")
