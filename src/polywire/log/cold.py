@@ -26,11 +26,11 @@ from polywire.records.arena import Arena
 from polywire.store.base import BLOCK_BYTES, BlobMissing
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # most of one window: what a FETCH frame carries
-WINDOWS_MAX: Final = 8  # some 40 MiB: enough for the window being sent and the one ahead of several readers
+WINDOWS_MAX: Final = 6  # some 30 MiB: enough for the window being sent and the one ahead of several readers
 PIECES_MAX: Final = 32  # segments of one window: many small runs make one read, within bounds
 GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024  # read on the loop: 0.3 ms, and 0.6 ms more where it must be verified
 GLANCE_BYTES_AHEAD: Final = 512 * 1024  # read on the loop at least, for who goes through history
-GLANCES_MAX: Final = 4  # kept for who goes on, or comes next
+GLANCES_MAX: Final = 3  # kept for who goes on, or comes next
 GLANCE_BLOCK_BYTES: Final = 1024 * 1024  # of memory for most of them; longer ones take that of windows
 GLANCE_BLOCKS_MAX: Final = 16  # peers that are slow to take what was read hold on to it
 BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # staged bodies kept: two of the largest

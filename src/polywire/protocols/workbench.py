@@ -104,7 +104,7 @@ class Workbench:
             assert work.prepare is not None, "it was looked at"
             result = work.prepare()
         except PeerError as error:
-            result = error
+            result = error.with_traceback(None)  # its frames hold what was prepared, and this result
         finally:  # also when it broke a promise of ours: whoever waits must not wait for ever
             with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
                 self._loop.call_soon_threadsafe(self._prepared, work, result)

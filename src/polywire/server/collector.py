@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 YOUNG_MAX: Final = 700  # objects made and not freed before the youngest are looked at, as Python has it
-YOUNGER_RUNS: Final = 10  # of these before those that stayed are, as well
-MIDDLE_RUNS: Final = 3  # of those before a full collection: of some 25,000 objects
+YOUNGER_RUNS: Final = 5  # of these before those that stayed are, as well
+MIDDLE_RUNS: Final = 1  # of those before a full collection: of some 10,000 objects, and of what they hold
 
 
 class Collector:

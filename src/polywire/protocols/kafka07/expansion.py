@@ -118,7 +118,7 @@ def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> 
         except PeerError as error:
             if isinstance(error, ExpandsTooFar) and bytes_max < EXPANDED_BYTES_MAX:
                 raise
-            found.append((entry, error))
+            found.append((entry, error.with_traceback(None)))  # its frames hold what was expanded, and this list
             break
     return found
 
