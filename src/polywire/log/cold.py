@@ -5,8 +5,8 @@ there costs next to nothing, and runs at the disk's speed.
 
 What the page cache holds is read on the loop: 50 us a MiB, and whoever spells it for a peer finds it in the processor's cache.
 
-Promises: at most ``WINDOWS_MAX`` windows are kept; their memory is used again only when nobody views it; what they hold was verified when
-it was read, and is nobody else's; the loop never waits. Must not know: partitions, who asks.
+Promises: at most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are kept; their memory is used again only when nobody views it; what
+they hold was verified when it was read, and is nobody else's; the loop never waits. Must not know: partitions, who asks.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class Window:
 
     __slots__ = ("end", "first", "partition", "pieces", "was_waited_for")
 
-    def __init__(
-        self, partition: int, first: int, end: int, pieces: Sequence[Piece], *, was_waited_for: bool = True
-    ) -> None:
+    def __init__(self, partition: int, first: int, end: int, pieces: Sequence[Piece], *, was_waited_for: bool) -> None:
         self.partition: Final = partition
         self.first: Final = first
         self.end: Final = end
