@@ -21,6 +21,10 @@ def test_a_page_is_as_new_as_the_code(name: str) -> None:
     assert page.read_text("utf-8") == reference.pages()[name], "run `make docs`"
 
 
+def test_the_tables_of_differences_are_as_new_as_the_tests() -> None:
+    assert [str(page) for page, text in reference.protocol_pages().items() if page.read_text("utf-8") != text] == []
+
+
 def test_nothing_else_lies_there() -> None:
     assert {path.name for path in reference.FOLDER.iterdir()} == set(reference.pages())
 

@@ -6,10 +6,13 @@ older than the code.
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
+from functools import partial
+from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final
@@ -30,12 +33,17 @@ from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig
 from polywire.server.hub import ConnectionLimits
+from tests import specs
 from tests.behaviour.compatibility import planned_table
 from tests.behaviour.wires import WIRES
 from tests.permissions.cases import Player, cases, commands, expected
+from tests.specs.pages import PAGES, STATEMENTS, Page, Statement
 from tests.test_house import kinds_raised
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
+DOCS: Final = Path(__file__).parents[1] / "docs"
+FOLDER: Final = DOCS / "reference"
+DIFFERENCES_BEGIN: Final = "<!-- made by `make docs` from tests/specs: what differs -->"
+DIFFERENCES_END: Final = "<!-- end -->"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
 
 # Sources of rules that only those who write the code can open.
@@ -51,6 +59,8 @@ def pages() -> dict[str, str]:
         "limits.md": limits_page,
         "permissions.md": permissions_page,
     }
+    for wire in dict.fromkeys(page.wire for page in PAGES):
+        writers[f"pages-{wire}.md"] = partial(statements_page, wire)
     return {name: "\n".join(write()) + "\n" for name, write in writers.items()}
 
 
@@ -292,11 +302,60 @@ def permissions_page() -> Iterator[str]:
         )
 
 
+# What the published pages say.
+
+
+def statements(page: Page) -> list[Statement]:
+    """What a page says, in the order of its lines."""
+    for module in pkgutil.iter_modules(specs.__path__, f"{specs.__name__}."):
+        import_module(module.name)
+    return sorted((said for said in STATEMENTS if said.page == page), key=lambda said: (said.line, said.text))
+
+
+def statements_page(wire: str) -> Iterator[str]:
+    """Every statement of a wire's pages, and the test that shows it."""
+    yield from [f"# What the pages of the {wire} wire say", "", MADE, ""]
+    yield "Each statement in a line of its own, in our words, with the test in `tests/specs` that shows it on the wire's own port and on the"
+    yield f"port of all wires. What differs on purpose stands in [the wire's page](../protocols/{wire}.md)."
+    for page in PAGES:
+        said = statements(page)
+        if page.wire != wire:
+            continue
+        kept = sum(one.differs is None for one in said)
+        yield from ["", f"## {page.title}", "", f"{kept} of {len(said)} statements hold as written.", ""]
+        rows = [(str(one.line), one.text, "yes" if one.differs is None else "differs", f"`{one.test}`") for one in said]
+        yield from table(("line", "says", "holds", "test"), rows)
+
+
+def with_differences(wire: str, text: str) -> str:
+    """A wire's page with its table of differences made anew."""
+    before, begin, rest = text.partition(DIFFERENCES_BEGIN)
+    _, end, after = rest.partition(DIFFERENCES_END)
+    if not (begin and end):
+        raise ValueError(f"docs/protocols/{wire}.md has no place for the table of differences")
+    rows = [
+        (one.page.name, str(one.line), one.text, one.differs.real, one.differs.ours, one.differs.why)
+        for page in PAGES
+        if page.wire == wire
+        for one in statements(page)
+        if one.differs is not None
+    ]
+    lines = "\n".join(table(("page", "line", "says", "real software", "Polywire", "why"), rows))
+    return f"{before}{begin}\n\n{lines}\n\n{end}{after}"
+
+
+def protocol_pages() -> dict[Path, str]:
+    """The wires' pages, each with its table of differences, by file."""
+    wires = dict.fromkeys(page.wire for page in PAGES)
+    files = {wire: DOCS / "protocols" / f"{wire}.md" for wire in wires}
+    return {file: with_differences(wire, file.read_text("utf-8")) for wire, file in files.items()}
+
+
 def write() -> None:
     """Write every page that is not as it should be."""
     FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        page = FOLDER / name
+    made = {FOLDER / name: text for name, text in pages().items()} | protocol_pages()
+    for page, text in made.items():
         if not page.exists() or page.read_text("utf-8") != text:
             page.write_text(text, "utf-8")
 

@@ -1,0 +1,90 @@
+"""The published pages of the wires, statement by statement: which test shows each, and what on purpose is not as a page says.
+
+A test of ``tests/specs`` says beside itself which lines it shows, with :meth:`Page.says` or, for rows of one shape, :meth:`Page.rows`.
+``make docs`` writes from that the lists in docs/reference (``pages-<wire>.md``) and the tables of differences in docs/protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pytest
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """What is not as a page says: what the software that the page describes does, what Polywire does, and why."""
+
+    real: str
+    ours: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a page says in a line, in our words, and the test that shows it; with ``differs`` the test shows what is done instead."""
+
+    page: Page
+    line: int
+    text: str
+    test: str
+    differs: Differs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case of a parametrized test: the line it shows, what that says, and the test's arguments."""
+
+    line: int
+    text: str
+    values: tuple[object, ...]
+    differs: Differs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that describes a wire.
+
+    wire: whose page it is, as in docs/protocols.
+    name: a word for it in names of tests.
+    title: what it is called, and which state of it is meant, so that its lines can be counted.
+    """
+
+    wire: str
+    name: str
+    title: str
+
+    def says(self, line: int, text: str, differs: Differs | None = None) -> Callable[[Test], Test]:
+        """Register the decorated test as the one that shows a line."""
+
+        def register(test: Test) -> Test:
+            STATEMENTS.append(Statement(self, line, text, test.__name__, differs))
+            return test
+
+        return register
+
+    def rows(self, arguments: str, *rows: Row) -> Callable[[Test], Test]:
+        """Run the decorated test for each row, and register it for each row's line."""
+
+        def register(test: Test) -> Test:
+            for row in rows:
+                self.says(row.line, row.text, row.differs)(test)
+            cases = [pytest.param(*row.values, id=f"{self.name}-{row.line}") for row in rows]
+            marked: Test = pytest.mark.parametrize(arguments, cases)(test)
+            return marked
+
+        return register
+
+
+STATEMENTS: Final[list[Statement]] = []  # of the modules that are loaded
+
+CURSUS_JAVA: Final = Page("cursus", "java", "cursus-java v0.1.0, docs/protocol.md")
+CURSUS_API: Final = Page("cursus", "api", "cursus, docs/reference/api-reference.md of November 2025")
+FLUX: Final = Page("flux", "page", "the FLUX protocol page")
+IGGY: Final = Page("iggy", "page", "Iggy's page on its binary protocol, 31 August 2023")
+KAFKA07: Final = Page("kafka07", "page", "Apache Kafka 0.7, wire format")
+PAGES: Final = (CURSUS_JAVA, CURSUS_API, FLUX, IGGY, KAFKA07)
