@@ -167,3 +167,49 @@ def test_a_broker_killed_while_it_is_written_to_has_each_record_once(spark: Spar
         assert values(spark, served, "copy") == sorted(
             f"{n}-{at}" for n, c in ((0, 30_000), (1, 20_000)) for at in range(c)
         )
+
+
+def totals_by_key(spark: SparkSession, served: Reached, topic: str) -> DataFrame:
+    frame = stream(spark, served, topic, maxOffsetsPerTrigger="300")
+    return frame.groupBy("key").count().selectExpr("key", "cast(count as string) as value")
+
+
+def test_update_mode_goes_through_foreach_batch_once(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    fill(served.connection, topic, [300, 200])
+    totals = f"{topic}-totals"
+    batches: list[int] = []
+
+    def each(frame: DataFrame, batch_id: int) -> None:
+        batches.append(batch_id)
+        write(frame, served, topic=totals, txnAppId=totals, txnId=str(batch_id))
+
+    def run_totals() -> None:
+        query = totals_by_key(spark, served, topic).writeStream.outputMode("update").foreachBatch(each)
+        checkpoint = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        checkpoint.trigger(availableNow=True).start().awaitTermination()
+
+    run_totals()
+    written = values(spark, served, totals)
+    latest = read(spark, served, totals).selectExpr("cast(key as string) key", "cast(cast(value as string) as int) n")
+    assert len(written) > 2, "a total was updated by more than one micro-batch"
+    # As a driver that was killed between the broker's commit and Spark's: the last micro-batch is run again.
+    max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
+    run_totals()
+    assert batches[-1] == batches[-2]
+    assert values(spark, served, totals) == written
+    assert {row["key"]: row["max(n)"] for row in latest.groupBy("key").max("n").collect()} == {"k0": 300, "k1": 200}
+
+
+def test_modes_that_a_topic_cannot_take(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    """Update mode is refused by Spark, to every data source in Python: when that changes, docs/spark/sink.md must, too."""
+    fill(served.connection, topic, [3])
+    for mode, message in (
+        ("update", "does not support Update mode"),
+        ("complete", "in update mode through foreachBatch"),
+    ):
+        writer = totals_by_key(spark, served, topic).writeStream.format("polywire").outputMode(mode)
+        writer = writer.options(address=served.address, topic=f"{topic}-no", checkpointLocation=str(tmp_path / mode))
+        with pytest.raises(PySparkException, match=message):
+            writer.trigger(availableNow=True).start().awaitTermination()

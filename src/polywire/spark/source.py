@@ -58,5 +58,6 @@ def _refuse_overwriting(overwrite: bool) -> None:
     if overwrite:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            "a topic cannot be overwritten; use mode append (batch), or outputMode append or update (streaming)",
+            "a topic cannot be overwritten: use mode append (batch), or outputMode append (streaming); totals that change are appended "
+            "in update mode through foreachBatch (docs/spark/sink.md, Update mode)",
         )
