@@ -280,6 +280,22 @@ def test_views_show_who_holds_what(memory: MemoryBroker) -> None:
     ]
 
 
+def test_who_has_expired_is_not_shown_and_looking_changes_nothing(memory: MemoryBroker) -> None:
+    groups = memory.broker.groups
+    join(memory, "a")
+    memory.advance(6)
+    generation = join(memory, "b").generation
+    memory.advance(4.001)
+    for view in (*groups.views(), groups.view("g", "t")):
+        assert view is not None
+        assert [(member.id, member.partitions) for member in view.members] == [("b", (0, 1, 2))]
+        assert view.generation == generation + 1, "as its members will find it"
+    assert not memory.broker.uncommitted
+    assert beat(memory, "b", generation + 1) == Membership(generation + 1, (0, 1, 2))
+    memory.advance(10.001)
+    assert groups.views()[0].members == ()
+
+
 def test_members_of_all_groups_together_are_bounded() -> None:
     memory = MemoryBroker(BrokerSettings(members_total_max=2))
     groups = memory.broker.groups

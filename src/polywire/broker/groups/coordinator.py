@@ -2,8 +2,9 @@
 
 Promises: every change of a group is journalled with the turn that made it, so groups survive restarts with their
 generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
-timeout, but those that live as long as their connections are gone. Expiry is lazy: looked at when a verb touches the
-group. Must not know: sockets, wire words, the journal beyond its ``Host``.
+timeout, but those that live as long as their connections are gone. Expiry is lazy: the first verb of a member that finds
+others expired takes them out; who looks meanwhile sees the group without them. Must not know: sockets, wire words, the
+journal beyond its ``Host``.
 """
 
 from __future__ import annotations
@@ -360,18 +361,13 @@ class Coordinator:
         """Whose group it is."""
         return self._state.group_owner(topic, group)
 
-    def find(self, group: str, topic: str) -> GroupView | None:
-        """A group as it is."""
-        found = self._state.groups.get((topic, group))
-        return None if found is None else self._view(found, self._clock.monotonic())
-
     def topic_of(self, wire: str, group: str) -> str | None:
         """The topic a wire that names groups alone means by this name."""
         bound = self._state.bindings.get((wire, group))
         return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """All groups, or those of a topic, by topic and name, over the partitions of now: nobody expires by being looked at."""
+        """All groups, or those of a topic, by topic and name; see ``view``."""
         now = self._clock.monotonic()
         topics = sorted(self._state.group_names) if topic is None else [topic]
         return [self._view(self._state.groups[name, group], now) for name in topics for group in self.names(name)]
@@ -385,19 +381,18 @@ class Coordinator:
         return sorted(self._state.group_names.get(topic, ()))
 
     def view(self, group: str, topic: str) -> GroupView | None:
-        """One group, over the partitions of now."""
+        """One group as its members will find it: over the partitions of now, and without those who have expired. Looking changes nothing."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
     def has_member(self, group: str, topic: str, member: str) -> bool:
-        """Whether the group exists and counts this member."""
+        """Whether the group exists and counts this member, expired or not."""
         found = self._state.groups.get((topic, group))
         return found is not None and found.has(member)
 
     def _view(self, group: Group, now: float) -> GroupView:
-        group = group.changed(
-            gone=(), partition_count=self._host.partition_count(group.topic)
-        )  # as its members will find it
+        gone = self._expired(group, now)
+        group = group.changed(gone=gone, partition_count=self._host.partition_count(group.topic))
         seen = self._seen.get((group.topic, group.name), {})
         members = tuple(
             MemberView(

@@ -54,7 +54,7 @@ class Place:
 
     def view(self) -> GroupView | None:
         """The group as it is."""
-        return self.session.state.broker.groups.find(self.group, self.topic)
+        return self.session.state.broker.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
         """What the coordinator refused, in this wire's words and in its order: unknown member first (dossier §6.1)."""
@@ -125,7 +125,7 @@ def _member_place(session: CursusSession, request: Request, *, generation: bool 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
     """The member meant; the positional dialect may also give the name it joined under (dossier §8.3)."""
-    view = session.state.broker.groups.find(group, topic)
+    view = session.state.broker.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
         return member
     ids = [known.id for known in view.members]
@@ -195,9 +195,8 @@ def _returning(place: Place) -> str | None:
     view = place.view()
     if view is None:
         return None
-    ids = [member.id for member in view.members]
-    if place.member in ids:
-        return place.member
+    if place.session.state.broker.groups.has_member(place.group, place.topic, place.member):
+        return place.member  # also one that nobody has missed yet
     confirmed = place.session.state.confirmed
     for member in view.members:
         known = confirmed.has(place.key, member.id, view.generation)
@@ -423,7 +422,7 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     broker = session.state.broker
     offset = broker.position(topic, partition, PositionKind.GROUP, group)
     known = group == DEFAULT_GROUP or broker.groups.topic_of(WIRE, group) is not None
-    if offset is None and not known and broker.groups.find(group, topic) is None:
+    if offset is None and not known and broker.groups.view(group, topic) is None:
         raise Refused("group_not_found", f"group={group}")
     return encoded(f"OK offset={offset or 0}")
 
@@ -517,7 +516,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     if topic is None or not _may_see(session, topic):  # a group one may not know looks like one that is not there
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
-    view = groups.find(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())
+    view = groups.view(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())
     now_us = session.state.broker.clock.now_us()
     shown = {
         "status": "OK",

@@ -307,3 +307,16 @@ def test_names_of_groups_have_a_limit() -> None:
     answers = [peer.ask(f"REGISTER_GROUP topic=g1 group=g{n}") for n in range(3)]
     assert [answer.split()[0] for answer in answers] == ["OK", "OK", "ERROR:"]
     assert peer.ask(f"JOIN_GROUP topic=g1 group={'x' * 300} member=m").startswith("ERROR: invalid_member")
+
+
+def test_the_status_of_a_group_does_not_list_who_has_died(peer: Dialogue) -> None:
+    joined(peer, "A")
+    peer.world.memory.advance(6)
+    b, _, _ = joined(peer, "B")
+    peer.world.memory.advance(6)
+    status = json.loads(peer.ask("GROUP_STATUS group=G"))
+    assert [(member["member_id"], member["assignments"]) for member in status["members"]] == [(b, [0, 1, 2])]
+    assert (status["state"], status["member_count"]) == ("Stable", 1)
+    peer.world.memory.advance(6)
+    status = json.loads(peer.ask("GROUP_STATUS group=G"))
+    assert (status["state"], status["member_count"], status["members"]) == ("Dead", 0, [])
