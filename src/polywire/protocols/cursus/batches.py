@@ -24,7 +24,7 @@ DIGITS_MAX: Final = 10  # of a partition's number
 _OLDER: Final = (codec.APRIL, codec.DECEMBER)
 _LAYOUTS: Final = (codec.MODERN, codec.POSITIONAL, *_OLDER)
 _UNSIGNED: Final = (1 << 64) - 1
-_HEAD: Final = Struct(">i2sBQQi")  # partition, length and text of acks, idempotent, seqStart, seqEnd, count
+_RANGE: Final = Struct(">QQi")  # seqStart, seqEnd, count
 _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"%b","error":""}'
 
 
@@ -140,25 +140,33 @@ def acknowledged(
     return encoded(json.dumps(told, separators=(",", ":"), ensure_ascii=False))
 
 
-def head_bytes(topic: str) -> int:
-    """Size of a pushed batch's head, the frame's length included."""
-    return PREFIX_BYTES + 4 + len(encoded(topic)) + _HEAD.size
+def opening(topic: str, partition: int, *, positional: bool) -> bytes:
+    """What a pushed batch begins with, up to its sequences; acks are ``1``, and it is not idempotent (dossier §5.1).
 
-
-def put_head(out: bytearray, topic: str, partition: int, *, size: int, first: int, last: int, count: int) -> None:
-    """Write the head of a pushed batch in front of its messages: always the modern layout, acks ``1``, not idempotent (dossier §5.1).
-
-    size: bytes of the whole frame.
+    positional: in the layout of the positional page, for who asked in its words; else in the modern one.
     """
+    if positional:
+        number = encoded(str(partition))
+        between = len(number).to_bytes(2, "big") + number + b"\0\x011"
+    else:
+        between = partition.to_bytes(4, "big", signed=True) + b"\x011"
     name = encoded(topic)
+    return b"\xba\x7c" + len(name).to_bytes(2, "big") + name + between + b"\0"
+
+
+def head_bytes(begin: bytes) -> int:
+    """Size of a pushed batch's head with this opening, the frame's length included."""
+    return PREFIX_BYTES + len(begin) + _RANGE.size
+
+
+def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, count: int) -> None:
+    """Write the head of a pushed batch in front of its messages. size: bytes of the whole frame."""
     out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
-    out[4:8] = b"\xba\x7c" + len(name).to_bytes(2, "big")
-    out[8 : 8 + len(name)] = name
-    _HEAD.pack_into(out, 8 + len(name), partition, b"\x011", 0, first & _UNSIGNED, last & _UNSIGNED, count)
+    end = PREFIX_BYTES + len(begin)
+    out[PREFIX_BYTES:end] = begin
+    _RANGE.pack_into(out, end, first & _UNSIGNED, last & _UNSIGNED, count)
 
 
-def empty_batch(topic: str, partition: int) -> bytes:
+def empty_batch(begin: bytes) -> bytes:
     """The body of a batch without messages."""
-    out = bytearray(head_bytes(topic))
-    put_head(out, topic, partition, size=len(out), first=0, last=0, count=0)
-    return bytes(out[PREFIX_BYTES:])
+    return begin + bytes(_RANGE.size)

@@ -19,7 +19,7 @@ from polywire.log.base import Read
 from polywire.protocols.base import PASS_S
 from polywire.protocols.cursus import codec
 from polywire.protocols.cursus.answers import Answer
-from polywire.protocols.cursus.batches import empty_batch
+from polywire.protocols.cursus.batches import empty_batch, opening
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import (
     REPLY_BYTES_MAX,
@@ -219,8 +219,12 @@ class StreamReading:
             self._snapshot = snapshot
             self._first_version = snapshot.version + 1
         _, self._offsets = events.places(self._partition, self._key, self._first_version)
-        self._filling = Filling(self._session.state.scratch, self._partition.topic.name.full, codec.RECORDS_MAX)
+        self._filling = Filling(self._session.state.scratch, self._opening, codec.RECORDS_MAX)
         self._go_on()
+
+    @property
+    def _opening(self) -> bytes:
+        return opening(self._partition.topic.name.full, self._partition.number, positional=False)
 
     def _go_on(self) -> None:
         """Read on now, and in slices when that takes long."""
@@ -285,7 +289,7 @@ class StreamReading:
         filling, self._filling = self._filling, None
         assert filling is not None, "a batch was filled"
         topic, number = self._partition.topic.name.full, self._partition.number
-        parts, released = filling.finish(number)
+        parts, released = filling.finish()
         if sum(map(len, parts)) > REPLY_BYTES_MAX:
             if released is not None:
                 released()
@@ -295,7 +299,7 @@ class StreamReading:
         told["count"] = len(self._offsets)
         if self._snapshot is not None:
             told["snapshot"] = _shown(self._snapshot)
-        self._answer.fill([frame(_json(told)), *(parts or [frame(empty_batch(topic, number))])], released)
+        self._answer.fill([frame(_json(told)), *(parts or [frame(empty_batch(self._opening))])], released)
 
     def _drop(self) -> None:
         if self._filling is not None:

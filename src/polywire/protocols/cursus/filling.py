@@ -37,22 +37,22 @@ class Filling:
     Invariant: what was written so far lies in ``_buffer`` up to the state's AT.
     """
 
-    __slots__ = ("_buffer", "_put", "_scratch", "_state", "_topic")
+    __slots__ = ("_begin", "_buffer", "_put", "_scratch", "_state")
 
-    def __init__(self, scratch: Scratch, topic: str | None, records_max: int) -> None:
-        """topic: of the batch that is made; None frames every value by itself."""
+    def __init__(self, scratch: Scratch, begin: bytes | None, records_max: int) -> None:
+        """begin: opening of the batch that is made; None frames every value by itself."""
         self._scratch = scratch
-        self._topic = topic
+        self._begin = begin
         self._buffer = scratch.take_reply()
         self._state = array("q", bytes(8 * spelling.PUT_WORDS))
         self._state[spelling.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
-        if topic is None:
+        if begin is None:
             self._put = spelling.put_values
             self._state[spelling.ROOM] = VALUES_BYTES_MAX
         else:
             self._put = spelling.put
             self._state[spelling.ROOM] = records_max
-            self._state[spelling.AT] = head_bytes(topic)
+            self._state[spelling.AT] = head_bytes(begin)
 
     @property
     def written(self) -> int:
@@ -95,18 +95,17 @@ class Filling:
         grown[:used] = memoryview(self._buffer)[:used]
         self._buffer = grown
 
-    def finish(self, partition: int) -> Parts:
+    def finish(self) -> Parts:
         """What to send: nothing when there are no records."""
         state, scratch = self._state, self._scratch
         size = state[spelling.AT]
         if not self.written:
             scratch.give_reply(self._buffer)
             return [], None
-        if self._topic is not None:
+        if self._begin is not None:
             put_head(
                 self._buffer,
-                self._topic,
-                partition,
+                self._begin,
                 size=size,
                 first=state[spelling.FIRST],
                 last=state[spelling.LAST],
@@ -118,10 +117,10 @@ class Filling:
             return [data], None
         return [memoryview(self._buffer)[:size]], partial(scratch.give_reply, self._buffer)
 
-    def answer(self, answer: Answer, partition: int) -> None:
+    def answer(self, answer: Answer) -> None:
         """Answer with the batch, an empty one when there are no records."""
-        parts, released = self.finish(partition)
-        answer.fill(parts or [frame(empty_batch(self._topic or "", partition))], released)
+        parts, released = self.finish()
+        answer.fill(parts or [frame(empty_batch(self._begin or b""))], released)
 
     def drop(self) -> None:
         """Nobody wants it."""

@@ -18,6 +18,7 @@ from polywire.log.base import Read
 from polywire.matching import is_pattern, matches
 from polywire.protocols.base import PASS_S
 from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, integer
 from polywire.protocols.cursus.places import (
@@ -138,9 +139,9 @@ class Consuming:
         "_open",
         "_places",
         "_records_max",
+        "_request",
         "_session",
         "_timer",
-        "_topic",
         "_wait_ms",
         "_waits",
     )
@@ -148,9 +149,9 @@ class Consuming:
     def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
         """wait_ms: what may take long holds up neither batches behind it nor the end of the broker."""
         self._session = session
-        self._topic = request.options["topic"]
-        self._places: Sequence[Place] = ()
+        self._request = request
         self._number = number
+        self._places: Sequence[Place] = ()
         self._records_max = batch_size(request)
         self._wait_ms = wait_ms
         self._answer: Answer = session.later(request.dialect, blocking=not wait_ms)
@@ -213,7 +214,10 @@ class Consuming:
         """Fill a batch from every place in turn."""
         if self._session.closed:
             return
-        self._filling = Filling(self._session.state.scratch, self._topic, self._records_max)
+        request = self._request
+        positional = request.dialect is Dialect.POSITIONAL
+        begin = opening(request.options["topic"], self._number, positional=positional)
+        self._filling = Filling(self._session.state.scratch, begin, self._records_max)
         self._open = deque(place for place in self._places if not place.is_done)
         self._go_on()
 
@@ -245,7 +249,7 @@ class Consuming:
                 return True
         filling, self._filling = self._filling, None
         assert filling is not None, "a batch is filled once"
-        filling.answer(self._answer, self._number)
+        filling.answer(self._answer)
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
@@ -290,7 +294,7 @@ class Consuming:
             isinstance(error, Corrupt) and filling is not None and filling.written
         ):  # what lies before the damage is sound
             self._filling = None
-            filling.answer(self._answer, self._number)
+            filling.answer(self._answer)
             return
         self._drop()
         self._answer.fail(error)

@@ -6,6 +6,7 @@ Must not know: sockets.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from polywire.broker.actions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Read
+from polywire.protocols.cursus.batches import opening
+from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame
 from polywire.protocols.cursus.places import (
@@ -33,20 +36,18 @@ READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
 FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
 
 
-class Push:
+class Push(ABC):
     """A connection that is fed from one partition.
 
     Invariant: at most one read or wait is under way; after ``drop`` nothing is sent.
     """
 
-    __slots__ = ("_cancel", "_dropped", "_offset", "_partition", "_pumping", "_records_max", "_session", "_topic")
+    __slots__ = ("_cancel", "_dropped", "_offset", "_partition", "_pumping", "_session")
 
-    def __init__(self, session: CursusSession, topic: str, partition: Partition, offset: int, records_max: int) -> None:
+    def __init__(self, session: CursusSession, partition: Partition, offset: int) -> None:
         self._session = session
-        self._topic = topic
         self._partition = partition
         self._offset = offset
-        self._records_max = records_max
         self._cancel: Callable[[], None] | None = None
         self._dropped = False
         self._pumping = False
@@ -128,13 +129,14 @@ class Push:
         finally:
             read.pin.release()
         after = filling.next_offset if filling.written else read.next_offset
-        parts, released = filling.finish(self._partition.number)
+        parts, released = filling.finish()
         self._offset = max(after, self._offset)
         if parts:
             self._session.output.write_many(parts, released)
 
+    @abstractmethod
     def _filling(self) -> Filling:
-        return Filling(self._session.state.scratch, self._topic, self._records_max)
+        """A frame, or some, still empty."""
 
     def _end(self) -> int:
         """Exclusive end of what is to be pushed for now."""
@@ -150,11 +152,9 @@ class Push:
         self._cancel = None
         self._schedule()
 
+    @abstractmethod
     def _failed(self, error: BrokerError) -> None:
         """The log cannot go on."""
-        del error
-        self.drop()
-        self._session.end()
 
 
 def _nothing() -> None:
@@ -167,7 +167,7 @@ class ValuePush(Push):
     __slots__ = ("_last",)
 
     def __init__(self, session: CursusSession, partition: Partition, offset: int) -> None:
-        super().__init__(session, "", partition, max(offset, partition.log.first_offset), 0)
+        super().__init__(session, partition, max(offset, partition.log.first_offset))
         self._last = partition.log.readable_offset
 
     def begin(self) -> None:
@@ -186,29 +186,44 @@ class ValuePush(Push):
         self._session.end()
         return False
 
+    def _failed(self, error: BrokerError) -> None:
+        del error
+        self.drop()
+        self._session.end()
+
 
 class Stream(Push):
-    """A stream of batches with keepalives.
+    """A stream of batches.
+
+    The page of the positional dialect knows nothing but batches on a stream, and errors: there are no keepalives then (the connection's own
+    probes find a peer that is gone), and the stream ends with an error.
 
     Invariant: registered under its key, if it has one, while it runs; counted while it runs.
     """
 
-    __slots__ = ("_keepalive", "_key", "_reader")
+    __slots__ = ("_begin", "_dialect", "_keepalive", "_key", "_reader", "_records_max", "_topic")
 
-    def __init__(
-        self, session: CursusSession, topic: str, partition: Partition, offset: int, records_max: int, group: str
-    ) -> None:
-        """group: whose other stream of the same partition this one replaces; empty replaces none."""
-        super().__init__(session, topic, partition, offset, records_max)
+    def __init__(self, session: CursusSession, request: Request, partition: Partition, offset: int) -> None:
+        """A stream for a group replaces the group's other one of the same partition."""
+        super().__init__(session, partition, offset)
+        self._topic = topic = partition.topic.name.full
+        self._dialect = request.dialect
+        self._begin = opening(topic, partition.number, positional=request.dialect is Dialect.POSITIONAL)
+        self._records_max = batch_size(request)
+        group = request.options.get("group", "")
         self._key = (topic, partition.number, group) if group else None
         self._keepalive: Any = None
         self._reader = session.state.guard.acting
+
+    def _filling(self) -> Filling:
+        return Filling(self._session.state.scratch, self._begin, self._records_max)
 
     def _step(self) -> bool:
         state = self._session.state
         topic = state.broker.find_topic(self._topic)
         if topic is not None and not state.broker.access.permits(self._reader, Action.FETCH, topic):
-            self._leave("not_authorized")
+            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={self._topic}")
+            self._leave("not_authorized", told)
             return False
         return super()._step()
 
@@ -222,7 +237,8 @@ class Stream(Push):
             state.streams[self._key] = self
         state.stream_count += 1
         self._session.push(self)
-        self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
+        if self._dialect is not Dialect.POSITIONAL:
+            self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
         self._pump()
 
     def _keep_alive(self) -> None:
@@ -240,25 +256,35 @@ class Stream(Push):
         super().drop()
         state = self._session.state
         state.stream_count -= 1
-        self._keepalive.cancel()
+        if self._keepalive is not None:
+            self._keepalive.cancel()
         if self._key is not None and state.streams.get(self._key) is self:
             del state.streams[self._key]
 
     def replace(self) -> None:
         """Another connection reads this partition for this group."""
-        self._leave("replaced")
+        self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _failed(self, error: BrokerError) -> None:
-        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and not self._partition.ended:
-            self._leave("offset_out_of_range", " " + out_of_range(self._partition, self._offset))
+        if self._partition.ended:
+            self._leave("removed", Refused("topic_not_found", f"topic={self._topic}"))
+        elif error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            bounds = out_of_range(self._partition, self._offset)
+            self._leave("offset_out_of_range", Refused("OFFSET_OUT_OF_RANGE", bounds), " " + bounds)
         else:
-            self._leave("removed" if self._partition.ended else "error")
+            self._leave("error", refused(error))
 
-    def _leave(self, reason: str, facts: str = "") -> None:
-        """End the stream: the peer is told where to go on, and may ask for another one (dossier §5.2)."""
+    def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
+        """End the stream: the peer is told why, and may ask for another one (dossier §5.2).
+
+        reason, facts: as a control frame has them, which also tells where to go on. error: as the positional dialect has it.
+        """
         self.drop()
-        text = f"STREAM_CONTROL type=CLOSE reason={reason} offset={self._offset}{facts}"
-        self._session.output.write(frame(encoded(text)))
+        if self._dialect is Dialect.POSITIONAL:
+            text = spelled(error, self._dialect, structured=self._session.structured)
+        else:
+            text = encoded(f"STREAM_CONTROL type=CLOSE reason={reason} offset={self._offset}{facts}")
+        self._session.output.write(frame(text))
         self._session.pull()
 
 
@@ -277,8 +303,7 @@ def stream(session: CursusSession, request: Request, /) -> Reply | None:
     offset = start_offset(session, request, partition, given_offset(request))
     if session.state.stream_count >= STREAMS_MAX:
         raise failed(f"maximum connections ({STREAMS_MAX}) reached")
-    group = options.get("group", "")
-    Stream(session, topic.name.full, partition, offset, batch_size(request), group).begin()
+    Stream(session, request, partition, offset).begin()
     return None
 
 

@@ -1,0 +1,73 @@
+"""The positional dialect: reads come in the layout of its page, and no frame that the page does not know."""
+
+from __future__ import annotations
+
+from polywire.protocols.cursus.messages import enveloped
+from tests.unit.protocols.cursus.dialogue import Dialogue, World
+from tests.unit.protocols.cursus.test_publishing import batch, messages
+
+OPENING = b"\xba\x7c\x00\x02c1\x00\x011\x00\x011\x00"  # topic c1, partition and acks as texts, not idempotent
+
+
+def message(offset: int) -> bytes:
+    """What ``filled`` stored there, as the page lays it out."""
+    head = offset.to_bytes(8, "big") + (offset + 1).to_bytes(8, "big") + b"\0\x01p" + b"\0\0" + bytes(8)
+    return head + b"\0\0\0\x02v%d" % (offset + 1) + b"\0\0" + bytes(12) + b"\0\0"
+
+
+def pushed(*offsets: int) -> bytes:
+    """A batch of the page with these messages of ``filled``."""
+    first, last = offsets[0] + 1, offsets[-1] + 1
+    sequences = first.to_bytes(8, "big") + last.to_bytes(8, "big") + len(offsets).to_bytes(4, "big")
+    return OPENING + sequences + b"".join(map(message, offsets))
+
+
+def filled(count: int) -> tuple[World, Dialogue]:
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE c1 2")
+    peer.ask(batch("c1", 1, messages(*range(1, count + 1))))
+    return world, peer
+
+
+def test_consume_answers_in_the_layout_of_the_page() -> None:
+    _, peer = filled(3)
+    for ask in (b"CONSUME c1 1 1", enveloped("", b"CONSUME c1 1 1")):
+        assert peer.say(ask) == [pushed(1, 2)]
+    assert peer.say(b"CONSUME c1 1 3") == [OPENING + bytes(20)]
+
+
+def test_a_partition_of_two_digits_has_two() -> None:
+    peer = World().connect()
+    peer.ask("CREATE c1 12")
+    assert peer.say(b"CONSUME c1 11 0") == [b"\xba\x7c\x00\x02c1\x00\x0211\x00\x011\x00" + bytes(20)]
+
+
+def test_a_stream_has_batches_and_nothing_else() -> None:
+    world, peer = filled(2)
+    assert peer.say(b"STREAM c1 1 1") == [pushed(1)]
+    world.memory.advance(3600)
+    assert peer.take_bodies() == []
+    assert not peer.closed
+    world.connect().ask(batch("c1", 1, messages(3)))
+    peer.pass_by()
+    assert peer.take_bodies() == [pushed(2)]
+
+
+def test_a_stream_ends_with_an_error_and_the_connection_goes_on() -> None:
+    world, peer = filled(1)
+    assert peer.say(b"STREAM c1 1 0") == [pushed(0)]
+    world.connect().ask("DELETE c1")
+    peer.pass_by()
+    assert peer.take_bodies() == [b"ERROR: topic_not_found topic=c1"]
+    assert peer.ask("LIST") == "OK count=0 topics="
+
+
+def test_a_stream_whose_next_message_is_gone_ends_with_the_bounds() -> None:
+    world, peer = filled(2)
+    broker = world.memory.broker
+    broker.purge_topic(broker.topic("c1"))
+    peer.ask(batch("c1", 1, messages(3)))
+    for command in ("STREAM", "CONSUME"):
+        assert peer.ask(f"{command} c1 1 0") == "ERROR: OFFSET_OUT_OF_RANGE requested=0 earliest=2 latest=3"
+    assert peer.say(b"STREAM c1 1 2") == [pushed(2)]
