@@ -21,16 +21,16 @@ from benchmarks.measure import processor_seconds, resident_bytes
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
-from polywire.log.history import History
+from polywire.log.journal.snapshot import put_snapshot
+from polywire.log.journal.write_batch import sealed_content
 from polywire.log.log import FileLog
-from polywire.log.partition import FilePartition
-from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Plan, snapshot_of, take_down
-from polywire.log.segment import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
-from polywire.log.segments import segment_name
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.sealer import snapshot_name
+from polywire.log.segments.sealing import Plan, snapshot_of, take_down
+from polywire.log.segments.segment import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
+from polywire.log.segments.segment_set import segment_name
 from polywire.log.settings import LogSettings
-from polywire.log.snapshot import put_snapshot
-from polywire.log.turn import sealed_content
+from polywire.log.state import History
 from polywire.records.checksum import xxh64
 from polywire.types import TopicName
 from tests import broker_process

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.log.flush import flush
+from polywire.log.journal.flush import flush
 
 PAGE = 4096
 
@@ -23,7 +23,7 @@ class JournalDisk:
         self._pages: dict[int, dict[int, bytes]] = {}
         self._fdatasync = os.fdatasync
         self.flushed_bytes = 0
-        patch.setattr("polywire.log.sync.flush", self._note_range)
+        patch.setattr("polywire.log.journal.flusher.flush", self._note_range)
         patch.setattr(os, "fdatasync", self._note_file)
 
     def _note_range(self, descriptor: int, view: memoryview, start: int, stop: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from polywire.errors import BrokerError, Busy
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from polywire.log import compaction
 from polywire.log.base import NO_OFFSET
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments import compaction
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.partition import FilePartition
-from polywire.log.segment import Segment
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.segment import Segment
 from polywire.records.compression import Compression
 from polywire.types import Level
 from tests.unit.log.rig import Rig, batch_of, records_of

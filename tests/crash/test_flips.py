@@ -12,7 +12,7 @@ import pytest
 
 from polywire.errors import Corrupt
 from polywire.log.doctor import Finding, Severity, examine
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.log.repair import examining
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, records_of

@@ -34,7 +34,7 @@ def full_disk() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileStore, "put_new", refuse)
-        patch.setattr("polywire.log.journal_file.make_slot", make_slot)
+        patch.setattr("polywire.log.journal.slots.make_slot", make_slot)
         yield
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Missing
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.crash.disk import PAGE, JournalDisk
 from tests.crash.journal_writer import PARTITIONS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 

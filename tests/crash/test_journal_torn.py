@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Corrupt
-from polywire.log.group import EntryKind, GroupHead
-from polywire.log.journal_file import Slot
-from polywire.log.recovery import Chain, Place, find_chain, read_start
-from polywire.log.seed import SEED_NAMES, keep_seed, read_seed
+from polywire.log.journal.group import EntryKind, GroupHead
+from polywire.log.journal.recovery import Chain, Place, find_chain, read_start
+from polywire.log.journal.seed import SEED_NAMES, keep_seed, read_seed
+from polywire.log.journal.slots import Slot
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig
 

@@ -9,7 +9,7 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.errors import Corrupt, Unavailable
-from polywire.log.recovery import Place, find_chain
+from polywire.log.journal.recovery import Place, find_chain
 from polywire.log.repair import Diagnosis, examining, finish, repair
 from polywire.types import Level
 from tests.crash.test_flips import read_what_is_sound

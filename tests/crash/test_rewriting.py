@@ -16,8 +16,8 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, Unavailable
-from polywire.log import rewriting
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments import merge as rewriting
 from polywire.store.file import FileBlob
 from polywire.types import Level
 from tests.crash.disk import JournalDisk

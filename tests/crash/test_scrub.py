@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from polywire.log.damage import Damage
-from polywire.log.scrub import PAUSE_S_MAX, PAUSE_S_MIN, Scrub
-from polywire.log.segment import Segment
+from polywire.log.segments.damage import Damage
+from polywire.log.segments.scrub import PAUSE_S_MAX, PAUSE_S_MIN, Scrub
+from polywire.log.segments.segment import Segment
 from tests.crash.test_damage import flip, place_of, sealed_rig, segment_of
 from tests.unit.log.rig import SMALL, Rig
 
@@ -86,7 +86,7 @@ def test_the_pace_takes_the_period_within_bounds(tmp_path: Path, monkeypatch: py
 
 
 def test_a_log_stops_its_scrub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polywire.log.scrub.PAUSE_S_MIN", 0.0)
+    monkeypatch.setattr("polywire.log.segments.scrub.PAUSE_S_MIN", 0.0)
     looked: list[int] = []
     verify = Segment.verify_past
 

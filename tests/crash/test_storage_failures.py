@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polywire.errors import BrokerError, Busy
-from polywire.log.flush import flush
+from polywire.log.journal.flush import flush
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
@@ -32,7 +32,7 @@ class Faults:
         self._code = code
         for name in CALLS:
             patch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        patch.setattr("polywire.log.sync.flush", self._wrap("flush", flush))
+        patch.setattr("polywire.log.journal.flusher.flush", self._wrap("flush", flush))
 
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:

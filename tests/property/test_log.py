@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from polywire.clock import SystemClock
 from polywire.errors import Busy, Missing
-from polywire.log import rewriting
 from polywire.log.base import NO_OFFSET
+from polywire.log.segments import merge as rewriting
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level

@@ -13,7 +13,7 @@ import structlog
 
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Loop
-from polywire.log.deleting import Deleter
+from polywire.log.segments.deletion import Deleter
 from polywire.store.base import Store
 
 logger: Final = structlog.get_logger("polywire.log")

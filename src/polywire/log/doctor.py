@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
-from polywire.log.damage import Damage
+from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies, sync_directory
+from polywire.log.journal.snapshot import copies_sound, is_copy
 from polywire.log.opening import JOURNAL
 from polywire.log.repair import Diagnosis, Patient
-from polywire.log.seed import SEED_NAMES, is_sound, keep_seed, seed_copies, sync_directory
-from polywire.log.segment import TRAILER, Run, Segment, read_footer
-from polywire.log.segments import SEGMENTS, SNAPSHOTS
-from polywire.log.snapshot import copies_sound, is_copy
+from polywire.log.segments.damage import Damage
+from polywire.log.segments.segment import TRAILER, Run, Segment, read_footer
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES

@@ -17,15 +17,11 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unav
 from polywire.log.base import Done, Encoding, Loop, Need, PartitionLog, Replay
 from polywire.log.callbacks import Notifications, Vital, VitalLoop
 from polywire.log.disk import Disk
-from polywire.log.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
-from polywire.log.history import Contents, History, Image
-from polywire.log.journal_file import FileJournal, Slot
-from polywire.log.partition import FilePartition
-from polywire.log.sealer import Sealer
-from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
-from polywire.log.staging import StagedBatch
-from polywire.log.sync import Syncer
-from polywire.log.turn import (
+from polywire.log.journal.flusher import Syncer
+from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.staging import StagedBatch
+from polywire.log.journal.write_batch import (
     Abandon,
     Appends,
     Draft,
@@ -42,6 +38,10 @@ from polywire.log.turn import (
     published_size,
     sealed_content,
 )
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.sealer import Sealer
+from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
+from polywire.log.state import Contents, History, Image
 from polywire.log.waits import Waits
 from polywire.log.worker import Worker, storage_failed
 from polywire.records.columns import HEADER_BYTES

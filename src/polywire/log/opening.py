@@ -21,20 +21,20 @@ from polywire.clock import Clock
 from polywire.errors import Busy, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.disk import Disk
-from polywire.log.group import EntryKind, GroupHead
-from polywire.log.history import Contents, History, Image
-from polywire.log.journal_file import FileJournal, Slot, make_directory
+from polywire.log.journal.group import EntryKind, GroupHead
+from polywire.log.journal.recovery import Chain, find_chain
+from polywire.log.journal.replay import Player, image_of_all
+from polywire.log.journal.slots import FileJournal, Slot, make_directory
+from polywire.log.journal.staging import Staging
+from polywire.log.journal.write_batch import sealed_content
 from polywire.log.log import NAMING_BYTES, FileLog
-from polywire.log.reading import Reader
-from polywire.log.recovery import Chain, find_chain
-from polywire.log.replay import Player, image_of_all
-from polywire.log.scrub import Scrub
-from polywire.log.sealer import snapshot_name
-from polywire.log.sealing import Written, install, seal, take_down
-from polywire.log.segments import SEGMENTS, SNAPSHOTS, Sealed, Segments, segment_name
+from polywire.log.partition.reader import Reader
+from polywire.log.segments.scrub import Scrub
+from polywire.log.segments.sealer import snapshot_name
+from polywire.log.segments.sealing import Written, install, seal, take_down
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, Segments, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
-from polywire.log.staging import Staging
-from polywire.log.turn import sealed_content
+from polywire.log.state import Contents, History, Image
 from polywire.log.worker import Worker, storage_failed
 from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.mark import MARK_FILE, Home

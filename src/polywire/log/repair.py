@@ -17,17 +17,17 @@ from typing import Final
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
-from polywire.log.group import TOKEN_BYTES, Entry, EntryKind, read_directory
-from polywire.log.history import History
-from polywire.log.journal_file import FileJournal, Slot
+from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
+from polywire.log.journal.recovery import Chain, Place, damaged_bodies, find_chain, newest_groups
+from polywire.log.journal.replay import Player
+from polywire.log.journal.seed import sync_directory
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.staging import Staging
 from polywire.log.opening import JOURNAL, lock_directory, open_log
-from polywire.log.reading import Reader
-from polywire.log.recovery import Chain, Place, damaged_bodies, find_chain, newest_groups
-from polywire.log.replay import Player
-from polywire.log.seed import sync_directory
-from polywire.log.segments import Segments
+from polywire.log.partition.reader import Reader
+from polywire.log.segments.segment_set import Segments
 from polywire.log.settings import LogSettings
-from polywire.log.staging import Staging
+from polywire.log.state import History
 from polywire.log.worker import Worker
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES

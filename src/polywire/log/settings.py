@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from polywire.log.group import ENTRY_BYTES, GROUP_BYTES_MAX, GROUP_HEADER_BYTES
+from polywire.log.journal.group import ENTRY_BYTES, GROUP_BYTES_MAX, GROUP_HEADER_BYTES
 from polywire.store.base import OPEN_BLOBS_MAX
 from polywire.types import Level
 

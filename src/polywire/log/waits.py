@@ -11,7 +11,7 @@ from typing import Final
 
 from polywire.log.base import Loop
 from polywire.log.callbacks import Notifications
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 
 _DUE: Final = 2**63  # an offset that no partition reaches: whoever waits for it is being woken already
 

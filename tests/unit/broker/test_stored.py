@@ -12,8 +12,8 @@ from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import SystemClock
 from polywire.errors import Invalid
-from polywire.log import compaction
 from polywire.log.log import FileLog
+from polywire.log.segments import compaction
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchFlags, Record
 from polywire.records.rows import from_records

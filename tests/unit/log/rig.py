@@ -20,7 +20,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Encoding, Read
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.log.settings import LogSettings
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchHeader, Record

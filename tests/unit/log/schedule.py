@@ -46,7 +46,7 @@ class ManualRig(Rig):
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, settings: LogSettings = SMALL) -> None:
         self.workers: dict[str, ManualWorker] = {}
-        for module in ("sync", "sealer", "opening"):
+        for module in ("journal.flusher", "segments.sealer", "opening"):
             patch.setattr(f"polywire.log.{module}.Worker", lambda name, loop: ManualWorker(name, loop, self.workers))
         super().__init__(directory, settings)
 

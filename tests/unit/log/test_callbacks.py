@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import BrokerError, ErrorCode, Unavailable
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 from tests.unit.log.schedule import ManualRig
@@ -42,7 +42,11 @@ def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = 
 
 @pytest.mark.parametrize(
     "name",
-    ["polywire.log.turn.Draft.number", "polywire.log.turn.Draft.settle", "polywire.log.sync.Syncer.wrote"],
+    [
+        "polywire.log.journal.write_batch.Draft.number",
+        "polywire.log.journal.write_batch.Draft.settle",
+        "polywire.log.journal.flusher.Syncer.wrote",
+    ],
 )
 def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     rig = Rig(tmp_path)
@@ -73,10 +77,10 @@ def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("worker", "name"),
     [
-        ("seal", "polywire.log.sealer.install"),
-        ("seal", "polywire.log.sealer.Sealer._written"),
+        ("seal", "polywire.log.segments.sealer.install"),
+        ("seal", "polywire.log.segments.sealer.Sealer._written"),
         ("seal", "polywire.log.log.FileLog.name_slot"),
-        ("sync", "polywire.log.sync.Syncer._reached"),
+        ("sync", "polywire.log.journal.flusher.Syncer._reached"),
     ],
 )
 def test_a_broken_callback_of_the_log_ends_it_before_anything_is_acknowledged(

@@ -10,9 +10,9 @@ import pytest
 
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.log.group import GROUP_HEADER_BYTES
+from polywire.log.journal.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.testing.clock import SimulatedClock
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, Rig, batch_of

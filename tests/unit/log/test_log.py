@@ -13,7 +13,7 @@ import pytest
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Read
-from polywire.log.partition import FilePartition
+from polywire.log.partition.partition import FilePartition
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
@@ -467,7 +467,7 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.
         calls.append(descriptor)
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr("polywire.log.sync.flush", broken)
+    monkeypatch.setattr("polywire.log.journal.flusher.flush", broken)
     refused: list[tuple[int, BrokerError | None]] = []
     failures: list[BrokerError] = []
     rig.log.on_failure(failures.append)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.start import make_up
-from polywire.log import history, rewriting, sealer
-from polywire.log.partition import FilePartition
+from polywire.log import state as history
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments import merge as rewriting
+from polywire.log.segments import sealer
 from polywire.records.batch import read_header
 from tests.unit.log.rig import Rig, RigLoop, batch_of
 from tests.unit.log.test_file_log import fill_slot

@@ -15,8 +15,8 @@ import pytest
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import BulkConnection
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
-from polywire.log import compaction
 from polywire.log.log import FileLog
+from polywire.log.segments import compaction
 from polywire.log.settings import LogSettings
 from polywire.protocols.polywire import messages
 from polywire.records.columns import Header, Record

@@ -1,0 +1,216 @@
+"""When the journal is synced: one flush in one thread for everybody who waits, and one every so often while something is unsynced.
+
+Promises: a callback is called once its sequence is on the disk, in order of asking; a failed sync is never tried again. Must not know: what
+a group holds, who waits, how slots are sealed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from polywire.errors import BrokerError
+from polywire.log.base import Loop
+from polywire.log.journal.flush import flush
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.worker import Worker
+
+LOOK_MS_MAX: Final = 10  # between two looks whether the sealer is still at work on what is due
+
+Waiting = Callable[[BrokerError | None], None]
+"""Called once: without an error when the sequence is on the disk."""
+
+
+@dataclass(slots=True)
+class _Unsynced:
+    """Bytes [start, stop) of a slot that are not on the disk, and how many of them are groups."""
+
+    slot: Slot
+    view: memoryview
+    """Keeps the mapping while it is flushed."""
+    start: int
+    stop: int
+    since: float
+    size: int = 0
+
+
+class Syncer:
+    """Guards: ``synced`` is the highest sequence everything up to which is on the disk: in the journal, or in segments that a group on the
+    disk names. ``unsynced_bytes`` are those of the groups behind it. Only one sync runs."""
+
+    def __init__(
+        self,
+        journal: FileJournal,
+        loop: Loop,
+        *,
+        interval_ms: int,
+        bytes_max: int,
+        sealing: Callable[[], bool],
+        advanced: Callable[[], None],
+        failed: Callable[[BrokerError], None],
+    ) -> None:
+        """``sealing`` tells whether a slot is being sealed. ``advanced`` is called on the loop whenever ``synced`` has grown, after the
+        callbacks that waited for it."""
+        self._journal = journal
+        self._loop = loop
+        self._interval: Final = interval_ms / 1000
+        self._look: Final = min(interval_ms, LOOK_MS_MAX) / 1000
+        self._bytes_soon: Final = bytes_max // 2
+        self._sealing = sealing
+        self._advanced = advanced
+        self._failed = failed
+        self._worker = Worker("sync", loop)
+        self._waiting: deque[tuple[int, Waiting]] = deque()
+        self._unsynced: dict[int, _Unsynced] = {}
+        """By serial, oldest first, without what the running sync took."""
+        self._last_position = 0
+        """Of the group written last, in the current slot."""
+        self._running = False
+        self._timer = False
+        self._finished = False
+        self._error: OSError | None = None
+        self.synced = 0
+        self.written = 0
+        self.unsynced_bytes = 0
+
+    def wrote(self, sequence: int, position: int, size: int) -> None:
+        """A group was written to the current slot."""
+        slot = self._journal.current
+        assert slot is not None
+        found = self._unsynced.get(slot.serial)
+        if found is None:
+            found = _Unsynced(slot, slot.view, position, position, time.monotonic())
+            self._unsynced[slot.serial] = found
+        found.stop = position + size
+        found.size += size
+        self._last_position = position
+        self.written = sequence
+        self.unsynced_bytes += size
+        if not self._timer:
+            self._timer = True
+            self._loop.call_later(self._interval, self._tick)
+        if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon():
+            self.start()
+
+    def wait(self, sequence: int, callback: Waiting) -> None:
+        """Call back once ``sequence``, which was written, is synced; syncs at once, or calls at once when it is."""
+        if sequence <= self.synced:
+            callback(None)
+            return
+        self._waiting.append((sequence, callback))
+        self.start()
+
+    def start(self) -> None:
+        """Sync what was written so far, unless that is being done; what comes meanwhile follows."""
+        if self._running or not self._unsynced:
+            return
+        self._running = True
+        self._journal.align()
+        taken, self._unsynced = list(self._unsynced.values()), {}
+        size = sum(unsynced.size for unsynced in taken)
+        self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
+
+    def _flush(self, taken: Sequence[_Unsynced]) -> None:
+        """In the thread; remembers a failure for those who do not wait for the answer."""
+        try:
+            _flush_all(taken)
+        except OSError as error:
+            self._error = error
+            raise
+
+    def _is_sealed_soon(self) -> bool:
+        """Whether the sealer is at work, and what waits longest lies in a full slot: then it is on the disk soon, and written once instead of
+        twice."""
+        oldest = next(iter(self._unsynced.values()), None)
+        return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
+
+    def _tick(self) -> None:
+        self._timer = False
+        oldest = next(iter(self._unsynced.values()), None)
+        if oldest is None:
+            return
+        wait = oldest.since + self._interval - time.monotonic()
+        if wait <= 0:
+            wait = self._look
+            if not self._is_sealed_soon():
+                self.start()
+        if self._unsynced:  # it is not due yet, is being sealed, or a sync was running
+            self._timer = True
+            self._loop.call_later(wait, self._tick)
+
+    def _synced(self, sequence: int, size: int, _: None, error: BrokerError | None) -> None:
+        self._running = False
+        if error is not None:
+            self._failed(error)
+            return
+        self._reached(sequence, size)
+
+    def _reached(self, sequence: int, size: int) -> None:
+        """Everything up to ``sequence`` is on the disk, ``size`` bytes more than before."""
+        self.synced = max(self.synced, sequence)
+        self.unsynced_bytes -= size
+        while self._waiting and self._waiting[0][0] <= self.synced:
+            self._waiting.popleft()[1](None)
+        self._advanced()
+        if self._waiting:
+            self.start()
+
+    # Slots that were sealed before they were synced
+
+    def spare(self, slot: Slot) -> None:
+        """A full slot's groups are in segments, which the group written last names: a sync of that group needs none of the slot."""
+        unsynced = self._unsynced.get(slot.serial)
+        if unsynced is not None:
+            unsynced.start = unsynced.stop
+
+    def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
+        """Sync nothing but the group written last: what it says of this slot, the oldest one, counts without what lies between. Everything up
+        to the slot's end is on the disk then."""
+        current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
+        assert current is not None
+        assert current is not slot, "a slot is sealed when it is full"
+        last = _Unsynced(current, current.view, self._last_position, self._journal.position, 0.0)
+        self._journal.align()
+
+        def named(_: None, error: BrokerError | None) -> None:
+            if error is not None:
+                self._failed(error)
+            elif not self._finished:
+                self._reached(sequence, size)
+                done()
+
+        sequence, size = slot.last, 0 if spared is None else spared.size
+        self._worker.run(partial(self._flush, [last]), named)
+
+    # Ends
+
+    def finish(self) -> None:
+        """Sync everything here and now; for closing. Raises OSError."""
+        self._worker.stop()
+        if self._error is not None:
+            raise self._error
+        self._running, self._finished = False, True
+        taken, self._unsynced = list(self._unsynced.values()), {}
+        _flush_all(taken)
+        self._reached(self.written, self.unsynced_bytes)
+
+    def abandon(self) -> list[Waiting]:
+        """The log has failed: nothing is synced any more; returns who waited."""
+        waiting = [callback for _, callback in self._waiting]
+        self._waiting.clear()
+        self._unsynced.clear()
+        return waiting
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._worker.stop()
+
+
+def _flush_all(taken: Sequence[_Unsynced]) -> None:
+    for unsynced in taken:
+        if unsynced.start < unsynced.stop:
+            flush(unsynced.slot.descriptor, unsynced.view, unsynced.start, unsynced.stop)

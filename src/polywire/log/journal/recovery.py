@@ -1,0 +1,263 @@
+"""Finding the journal's unbroken chain after a stop of any kind (decision 0002).
+
+Promises: looks only, changes nothing. Proof that synced groups are damaged is Corrupt; anything else at the end is a
+torn tail, told and cut.
+Must not know: what the entries do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from polywire.errors import Corrupt, ErrorCode
+from polywire.log.journal.group import (
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    TOKEN_BYTES,
+    Entry,
+    EntryKind,
+    bad_entry,
+    read_directory,
+    read_group,
+)
+from polywire.log.journal.slots import Slot
+from polywire.log.settings import PAGE_BYTES
+from polywire.records.batch import check_body, check_header
+from polywire.records.checksum import xxh64
+from polywire.records.columns import HEADER_BYTES
+
+_HEADER: Final = Struct("<IIQQQQ")
+_NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group whose header verified, and where it lies; ``whole``: its entries verified as well."""
+
+    slot: Slot
+    position: int
+    length: int
+    sequence: int
+    synced: int
+    previous: int
+    checksum: int
+    kinds: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A torn tail: where it begins, and how much there was."""
+
+    path: str
+    position: int
+    size: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What recovery has to go by. ``groups`` follow ``sealed``, the sequence everything up to which is in segments.
+
+    snapshot: name of the newest snapshot's blob, None when there is none.
+    broker_sequence: the broker's state in the snapshot is that after this group.
+    checksum: of the last group of all.
+    """
+
+    start: int
+    sealed: int
+    broker_sequence: int
+    snapshot: str | None
+    groups: Sequence[Place]
+    checksum: int
+    torn: Torn | None
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the last group."""
+        return self.groups[-1].sequence if self.groups else self.sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """``broker_sequence`` is also how far the chain must reach for the snapshot to hold nothing that was lost."""
+
+    sealed: int
+    broker_sequence: int
+    snapshot: str | None
+    checksum: int
+
+
+def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
+    """The newest start's chain; None when no slot holds any group. Raises Corrupt.
+
+    through: the last sequence an operator wants to keep, whatever follows; batches of which only the body is damaged are kept as they are.
+    """
+    places = newest_groups(slots)
+    if not places:
+        return None
+    start = max(map(read_start, places.values()))
+    for naming in _namings(places):
+        groups = list(_follow(places, naming.sealed, through=through))
+        sequence = groups[-1].sequence if groups else naming.sealed
+        if sequence >= naming.broker_sequence:
+            break
+    else:
+        raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
+    torn = None
+    if through is None:
+        torn = _examine_end(slots, places, start=start, sequence=sequence, last=groups[-1] if groups else None)
+    checksum = groups[-1].checksum if groups else naming.checksum
+    return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, checksum, torn)
+
+
+def newest_groups(slots: Sequence[Slot]) -> dict[int, Place]:
+    """The groups whose headers verify of the newest start, and of those it goes on from, by sequence."""
+    found = [place for slot in slots for place in _search(slot)]
+    if not found:
+        return {}
+    whole = [place for place in found if place.whole]  # a start whose first group is torn has never begun
+    start = max(map(read_start, whole or found))
+    return _rests_on(found, {place.sequence: place for place in found if read_start(place) == start})
+
+
+def damaged_bodies(place: Place) -> list[Entry] | None:
+    """The batches of a group of which the body alone is damaged; None when anything else of the group is."""
+    found, view = [], place.slot.view
+    for entry in read_directory(view, place.position):
+        if entry.position + entry.length > place.position + place.length:
+            return None
+        content = view[entry.position : entry.position + entry.length]
+        batch = entry.kind == EntryKind.BATCH
+        at = 0 if batch else TOKEN_BYTES
+        if batch or entry.kind == EntryKind.STAGED:
+            sealed = int.from_bytes(content[96:104], "little") if batch else xxh64(content[: at + HEADER_BYTES])
+            if sealed != entry.checksum or not check_header(content, at):
+                return None
+            if not check_body(content, at):
+                found.append(entry)
+        elif xxh64(content) != entry.checksum:
+            return None
+    return found
+
+
+def _rests_on(found: Sequence[Place], places: dict[int, Place]) -> dict[int, Place]:
+    """The groups of a start, and of earlier ones those it goes on from: where there was no space to seal them (decision 0021)."""
+    first = places[min(places)]
+    if first.kinds & 1 << EntryKind.START and first.whole:
+        sealed = _read_naming(first).sealed
+        earlier = [place for place in found if sealed < place.sequence < first.sequence]
+        earlier.sort(key=read_start)  # what a start cut, the next one gave another meaning
+        places = {place.sequence: place for place in earlier} | places
+    return places
+
+
+def read_start(place: Place) -> int:
+    """The start a group belongs to."""
+    return int.from_bytes(place.slot.view[place.position + 8 : place.position + 16], "little")
+
+
+def _place(slot: Slot, at: int) -> Place | None:
+    fields = read_group(slot.view, at, slot.seed)
+    if fields is None:
+        return None
+    whole = bad_entry(slot.view, at) < 0
+    return Place(
+        slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds, whole
+    )
+
+
+def _namings(places: dict[int, Place]) -> Iterator[_Naming]:
+    """States that groups name, newest first."""
+    for sequence in sorted(places, reverse=True):
+        if places[sequence].kinds & _NAMING and places[sequence].whole:
+            yield _read_naming(places[sequence])
+
+
+def _read_naming(place: Place) -> _Naming:
+    sealed = broker_sequence = place.sequence - 1
+    name = None
+    for entry in read_directory(place.slot.view, place.position):
+        if entry.kind == EntryKind.SEALED:
+            sealed = broker_sequence = entry.argument
+        elif entry.kind == EntryKind.SNAPSHOT:
+            broker_sequence = entry.argument
+            name = bytes(place.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
+    return _Naming(sealed, broker_sequence, name, place.checksum)
+
+
+def _follow(places: dict[int, Place], sealed: int, *, through: int | None = None) -> Iterator[Place]:
+    """Whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
+    last = None
+    while (place := places.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
+        if last is not None and place.previous != last.checksum:
+            return
+        if through is not None and place.sequence > through:
+            return
+        if not place.whole and (through is None or damaged_bodies(place) is None):
+            return
+        yield place
+        last = place
+
+
+def _examine_end(
+    slots: Sequence[Slot], places: dict[int, Place], *, start: int, sequence: int, last: Place | None
+) -> Torn | None:
+    """What lies behind the last whole group. Raises Corrupt when it proves that a synced group is damaged."""
+    expected = sequence + 1
+    later = [place for place in places.values() if place.sequence >= expected]
+    for place in later:
+        if place.sequence > expected and place.synced >= expected:
+            raise _damaged(place, expected)
+    if later:
+        first = min(later, key=lambda place: place.sequence)
+        size = sum(place.length for place in later)
+        if last is None:
+            return Torn(str(first.slot.path), first.position, size, len(later))
+        return Torn(str(last.slot.path), last.position + last.length, size, len(later))
+    return None if last is None else _find_remains(slots, start=start, last=last)
+
+
+def _damaged(place: Place, expected: int) -> Corrupt:
+    return Corrupt(
+        ErrorCode.CORRUPT,
+        f"a synced group of the journal is damaged sequence={expected} proof={place.slot.path.name}:{place.position}",
+    )
+
+
+def _search(slot: Slot) -> Iterator[Place]:
+    """Every group whose header verifies, wherever it begins: a group may count although what lies before it was never synced.
+
+    Inside whole groups nothing is looked for; those that an earlier filling left may have been overwritten from their middle on.
+    """
+    at = slot.find(GROUP_MAGIC, 0)
+    while at >= 0:
+        place = _place(slot, at) if at % 8 == 0 else None
+        if place is not None:
+            yield place
+        at = slot.find(GROUP_MAGIC, at + (place.length if place is not None and place.whole else 1))
+    slot.forget()  # the pages of all slots at once would be most of what a start takes
+
+
+def _find_remains(slots: Sequence[Slot], *, start: int, last: Place) -> Torn | None:
+    """A group that would be next, had it been written whole: two of its header's four facts, its number or its
+    predecessor among them, tell it from what lay there before."""
+    after = last.position + last.length
+    boundary = -(-after // PAGE_BYTES) * PAGE_BYTES
+    spots = [(last.slot, after), (last.slot, boundary), *((slot, 0) for slot in slots if slot is not last.slot)]
+    for slot, at in spots:
+        if at + GROUP_HEADER_BYTES > slot.size:
+            continue
+        magic, length, number, sequence, _, previous = _HEADER.unpack_from(slot.view, at)
+        facts = (
+            magic == int.from_bytes(GROUP_MAGIC, "little"),
+            number == start,
+            sequence == last.sequence + 1,
+            previous == last.checksum,
+        )
+        if sum(facts) >= 2 and (facts[2] or facts[3]):
+            return Torn(str(slot.path), at, min(length, slot.size - at), 1)
+    return None

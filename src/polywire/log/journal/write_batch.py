@@ -1,0 +1,461 @@
+"""A turn: what was added between two commits, and how it becomes one group (decision 0003).
+
+Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is told exactly once. What may
+fail comes first, while nothing has changed: ``prepare``; then everything is numbered and entered: ``enter``. Must not know: slots, syncs,
+when a turn is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, Final, Protocol
+
+from polywire.errors import BrokerError
+from polywire.log.base import Done
+from polywire.log.journal.group import ENTRY_BYTES, TOKEN_BYTES, EntryKind, GroupHead, mergeable_records
+from polywire.log.journal.staging import StagedBatch, StagedToken
+from polywire.log.partition.partition import FilePartition
+from polywire.log.settings import MERGE_SLACK_BYTES
+from polywire.log.state import Contents, History, Laid
+from polywire.records.batch import merge, stamp
+from polywire.records.columns import HEADER_BYTES
+from polywire.types import Buffer, Level
+
+MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
+_NAMED: Final = Struct("<II")
+_SPANS: Final = Struct("<II")
+_SPANS_AT: Final = 80  # in a batch's header (decision 0001): how many addresses it has, how many offsets
+_PADDING: Final = bytes(8)
+
+Append = tuple[Buffer, Level, Done | None]
+Ranges = Sequence[tuple[int, int, int]]
+PublishDone = Callable[[Ranges, BrokerError | None], None]
+Owner = tuple[Callable[[Any, BrokerError | None], None], Any]
+"""(callback, what it gets beside an error)"""
+Told = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
+"""(callback, what it gets, what it gets beside an error)"""
+
+
+class Draft:
+    """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
+
+    __slots__ = (
+        "contents",
+        "epoch",
+        "floor",
+        "head",
+        "history",
+        "indexed",
+        "now_us",
+        "only_appends",
+        "parts",
+        "placed",
+        "state_changed",
+        "synced",
+        "then",
+        "written",
+    )
+
+    def __init__(self, history: History, *, epoch: int, floor: Level, seed: int) -> None:
+        self.history: Final = history
+        self.epoch: Final = epoch
+        self.floor: Final = floor
+        self.head: Final = GroupHead(seed)
+        self.now_us = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a new group."""
+        self.head.clear()
+        self.parts: list[Buffer] = []
+        self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
+        """(partition, offset, place among the entries, length, address, time); a place of -1 - n is the n-th of ``then``."""
+        self.placed: list[tuple[StagedBatch, int]] = []
+        self.then: list[Callable[[int], None]] = []
+        """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
+        self.written: list[Told] = []
+        self.synced: list[Told] = []
+        self.state_changed = False
+        self.only_appends = True
+
+    def tell(
+        self, level: Level, done: Callable[[Any, BrokerError | None], None] | None, value: Any, refused: Any = -1
+    ) -> None:
+        """Call ``done(value, None)`` once the group has its level."""
+        if done is not None:
+            told = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
+            told.append((done, value, refused))
+
+    def number(self, partition: FilePartition, batch: Buffer) -> int:
+        """Give a batch the partition's next numbers and enter it; returns its first offset."""
+        head = self.head
+        offset, address = partition.next_offset, partition.next_address
+        time_us = self.now_us if self.now_us > partition.last_append_time_us else partition.last_append_time_us
+        place = head.payload
+        span, address_span, header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
+        if header is None:
+            self.parts.append(batch)
+        else:
+            self.parts += (header, memoryview(batch)[HEADER_BYTES:])
+        if partition.last_epoch != self.epoch:
+            partition.begin_epoch(self.epoch)
+        self.indexed.append((partition, offset, place, len(batch), address, time_us))
+        partition.next_offset = offset + span
+        partition.next_address = address + address_span
+        partition.last_append_time_us = time_us
+        return offset
+
+    def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
+        """Enter anything that is no batch."""
+        self.only_appends &= kind >= EntryKind.SEALED
+        self.head.entry(kind, partition, argument, content)
+        size = len(content)
+        if size:
+            self.parts.append(content)
+        if size & 7:
+            self.parts.append(_PADDING[size & 7 :])
+
+    def enter_many(self, content: Buffer, entries: Sequence[tuple[EntryKind, int, int]]) -> None:
+        """Enter many things that are no batches and of a multiple of 8 bytes: (kind, partition, where its content ends)."""
+        self.only_appends = False
+        enter, view, start = self.head.entry, memoryview(content), 0
+        for kind, partition, end in entries:
+            enter(kind, partition, 0, view[start:end])
+            start = end
+        assert not start & 7, "nothing is padded here"
+        self.parts.append(view)
+
+    def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
+        """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
+        self.then.append(then)
+        self.indexed.append((partition, 0, -len(self.then), 0, 0, 0))
+
+    def settle(self, contents: Contents, serial: int, start: int) -> None:
+        """The group was written; its entries begin at ``start`` of the slot: index them."""
+        touched = contents.partitions
+        for partition, offset, place, length, address, time_us in self.indexed:
+            if partition is not None:
+                touched[partition] = None
+            if place < 0:
+                self.then[-1 - place](serial)
+                continue
+            assert partition is not None, "a batch has a partition"
+            partition.tail.append(offset, start + place, length, serial, address, time_us)
+            partition.tail_bytes += length
+        for batch, place in self.placed:
+            batch.serial, batch.position = serial, start + place
+            contents.staged.append(batch)
+
+
+class Step(Protocol):
+    """Something that was added."""
+
+    def prepare(self) -> None:
+        """Do what may fail; changes nothing but the step itself."""
+
+    def enter(self, draft: Draft) -> None:
+        """Become part of the group. Never fails: numbers are given here, and nobody takes them back."""
+
+    def owners(self) -> Sequence[Owner]:
+        """Who must be told when it is not written, each with what it gets beside the error."""
+
+
+class _Simple:
+    """A step that cannot fail and nobody asked about, unless it says otherwise."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """Nothing to do."""
+
+    def owners(self) -> Sequence[Owner]:
+        """Nobody asked to be told."""
+        return ()
+
+
+class Appends:
+    """Batches of one partition, in order. ``_entries``, once there are several: (batch, whose it is, record counts of these)."""
+
+    __slots__ = ("_entries", "items", "partition")
+
+    def __init__(self, partition: FilePartition) -> None:
+        self.partition: Final = partition
+        self.items: Final[list[Append]] = []
+        self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
+
+    def prepare(self) -> None:
+        """Merge what can be merged. A merged batch may be aligned more widely than its parts: all of them grow by no more than was
+        admitted for that."""
+        items, slack = self.items, MERGE_SLACK_BYTES
+        if len(items) == 1:
+            return
+        for start, stop, counts in _stretches(items):
+            owners = items[start:stop]
+            batch = _merged(owners) if counts else owners[0][0]
+            growth = _growth(batch, owners) if counts and batch is not None else 0
+            if batch is None or growth > slack:
+                self._entries += [(item[0], (item,), ()) for item in owners]
+                continue
+            slack -= growth
+            self._entries.append((batch, owners, counts))
+
+    def enter(self, draft: Draft) -> None:
+        partition, items = self.partition, self.items
+        if len(items) == 1:
+            batch, level, done = items[0]
+            draft.tell(level, done, draft.number(partition, batch))
+            return
+        for batch, owners, counts in self._entries:
+            offset = draft.number(partition, batch)
+            for index, (_, level, done) in enumerate(owners):
+                draft.tell(level, done, offset)
+                offset += counts[index] if counts else 0
+
+    def owners(self) -> Sequence[Owner]:
+        return [(done, -1) for _, _, done in self.items if done is not None]
+
+
+def _merged(items: Sequence[Append]) -> bytearray | None:
+    """One batch of these; None when they must stay apart, which costs some bytes and nothing else."""
+    try:
+        return merge([item[0] for item in items])
+    except (ValueError, BrokerError):
+        return None
+
+
+def _growth(batch: Buffer, items: Sequence[Append]) -> int:
+    """Bytes that a merged batch and its entry take more than those it was made of, mostly less."""
+    return len(batch) + ENTRY_BYTES - sum([len(item[0]) + ENTRY_BYTES for item in items])
+
+
+def _stretches(items: Sequence[Append]) -> Iterator[tuple[int, int, list[int]]]:
+    """(start, stop, record counts) of batches to be merged; of single ones without counts."""
+    start, shape, size = 0, -1, 0
+    counts: list[int] = []
+    for index, (batch, _, _) in enumerate(items):
+        records, columns = mergeable_records(batch)
+        if counts and (records == 0 or columns != shape or size + len(batch) > MERGED_BYTES_MAX):
+            yield start, index, counts if len(counts) > 1 else []
+            counts = []
+        if records == 0:
+            yield index, index + 1, []
+        elif counts:
+            counts.append(records)
+            size += len(batch)
+        else:
+            start, shape, size, counts = index, columns, len(batch), [records]
+    if counts:
+        yield start, len(items), counts if len(counts) > 1 else []
+
+
+@dataclass(frozen=True, slots=True)
+class Entered(_Simple):
+    """An entry that is only written: a change, a barrier (without kind), or the log's own."""
+
+    kind: EntryKind | None
+    content: Buffer
+    argument: int
+    level: Level
+    done: Done | None
+
+    def enter(self, draft: Draft) -> None:
+        if self.kind is not None:
+            draft.enter(self.kind, self.content, argument=self.argument)
+            draft.state_changed |= self.kind is EntryKind.CHANGE
+        draft.tell(self.level, self.done, -1)
+
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, -1),)
+
+
+@dataclass(frozen=True, slots=True)
+class Open(_Simple):
+    """A partition begins."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = True
+        draft.enter(EntryKind.OPEN, partition=self.partition.incarnation)
+        draft.after(self.partition, _nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(_Simple):
+    """A partition ends."""
+
+    partition: FilePartition
+
+    def enter(self, draft: Draft) -> None:
+        self.partition.opened = False
+        draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
+        draft.after(self.partition, lambda _: draft.history.drop(self.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class Trim(_Simple):
+    """A partition's first offset rises."""
+
+    partition: FilePartition
+    first_offset: int
+
+    def enter(self, draft: Draft) -> None:
+        end = self.partition.next_offset  # what the same group appends behind it stays
+        first_offset = min(self.first_offset, end)
+        draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
+        draft.after(self.partition, lambda _: draft.history.trim(self.partition, first_offset, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(_Simple):
+    """A batch is staged."""
+
+    token: bytes
+    batch: Buffer
+    staged: StagedBatch
+    expires_at_us: int
+    level: Level
+    done: Done | None
+
+    def enter(self, draft: Draft) -> None:
+        place = draft.head.payload
+        draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
+        draft.parts += (self.token, self.batch)
+        draft.placed.append((self.staged, place + len(self.token)))
+        draft.tell(self.level, self.done, -1)
+
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, -1),)
+
+
+def published_size(tokens: Sequence[StagedToken]) -> int:
+    """Bytes that publishing tokens takes in a group."""
+    several = [staged for staged in tokens if len(staged.batches) > 1]
+    entries = len(tokens) + sum([len(staged.by_partition()) - 1 for staged in several])
+    batches = len(tokens) + sum([len(staged.batches) - 1 for staged in several])
+    return entries * (ENTRY_BYTES + TOKEN_BYTES) + batches * HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(_Simple):
+    """Tokens become part of their partitions. There may be thousands, and one group has them all: nothing here is done per token that can be
+    done for all of them."""
+
+    tokens: Sequence[StagedToken]
+    change: bytes
+    level: Level
+    done: PublishDone | None
+
+    def enter(self, draft: Draft) -> None:
+        firsts: dict[FilePartition, int] = {}
+        laid: list[Laid] = []
+        content = bytearray()
+        entries: list[tuple[EntryKind, int, int]] = []
+        find, kind = draft.history.partitions.get, EntryKind.PUBLISH
+        for staged in self.tokens:
+            published = False
+            for incarnation, batches in staged.by_partition():
+                partition = find(incarnation)
+                if partition is None or not partition.opened:
+                    continue
+                published = True
+                if partition not in firsts:
+                    firsts[partition] = partition.next_offset
+                content += staged.token
+                _number_published(draft, partition, batches, content, laid)
+                entries.append((kind, incarnation, len(content)))
+            if not published:  # all its partitions have ended; recovery must know that the token is gone
+                content += staged.token
+                entries.append((EntryKind.ABANDON, 0, len(content)))
+        draft.enter_many(content, entries)
+        for partition in firsts:
+            draft.after(partition, _nothing)
+        draft.after(None, lambda serial: draft.history.publish(laid, self.tokens, serial))
+        draft.enter(EntryKind.CHANGE, self.change)
+        draft.state_changed = True
+        found = [(partition.incarnation, first, partition.next_offset) for partition, first in firsts.items()]
+        draft.tell(self.level, self.done, found, ())
+
+    def owners(self) -> Sequence[Owner]:
+        return () if self.done is None else ((self.done, ()),)
+
+
+def _number_published(
+    draft: Draft, partition: FilePartition, batches: Sequence[StagedBatch], content: bytearray, laid: list[Laid]
+) -> None:
+    """Number the staged batches of one token for one partition."""
+    time_us = max(draft.now_us, partition.last_append_time_us)
+    if partition.last_epoch != draft.epoch:
+        partition.begin_epoch(draft.epoch)
+    offset, address = partition.next_offset, partition.next_address
+    for batch in batches:
+        header = bytearray(batch.header)
+        stamp(header, 0, partition.incarnation, draft.epoch, offset, address, time_us)
+        content += header
+        laid.append((partition, bytes(header), batch, (offset, address, time_us)))
+        address_span, span = _SPANS.unpack_from(header, _SPANS_AT)
+        offset += span
+        address += address_span
+    partition.next_offset, partition.next_address = offset, address
+    partition.last_append_time_us = time_us
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon(_Simple):
+    """Staged batches are dropped."""
+
+    tokens: Sequence[bytes]
+
+    def enter(self, draft: Draft) -> None:
+        draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
+        draft.after(None, lambda _: draft.history.unstage(self.tokens))
+
+
+@dataclass(slots=True)
+class Turn:
+    """Steps in the order of the calls. ``size`` is at least what they take in a group; up to ``granted`` it was promised to somebody;
+    ``open`` lists partitions whose last step takes more."""
+
+    steps: list[Step] = field(default_factory=list)
+    size: int = 0
+    granted: int = 0
+    open: list[FilePartition] = field(default_factory=list)
+
+    def append(self, partition: FilePartition, item: Append) -> None:
+        """Add a batch."""
+        pending = partition.pending
+        if pending is None:
+            step = Appends(partition)
+            partition.pending = pending = step.items
+            self.steps.append(step)
+            self.open.append(partition)
+        pending.append(item)
+
+    def add(self, step: Step) -> None:
+        """Add something that has no order with batches."""
+        self.steps.append(step)
+
+    def close(self) -> None:
+        """What is appended from now on comes after what was added so far."""
+        for partition in self.open:
+            partition.pending = None
+        self.open.clear()
+
+
+def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
+    """The bytes of a ``sealed`` entry: how many segments are new and removed, then their numbers."""
+    numbers = [*new, *removed]
+    return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
+
+
+def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(new, removed) of a ``sealed`` entry."""
+    new, removed = _NAMED.unpack_from(content)
+    numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
+    return numbers[:new], numbers[new:]
+
+
+def _nothing(_: int) -> None:
+    """The step is done with its entry."""

@@ -1,0 +1,1 @@
+"""One partition: its numbers and indexes, and where a reader's bytes come from."""

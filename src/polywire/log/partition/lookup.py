@@ -1,0 +1,226 @@
+"""Looking things up in one partition: which offset has a time or a Kafka 0.7 address, which address an offset has, and where sealed
+records lie.
+
+Promises: what memory tells is answered at once; what a segment, a compressed body or a staged one must tell is found in the reader's thread
+and answered on the loop. Must not know: who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from polywire.errors import BrokerError
+from polywire.log.base import NO_OFFSET, Found, Located, SealedRun
+from polywire.log.segments.segment import Segment
+from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
+from polywire.records.compression import expand_body
+from polywire.store.mark import Home
+from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.log.partition.partition import FilePartition
+    from polywire.log.partition.reader import Reader
+
+LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
+
+Span = tuple[int, int]
+"""Positions [start, stop) in a blob."""
+
+_T = TypeVar("_T")
+
+
+def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Found) -> int | None:
+    """See ``PartitionLog.offset_at``."""
+    number = partition.runs.find_time(time_us)
+    if number > 0:  # the run before may hold later records as well
+        place = partition.runs.entry(number - 1)[3]
+        run = reader.segment(place).run_now(partition.incarnation)
+        if run is None:  # its footer is not at hand
+            again = _asked_again(partition.offset_at, time_us, then)
+            reader.look((place,), partial(_end_of, partition.incarnation), _told_again(again, then), again)
+            return None
+        if time_us <= run.last_time_us:
+            job = partial(_by_time, partition.incarnation, time_us)
+            reader.look((place,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
+            return None
+    if number < len(partition.runs):
+        return max(partition.runs.entry(number)[0], partition.first_offset)
+    number = partition.tail.find_time(time_us)
+    found = partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
+    return max(found, partition.first_offset)
+
+
+def offset_of_address(
+    partition: FilePartition, reader: Reader, address: int, then: Found, *, covering: bool
+) -> int | None:
+    """See ``PartitionLog.offset_of_address``."""
+    if address >= partition.next_address:
+        return partition.next_offset if address == partition.next_address else NO_OFFSET
+    told = _kept(partition, then)
+    again = _asked_again(partial(partition.offset_of_address, covering=covering), address, then)
+    number = partition.tail.find_address(address)
+    if number >= 0:
+        found = reader.look_tail(partition, number, partial(_offset_in, address, covering), told, again)
+        return found if found is None or found >= partition.first_offset else NO_OFFSET
+    number = partition.runs.find_address(address)
+    if number < 0:
+        return NO_OFFSET
+    job = partial(_by_address, partition.incarnation, address, covering)
+    reader.look((partition.runs.entry(number)[3],), job, told, again)
+    return None
+
+
+def address_of_offset(partition: FilePartition, reader: Reader, offset: int, then: Found) -> int | None:
+    """See ``PartitionLog.address_of_offset``."""
+    partition.check_range(offset)
+    if offset == partition.next_offset:
+        return partition.next_address
+    again = _asked_again(partition.address_of_offset, offset, then)
+    number = partition.tail.find_offset(offset)
+    if number >= 0:
+        return reader.look_tail(partition, number, partial(_address_in, offset), then, again)
+    place = partition.runs.entry(partition.runs.find_offset(offset))[3]
+    reader.look((place,), partial(_by_offset, partition.incarnation, offset), then, again)
+    return None
+
+
+def locate(
+    partition: FilePartition,
+    reader: Reader,
+    offset: int,
+    then: Callable[[Located | BrokerError], None],
+    *,
+    offset_end: int | None,
+) -> Located | None:
+    """See ``PartitionLog.locate``."""
+    partition.check_range(offset)
+    end = min(partition.readable_offset, partition.tail_offset)
+    end = end if offset_end is None else min(end, offset_end)
+    places: list[int] = []
+    bounds = [offset]
+    number = max(partition.runs.find_offset(offset), 0)
+    while bounds[-1] < end and len(places) < LOCATED_RUNS_MAX:
+        places.append(partition.runs.entry(number)[3])
+        number += 1
+        following = partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset
+        bounds.append(min(following, end))
+    segments = [reader.segment(place) for place in places]
+    located = partial(_located, reader.home, segments, bounds, bounds[-1] < end)
+    warm = [
+        segment.span_warm(partition.incarnation, *ends)
+        for segment, ends in zip(segments, pairwise(bounds), strict=True)
+    ]
+    if all(warm):
+        return located([span for span in warm if span is not None])
+    again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, then)
+    reader.look(places, partial(_spans, partition.incarnation, bounds), partial(_told, located, then), again)
+    return None
+
+
+# In the reader's thread
+
+
+def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
+    """Where a run ends; what its footer says is at hand afterwards."""
+    (segment,) = segments
+    return segment.run(incarnation).next_offset
+
+
+def _spans(incarnation: int, bounds: Sequence[int], segments: Sequence[Segment]) -> list[Span]:
+    return [segment.span(incarnation, *ends) for segment, ends in zip(segments, pairwise(bounds), strict=True)]
+
+
+def _by_time(incarnation: int, time_us: int, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
+    return segment.by_time(incarnation, time_us)
+
+
+def _by_address(incarnation: int, address: int, covering: bool, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
+    batch = segment.by_address(incarnation, address)
+    return NO_OFFSET if batch is None else _offset_in(address, covering, batch)
+
+
+def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> int:
+    (segment,) = segments
+    return _address_in(offset, segment.batch_at(incarnation, offset))
+
+
+def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
+    """Offset of the record of a batch that begins at an address, or covers it."""
+    batch = expand_body(batch)
+    index = record_at_address(batch, address, covering=covering)
+    return NO_OFFSET if index < 0 else offset_of(batch, index)
+
+
+def _address_in(offset: int, batch: Buffer) -> int:
+    """Address of the first record of a batch at or after an offset; where the batch ends when there is none."""
+    batch = expand_body(batch)
+    index = record_at_offset(batch, offset)
+    header = read_header(batch)
+    return address_of(batch, index) if index < header.record_count else header.base_address + header.address_span
+
+
+# On the loop
+
+
+def _located(
+    home: Home, segments: Sequence[Segment], bounds: Sequence[int], more: bool, spans: Sequence[Span]
+) -> Located:
+    """What ``locate`` answers, once the spans of its runs are known."""
+    runs = [
+        SealedRun(segment.name, *span, *ends)
+        for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
+    ]
+    return Located(home, runs, more)
+
+
+def _told(
+    located: Callable[[Sequence[Span]], Located],
+    then: Callable[[Located | BrokerError], None],
+    found: Sequence[Span] | BrokerError,
+) -> None:
+    then(found if isinstance(found, BrokerError) else located(found))
+
+
+def _told_again(again: Callable[[], None], then: Found) -> Found:
+    """The question is asked again when what it needs is at hand."""
+
+    def told(found: int | BrokerError) -> None:
+        if isinstance(found, BrokerError):
+            then(found)
+        else:
+            again()
+
+    return told
+
+
+def _not_below(partition: FilePartition, then: Found) -> Found:
+    """Records trimmed meanwhile are not answered: the first that is kept is."""
+    return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
+
+
+def _kept(partition: FilePartition, then: Found) -> Found:
+    """A record that was trimmed has no offset any more."""
+    return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
+
+
+def _asked_again(
+    question: Callable[[int, Callable[[_T | BrokerError], None]], _T | None],
+    argument: int,
+    then: Callable[[_T | BrokerError], None],
+) -> Callable[[], None]:
+    """Ask once more, because a segment was replaced before it was read."""
+
+    def ask() -> None:
+        try:
+            found: _T | BrokerError | None = question(argument, then)
+        except BrokerError as refused:
+            found = refused
+        if found is not None:
+            then(found)
+
+    return ask

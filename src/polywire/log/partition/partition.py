@@ -1,0 +1,303 @@
+"""One partition of the log: its numbers, the index of its unsealed batches, its sealed runs, its epochs.
+
+Promises: what ``log.base.PartitionLog`` says. Everything here is memory; bytes are fetched by the reader. Must not know: the turn, files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Found, Located, Read
+from polywire.log.partition import lookup
+from polywire.log.partition.sealed_ranges import RunIndex
+from polywire.log.partition.tail_index import TailIndex
+from polywire.records.compression import Compression
+from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.log.journal.write_batch import Append
+    from polywire.log.partition.reader import Reader
+
+OVERLAY: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
+OVERLAY_SHIFT: Final = 25  # entries of overlays never look like neighbours
+_NUMBERS: Final = Struct("<4QqI")
+_EPOCH: Final = Struct("<IQ")
+_ALL: Final = 2**62
+
+
+class FilePartition:
+    """Guards: runs, then tail entries, cover [first kept batch, next_offset) without holes; ``tail_bytes`` and
+    ``sealed_bytes`` are their sizes.
+
+    ``opened`` once the group that opened it is written; ``ended`` from the call that drops it on.
+    """
+
+    __slots__ = (
+        "_packed_epochs",
+        "_reader",
+        "clean_offset",
+        "compression",
+        "ended",
+        "epoch_numbers",
+        "epoch_offsets",
+        "first_offset",
+        "hides_unsynced",
+        "incarnation",
+        "last_append_time_us",
+        "last_epoch",
+        "next_address",
+        "next_offset",
+        "opened",
+        "overlays",
+        "pending",
+        "runs",
+        "sealed_bytes",
+        "synced_offset",
+        "tail",
+        "tail_bytes",
+        "wakes",
+    )
+
+    def __init__(self, incarnation: int, reader: Reader, *, hides_unsynced: bool) -> None:
+        self._reader = reader
+        self.incarnation: Final = incarnation
+        self.hides_unsynced: Final = hides_unsynced
+        self.first_offset = 0
+        self.next_offset = 0
+        self.synced_offset = 0
+        self.next_address = 0
+        self.last_append_time_us = 0
+        self.tail: Final = TailIndex()
+        self.tail_bytes = 0
+        self.runs = RunIndex()
+        """Entries (first offset, 0, bytes, segment's place, first address, first append time)."""
+        self.sealed_bytes = 0
+        self.compression: Compression | None = None
+        self.clean_offset = 0
+        """Up to here the newest record of every key was noted, and what is older was written anew without what that made needless."""
+        self.last_epoch = 0
+        self.epoch_numbers: Final = array("I")
+        self.epoch_offsets: Final = array("Q")
+        self._packed_epochs = b""
+        """As ``pack`` last made them, unless they changed since."""
+        self.overlays: Final[deque[tuple[int, int]]] = deque()
+        """(offset, overlay) of published staged batches in the tail."""
+        self.pending: list[Append] | None = None
+        """Batches of this turn, in a step that is still open."""
+        self.wakes: Final[dict[object, tuple[int, Callable[[], None]]]] = {}
+        self.opened = False
+        self.ended = False
+
+    @property
+    def readable_offset(self) -> int:
+        return self.synced_offset if self.hides_unsynced else self.next_offset
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.sealed_bytes + self.tail_bytes
+
+    @property
+    def tail_offset(self) -> int:
+        """Where the unsealed part begins."""
+        return self.tail.entry(0)[0] if len(self.tail) else self.next_offset
+
+    # Reading
+
+    def read(
+        self,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Callable[[Read | BrokerError], None],
+        offset_end: int | None = None,
+    ) -> Read | None:
+        self.check_range(offset)
+        return self._reader.read(self, offset, bytes_max, then, offset_end)
+
+    def check_range(self, offset: int) -> None:
+        """Raises Missing(OFFSET_OUT_OF_RANGE) outside [first_offset, next_offset]."""
+        if not self.first_offset <= offset <= self.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset out of range offset={offset} first={self.first_offset} next={self.next_offset}",
+            )
+
+    def locate(
+        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
+    ) -> Located | None:
+        return lookup.locate(self, self._reader, offset, then, offset_end=offset_end)
+
+    def offset_at(self, time_us: int, then: Found) -> int | None:
+        return lookup.offset_at(self, self._reader, time_us, then)
+
+    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
+        return lookup.offset_of_address(self, self._reader, address, then, covering=covering)
+
+    def address_of_offset(self, offset: int, then: Found) -> int | None:
+        return lookup.address_of_offset(self, self._reader, offset, then)
+
+    # Epochs
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The batch at next_offset is the first of this epoch."""
+        self.last_epoch = epoch
+        self.epoch_numbers.append(epoch)
+        self.epoch_offsets.append(self.next_offset)
+        self._packed_epochs = b""
+
+    def epoch_end(self, epoch: int) -> int:
+        if not 0 < epoch <= self._reader.epoch:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch was never seen epoch={epoch} current={self._reader.epoch}"
+            )
+        number = bisect_right(self.epoch_numbers, epoch)
+        if number < len(self.epoch_numbers):
+            return self.epoch_offsets[number]
+        return self.readable_offset
+
+    def epoch_at(self, offset: int) -> int:
+        self.check_range(offset)
+        if offset == self.next_offset:
+            return self._reader.epoch
+        return self.epoch_numbers[bisect_right(self.epoch_offsets, offset) - 1]
+
+    # Retention
+
+    def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
+        kept = self.first_offset
+        if age_us_max is not None:
+            kept = max(kept, self._kept_by_age(now_us - age_us_max))
+        if bytes_max is not None and self.stored_bytes > bytes_max:
+            kept = max(kept, self._kept_by_size(self.stored_bytes - bytes_max))
+        return kept
+
+    def _kept_by_age(self, since_us: int) -> int:
+        """First offset of the first run, then batch, whose last record is not older; a run whose footer is not at hand is kept for now."""
+        number = max(self.runs.find_time(since_us) - 1, 0)
+        while number < len(self.runs):
+            entry = self.runs.entry(number)
+            run = self._reader.run_now(entry[3], self.incarnation)
+            if run is None or run.last_time_us >= since_us:
+                return entry[0]
+            number += 1
+        number = self.tail.find_time(since_us)
+        return self.tail.entry(number)[0] if number < len(self.tail) else self.next_offset
+
+    def _kept_by_size(self, excess: int) -> int:
+        """First offset that stays when at least ``excess`` bytes, and no run or batch too many, go."""
+        for number in range(len(self.runs)):
+            if excess <= 0:
+                return self.runs.entry(number)[0]
+            excess -= self.runs.entry(number)[2]
+        for number in range(len(self.tail)):
+            if excess <= 0:
+                return self.tail.entry(number)[0]
+            excess -= self.tail.entry(number)[2]
+        return self.next_offset
+
+    # Changes, made by the turn, the sealer and recovery
+
+    def add_run(self, place: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
+        """A sealed run follows the runs known so far."""
+        self.runs.append(first_offset, size, place, first_address, first_time_us)
+        self.sealed_bytes += size
+
+    def runs_between(self, first_offset: int, next_offset: int) -> range:
+        """Numbers of the sealed runs that begin in a range of offsets."""
+        start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
+        return range(start, self.runs.find_offset(next_offset - 1) + 1)
+
+    def join_runs(self, numbers: range, place: int, size: int) -> list[tuple[int, int]]:
+        """These runs are one run of another segment now; returns the places and sizes they had."""
+        entries = [self.runs.entry(number) for number in numbers]
+        self.sealed_bytes += size - sum(entry[2] for entry in entries)
+        self.runs.join(numbers.start, numbers.stop, size, place)
+        return [(entry[3], entry[2]) for entry in entries]
+
+    def drop_tail(self, next_offset: int) -> list[int]:
+        """Forget unsealed batches that begin below ``next_offset``; returns overlays that are gone with them."""
+        count = self.tail.find_offset(next_offset - 1) + 1
+        if count:
+            self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
+            self.tail.drop_front(count)
+        gone = []
+        while self.overlays and self.overlays[0][0] < next_offset:
+            gone.append(self.overlays.popleft()[1])
+        return gone
+
+    def take_runs(self) -> RunIndex:
+        """Forget all sealed runs; returns them."""
+        taken, self.runs = self.runs, RunIndex()
+        self.sealed_bytes = 0
+        return taken
+
+    def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
+        """Make what lies below unreadable: (runs that are gone, overlays that are gone). Whole runs and batches go. ``end``: where the tail
+        ends as far as it is indexed; what is numbered behind it is not yet."""
+        self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
+        runs = self._trim_runs(end)
+        number = len(self.tail) if self.first_offset >= end else self.tail.find_offset(self.first_offset)
+        if number == len(self.tail):
+            gone = self.drop_tail(end)
+        else:
+            gone = self.drop_tail(self.tail.entry(number)[0]) if number > 0 else []
+        while len(self.epoch_offsets) > 1 and self.epoch_offsets[1] <= self.first_offset:
+            del self.epoch_offsets[0], self.epoch_numbers[0]
+            self._packed_epochs = b""
+        return runs, gone
+
+    def _trim_runs(self, end: int) -> RunIndex:
+        """Take the runs that end at or below the first offset; the last of all ends where the tail begins."""
+        if self.first_offset >= (self.tail.entry(0)[0] if len(self.tail) else end):
+            return self.take_runs()
+        gone = RunIndex()
+        for number in range(self.runs.find_offset(self.first_offset)):
+            offset, _, size, place, address, time_us = self.runs.entry(number)
+            gone.append(offset, size, place, address, time_us)
+            self.sealed_bytes -= size
+        self.runs.drop_front(len(gone))
+        return gone
+
+    # As stored in a snapshot
+
+    def pack(self) -> bytes:
+        """The partition's numbers."""
+        if not self._packed_epochs:
+            self._packed_epochs = b"".join(map(_EPOCH.pack, self.epoch_numbers, self.epoch_offsets))
+        return (
+            _NUMBERS.pack(
+                self.incarnation,
+                self.first_offset,
+                self.next_offset,
+                self.next_address,
+                self.last_append_time_us,
+                len(self.epoch_numbers),
+            )
+            + self._packed_epochs
+        )
+
+    def unpack(self, content: Buffer, at: int) -> int:
+        """Take over numbers that ``pack`` made; returns where they end."""
+        fields = _NUMBERS.unpack_from(content, at)
+        self.first_offset, self.next_offset, self.next_address, self.last_append_time_us = fields[1:5]
+        self.synced_offset = self.next_offset
+        at += _NUMBERS.size
+        for _ in range(fields[5]):
+            epoch, offset = _EPOCH.unpack_from(content, at)
+            self.epoch_numbers.append(epoch)
+            self.epoch_offsets.append(offset)
+            at += _EPOCH.size
+            self.last_epoch = epoch
+        self.opened = True
+        return at
+
+
+def packed_incarnation(content: Buffer, at: int) -> int:
+    """Incarnation of the numbers that begin at ``at``."""
+    return int.from_bytes(memoryview(content)[at : at + 8], "little")

@@ -1,0 +1,457 @@
+"""Where a partition's bytes come from: mapped slots, verified pieces of segments, and published headers joined with staged bodies.
+
+Promises: what is in memory is answered at once; what is not is fetched in the reader's thread and answered on the loop; bytes given out stay
+in place until their pin is released. Must not know: the turn, who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Found, Read
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.journal.staging import StagedBatch
+from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
+from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
+from polywire.log.partition.tail_index import NO_END
+from polywire.log.segments.damage import BEGINNING, Damage, Place, read_pieces
+from polywire.log.segments.segment import Run, Segment
+from polywire.log.segments.segment_set import Segments
+from polywire.log.worker import Worker
+from polywire.records.batch import check_body, read_header
+from polywire.records.columns import HEADER_BYTES, BatchFlags
+from polywire.store.base import blob_corrupt
+from polywire.store.mark import Home
+from polywire.types import Buffer
+
+FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
+EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
+EXTENT_BYTES_MIN: Final = 4096
+COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+
+Then = Callable[[Read | BrokerError], None]
+_T = TypeVar("_T")
+
+
+class Overlay:
+    """A published batch: its numbered header, its staged body, and the slot (``serial``) whose group published it."""
+
+    __slots__ = ("batch", "header", "serial")
+
+    def __init__(self, header: bytes, batch: StagedBatch, serial: int) -> None:
+        self.header: Final = header
+        self.batch: Final = batch
+        self.serial: Final = serial
+
+
+class NoPin:
+    """Bytes that stay where they are as long as somebody holds them."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+NO_PIN: Final = NoPin()
+
+
+class SlotsPin:
+    """Keeps slots from being used again. Guards: each is counted once."""
+
+    __slots__ = ("_slots", "_unpinned")
+
+    def __init__(self, slots: list[Slot], unpinned: Callable[[], None]) -> None:
+        self._slots = slots
+        self._unpinned = unpinned
+        for slot in slots:
+            slot.pins += 1
+
+    def release(self) -> None:
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.pins -= 1
+            if slot.pins == 0:
+                self._unpinned()
+
+
+class Reader:
+    """Reads for all partitions of one log, whose directory is ``home``. ``epoch`` is the current one; ``unpinned`` is called when a slot
+    has lost its last reader."""
+
+    def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int, home: Home) -> None:
+        self._journal = journal
+        self._segments = segments
+        self._worker = worker
+        self._cold = ColdReads(worker)
+        self.epoch: Final = epoch
+        self.home: Final = home
+        self.overlays: Final[dict[int, Overlay]] = {}
+        self.unpinned: Callable[[], None] = _nothing
+        self._fetching = 0
+
+    def segment(self, place: int) -> Segment:
+        """A sealed segment by its place. Raises Missing when it was removed meanwhile."""
+        sealed = self._segments.by_place.get(place)
+        if sealed is None:
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed place={place}")
+        return sealed.segment
+
+    def run_now(self, place: int, incarnation: int) -> Run | None:
+        """A partition's run in a segment if its footer is at hand; else it is fetched, for who asks again later."""
+        segment = self.segment(place)
+        run = segment.run_now(incarnation)
+        if run is None and self._fetching < FOOTERS_FETCHED_MAX:
+            self._fetching += 1
+            self._worker.run(partial(segment.run, incarnation), self._fetched)
+        return run
+
+    def _fetched(self, _: Run | None, __: BrokerError | None) -> None:
+        self._fetching -= 1
+
+    # One batch
+
+    def staged_view(self, batch: StagedBatch) -> Buffer:
+        """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand."""
+        start, stop = batch.position, batch.position + batch.length
+        if batch.place < 0:
+            return memoryview(self._journal.views[batch.serial])[start:stop]
+        return self.segment(batch.place).stored(start, stop)
+
+    def joined(self, number: int) -> bytearray:
+        """A published batch by its overlay's number, on the loop. Raises Corrupt."""
+        overlay = self.overlays[number]
+        batch = overlay.batch
+        body = self._kept_body(batch) if batch.place >= 0 else None
+        return self._sound(overlay, _join(overlay, self.staged_view(batch) if body is None else body))
+
+    def join(self, overlay: Overlay) -> bytearray:
+        """A published batch, whole: its numbered header before its staged body, not verified."""
+        return _join(overlay, self.staged_view(overlay.batch))
+
+    def _sound(self, overlay: Overlay, joined: bytearray) -> bytearray:
+        """The same batch, if its body is the one that was staged. Raises Corrupt."""
+        batch = overlay.batch
+        if batch.place >= 0 and not check_body(joined, 0):
+            header, segment = read_header(joined), self.segment(batch.place)
+            stop = batch.position + batch.length
+            damage = Damage(
+                segment.name, batch.incarnation, batch.position, stop, header.base_offset, header.next_offset
+            )
+            segment.notes.note(damage)
+            raise damage.error()
+        return joined
+
+    def _kept_body(self, batch: StagedBatch) -> Buffer | None:
+        return self._cold.body(self.segment(batch.place), batch.position, batch.position + batch.length)
+
+    def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
+        """The batch of a tail entry; waits for the disk where a staged body was sealed."""
+        _, position, length, serial, _, _ = partition.tail.entry(number)
+        if serial == OVERLAY:
+            return self.joined(position >> OVERLAY_SHIFT)
+        return memoryview(self._journal.views[serial])[position : position + length]
+
+    def _is_at_hand(self, number: int) -> bool:
+        """Whether the staged body of an overlay can be had without waiting for a disk."""
+        batch = self.overlays[number].batch
+        return batch.place < 0 or self._kept_body(batch) is not None
+
+    def forget(self, partition: FilePartition) -> None:
+        """Records that were read, and may be read again, are gone."""
+        self._cold.forget(partition.incarnation)
+
+    # Looking into one batch or segment
+
+    def look(
+        self,
+        places: Sequence[int],
+        job: Callable[[Sequence[Segment]], _T],
+        then: Callable[[_T | BrokerError], None],
+        again: Callable[[], None],
+    ) -> None:
+        """Ask segments, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when one of them was replaced
+        before it was asked."""
+        segments = [self.segment(place) for place in places]
+        self._worker.run(partial(job, segments), partial(self._looked, places, then, again))
+
+    def look_tail(
+        self,
+        partition: FilePartition,
+        number: int,
+        job: Callable[[Buffer], int],
+        then: Found,
+        again: Callable[[], None],
+    ) -> int | None:
+        """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``look`` does."""
+        _, position, _, serial, _, _ = partition.tail.entry(number)
+        overlay = self.overlays[position >> OVERLAY_SHIFT] if serial == OVERLAY else None
+        place = -1 if overlay is None else overlay.batch.place
+        if place < 0:
+            batch = self.tail_batch(partition, number)
+            if not read_header(batch).flags & COMPRESSED:
+                return job(batch)
+            slot = self._journal.slots[serial if overlay is None else overlay.batch.serial]
+            pin = SlotsPin([slot], self.unpinned)
+            self._worker.run(partial(job, batch), partial(self._looked, (), _released(pin, then), again))
+            return None
+        assert overlay is not None, "nothing else of a tail lies in a segment"
+        self._worker.run(
+            lambda: job(self._sound(overlay, self.join(overlay))), partial(self._looked, (place,), then, again)
+        )
+        return None
+
+    def _looked(
+        self,
+        places: Sequence[int],
+        then: Callable[[_T | BrokerError], None],
+        again: Callable[[], None],
+        found: _T,
+        error: BrokerError | None,
+    ) -> None:
+        if isinstance(error, Missing) and any(place not in self._segments.by_place for place in places):
+            again()
+        elif isinstance(error, Missing) and places:
+            then(blob_corrupt(self.segment(places[0]).name, "a blob of these is missing"))
+        else:
+            then(found if error is None else error)
+
+    # Reads
+
+    def read(
+        self, partition: FilePartition, offset: int, bytes_max: int, then: Then, offset_end: int | None
+    ) -> Read | None:
+        """What ``PartitionLog.read`` says; the offset was checked."""
+        readable = partition.readable_offset
+        end = readable if offset_end is None or offset_end > readable else offset_end
+        if offset >= end:
+            return Read((), offset, readable, NO_PIN)
+        start, stop, size = partition.tail.take(offset, bytes_max, end)
+        if stop > start:
+            stop_warm = self._warm_stop(partition, start, stop)
+            if stop_warm == start:
+                self._warm_up(partition, start, partial(self._asked_again, partition, offset, bytes_max, end, then))
+                return None
+            if stop_warm < stop:
+                stop, size = stop_warm, sum(partition.tail.entry(number)[2] for number in range(start, stop_warm))
+            chunks, slots = self._tail_chunks(partition, start, stop, size)
+            return self._give(chunks, _entry_offset(partition, stop), readable, slots)
+        return self._read_sealed(partition, offset, bytes_max, end, then)
+
+    def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
+        """The first of the tail entries [start, stop) whose body has to be fetched from a disk, or ``stop``."""
+        for number in range(start, stop) if partition.overlays else ():
+            _, position, _, serial, _, _ = partition.tail.entry(number)
+            if serial == OVERLAY and not self._is_at_hand(position >> OVERLAY_SHIFT):
+                return number
+        return stop
+
+    def _warm_up(self, partition: FilePartition, number: int, again: Callable[[BrokerError | None], None]) -> None:
+        """Have the sealed body of a published batch brought into memory, in the reader's thread."""
+        batch = self.overlays[partition.tail.entry(number)[1] >> OVERLAY_SHIFT].batch
+        place, segment = batch.place, self.segment(batch.place)
+
+        def told(body: memoryview | None, error: BrokerError | None) -> None:
+            if isinstance(error, Missing):
+                error = blob_corrupt(segment.name, "blob is missing") if place in self._segments.by_place else None
+            elif body is not None:
+                self._cold.keep_body(segment, batch.position, body)
+            again(error)
+
+        self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), told)
+
+    def _asked_again(
+        self,
+        partition: FilePartition,
+        offset: int,
+        bytes_max: int,
+        end: int,
+        then: Then,
+        error: BrokerError | None,
+    ) -> None:
+        """What a read waited for has come; records that were trimmed meanwhile are asked for no more."""
+        try:
+            if error is not None:
+                raise error
+            partition.check_range(offset)
+            found = self.read(partition, offset, bytes_max, then, end)
+        except BrokerError as refused:
+            then(refused)
+            return
+        if found is not None:
+            then(found)
+
+    def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
+        pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
+        return Read(chunks, next_offset, readable, pin)
+
+    def _tail_chunks(
+        self, partition: FilePartition, start: int, stop: int, size: int
+    ) -> tuple[list[memoryview], list[Slot]]:
+        """Tail entries [start, stop) of ``size`` bytes as chunks, and the slots they are views of."""
+        extents = partition.tail.extents(start, stop)
+        overlaid = bool(partition.overlays) and any(extent[0] == OVERLAY for extent in extents)
+        if not overlaid and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
+            copied = bytearray(size)
+            partition.tail.gather(start, stop, self._journal.views, copied)
+            return [memoryview(copied)], []
+        chunks, slots = [], {}
+        for serial, position, length in extents:
+            if serial == OVERLAY:
+                chunks.append(memoryview(self.joined(position >> OVERLAY_SHIFT)))
+                continue
+            slot = self._journal.slots[serial]
+            slots[serial] = slot
+            chunks.append(slot.view[position : position + length])
+        return chunks, list(slots.values())
+
+    def _read_sealed(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> Read | None:
+        """A read that begins in a segment; it goes on into later ones and the tail."""
+        return self._gather(SealedRead(partition, offset, bytes_max, end, then), None)
+
+    def _gather(self, sealed: SealedRead, window: Window | None) -> Read | None:
+        """Take what is at hand, first of ``window``, until the read has its bytes; None while a disk is waited for. Raises Corrupt."""
+        partition, place = sealed.partition, BEGINNING
+        tail_offset = partition.tail_offset
+        last = min(sealed.end, tail_offset)
+        while sealed.at < last and (sealed.room > 0 or not sealed.chunks):
+            if window is None and (stop := self._cold.resume(partition.incarnation, sealed.at)) is not None:
+                window, place = stop
+            if window is None:
+                window = self._cold.find(partition.incarnation, sealed.at) or self._glance(sealed)
+            if window is None:
+                self._fetch(sealed)
+                return None
+            before = sealed.at
+            place = sealed.take(window, place)
+            if sealed.at == before or sealed.at < window.end or sealed.room <= 0:
+                break  # what comes next does not fit, or is damaged
+            if sealed.at < last and sealed.room > 0:
+                window, place = None, BEGINNING
+        if sealed.at >= tail_offset:
+            return self._go_on(partition, sealed.chunks, sealed.at, sealed.room, sealed.end)
+        if window is not None and window.was_waited_for:
+            self._read_ahead(sealed, window)
+        stop = None if window is None else Stop(window, place)
+        self._cold.was_read(partition.incarnation, sealed.offset, sealed.at, stop)
+        return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
+
+    def _glance(self, sealed: SealedRead) -> Window | None:
+        """What lies where the read has come to, if the page cache holds it and it is not much."""
+        partition, at = sealed.partition, sealed.at
+        if self._cold.is_under_way((partition.incarnation, at)):
+            return None
+        segment = self.segment(partition.runs.entry(partition.runs.find_offset(at))[3])
+        more = self._goes_on(sealed)
+        return self._cold.glance(segment, partition.incarnation, at, sealed.room, sealed.end, more=more)
+
+    def _fetch(self, sealed: SealedRead) -> None:
+        """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
+        segments = self._segments_from(sealed.partition, sealed.at)
+        key = (sealed.partition.incarnation, sealed.at)
+        room, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.room, sealed.end)
+        self._cold.ask(key, segments, partial(self._thawed, sealed, segments), room, end)
+
+    def _goes_on(self, sealed: SealedRead) -> bool:
+        return self._cold.goes_on(sealed.partition.incarnation, sealed.offset)
+
+    def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
+        """Once a reader is past the middle of a window, have the next one brought: what follows it, or, when little is left of it, what
+        follows the reader."""
+        partition, at = sealed.partition, sealed.at
+        if (window.end - at) * 2 > window.end - window.first:
+            return
+        start = at if window.is_nearly_over(at) else window.end
+        if start >= min(sealed.end, partition.tail_offset):
+            return
+        if sealed.bytes_max < WINDOW_BYTES and not self._goes_on(sealed):
+            return
+        if not self._cold.begins_within(partition.incarnation, at, window.end):
+            self._cold.ask((partition.incarnation, start), self._segments_from(partition, start), None, WINDOW_BYTES)
+
+    def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
+        """The segments of a partition's runs from the one with an offset on, as far as one window may reach."""
+        number = partition.runs.find_offset(offset)
+        stop = min(number + PIECES_MAX, len(partition.runs))
+        return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
+
+    def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, room: int, end: int) -> Read:
+        """The sealed part is read up to its end: add what fits of the tail."""
+        if room > 0 and at < end:
+            start, stop, size = partition.tail.take(at, room, end)
+            if stop > start and size <= room and self._warm_stop(partition, start, stop) == stop:
+                more, slots = self._tail_chunks(partition, start, stop, size)
+                return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
+        return Read(chunks, at, partition.readable_offset, NO_PIN)
+
+    def _thawed(
+        self, sealed: SealedRead, asked: list[Segment], window: Window | None, error: BrokerError | None
+    ) -> None:
+        """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
+        partition = sealed.partition
+        if window is None or error is not None:
+            listed = [other.segment for other in self._segments.by_place.values()] if error is None else []
+            if error is None and all(segment in listed for segment in asked):
+                error = blob_corrupt(asked[0].name, "a blob of these is missing")
+            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, error)
+            return
+        try:
+            partition.check_range(sealed.offset)
+            found = self._gather(sealed, window)
+        except BrokerError as refused:
+            sealed.then(refused)
+            return
+        if found is not None:
+            sealed.then(found)
+
+
+class SealedRead:
+    """A read that begins in a segment, and what it has so far: ``chunks`` up to the offset ``at``, with ``room`` bytes left."""
+
+    __slots__ = ("at", "bytes_max", "chunks", "end", "offset", "partition", "room", "then")
+
+    def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> None:
+        self.partition: Final = partition
+        self.offset: Final = offset
+        self.bytes_max: Final = bytes_max
+        self.end: Final = end
+        self.then: Final = then
+        self.chunks: Final[list[memoryview]] = []
+        self.at = offset
+        self.room = bytes_max
+
+    def take(self, window: Window, place: Place) -> Place:
+        """Take what fits of a window that holds what comes next, from a place before that on: the place reached. Raises Corrupt when damage
+        is all there would be."""
+        self.at, self.room, place = read_pieces(window.pieces, self.at, self.room, self.end, self.chunks, place)
+        if not self.chunks:
+            raise blob_corrupt(f"partition {self.partition.incarnation}", f"batches are broken offset={self.at}")
+        return place
+
+
+def _join(overlay: Overlay, body: Buffer) -> bytearray:
+    joined = bytearray(overlay.header)
+    joined += memoryview(body)[HEADER_BYTES:]
+    return joined
+
+
+def _released(pin: SlotsPin, then: Found) -> Found:
+    """The answer, after its pin was released."""
+
+    def told(found: int | BrokerError) -> None:
+        pin.release()
+        then(found)
+
+    return told
+
+
+def _entry_offset(partition: FilePartition, number: int) -> int:
+    """First offset of a tail entry, or the end."""
+    return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
+
+
+def _nothing() -> None:
+    """Nobody waits for a slot."""

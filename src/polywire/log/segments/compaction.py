@@ -1,0 +1,214 @@
+"""Compaction: of each key of a partition the newest record stays (decision 0009).
+
+A pass fills a table of the newest offset of each key from the part that was never compacted, then writes the partition's sealed runs anew,
+group by group from the oldest on, without what the table knows a newer record of. What stays keeps its offset, address and time.
+
+Promises: memory of one table and a window whatever a partition holds; each step reads a bounded number of bytes, in the sealer's thread; a
+stop between two steps leaves a partition with the newest record of every key. Must not know: the journal, when it is time.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import Final
+
+from polywire.log.partition.partition import FilePartition
+from polywire.log.partition.reader import Reader
+from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, NewestOffsets
+from polywire.log.segments.merge import Rewrite, Source
+from polywire.log.segments.segment import Segment, SegmentInfo
+from polywire.log.segments.writer import Part, RunSource, StoredParts, write_segment
+from polywire.records.batch import keep
+from polywire.records.columns import BatchFlags
+from polywire.records.compression import Compression, compress_body, expand_body
+from polywire.store.base import Store
+from polywire.types import Buffer
+
+KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys a pass
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # read by one step: what a seal may have to wait for
+DIRTY_BYTES_MIN: Final = 1024 * 1024  # less is not worth a blob of its own
+HOLE_MAX: Final = 1 << 30  # offsets or address bytes without any record; a batch's deltas have 32 bits
+YIELD_BATCHES: Final = 64  # looked at before the loop's thread may have the interpreter
+NEVER: Final = 2**62
+
+_FACTS: Final = Struct("<8xI16xIQQ32xII")
+"""Flags, records, offset, address, address span, offset span (decision 0001)."""
+
+
+class Compaction:
+    """One pass over one partition. Guards: groups are written only when the table is filled, in order, each on the disk before the next;
+    so the newest null of a key goes only after all that was older.
+
+    noted: the table knows every key in [where the last pass ended, here). written: up to here the partition was written anew.
+    """
+
+    __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
+
+    def __init__(self, partition: FilePartition, null_time_us: int) -> None:
+        self.partition: Final = partition
+        self.null_time_us: Final = null_time_us
+        self._table: Final = NewestOffsets(KEY_SLOTS)
+        self.noted = partition.clean_offset
+        self.written = 0
+        self.noting = True
+
+    def segments(self, reader: Reader) -> list[Segment]:
+        """What the next step reads; nothing when the pass, or its first half, is over."""
+        partition, size = self.partition, 0
+        found: list[Segment] = []
+        if self.noting:
+            number = max(partition.runs.find_offset(self.noted), 0)
+            end = NEVER
+        else:
+            number = 0 if not self.written else partition.runs.find_offset(self.written - 1) + 1
+            end = self.noted
+        while number < len(partition.runs) and partition.runs.entry(number)[0] < end:
+            entry = partition.runs.entry(number)
+            size += entry[2]
+            if found and size > STEP_BYTES_MAX:
+                break
+            found.append(reader.segment(entry[3]))
+            number += 1
+        return found
+
+    def sources(self, segments: Sequence[Segment]) -> list[Source]:
+        """The runs of a step, in the sealer's thread, because footers may have to be read; without one that was noted to its end. Raises
+        BlobMissing, Corrupt."""
+        runs = [(segment, segment.run(self.partition.incarnation)) for segment in segments]
+        return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
+
+    def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
+        """Fill the table from these runs, in the sealer's thread: (offset up to which it is filled, whether it is full). Raises Corrupt."""
+        for part in StoredParts(sources, None):
+            for batch in self._left_to_note(part):
+                plain = expand_body(batch)
+                if self._table.note(plain) != NOTED_ALL:
+                    return _FACTS.unpack_from(batch)[2], True
+                time.sleep(0)
+        return sources[-1][1].next_offset, False
+
+    def _left_to_note(self, part: Part) -> Iterator[memoryview]:
+        """Batches of a part that could not be noted with their neighbours, because they are compressed or the table is full."""
+        chunk, at = memoryview(part.base), 0
+        end = part.positions[-1] + part.lengths[-1]
+        while at < end:
+            stopped = self._table.note(chunk[at:end])
+            if stopped == NOTED_ALL:
+                return
+            at += stopped
+            length = int.from_bytes(chunk[at + 4 : at + 8], "little")
+            yield chunk[at : at + length]
+            at += length
+
+    def write(self, store: Store, name: str, rewrite: Rewrite) -> SegmentInfo | None:
+        """Write one group without what is not needed, in the sealer's thread; None when all of it is. Raises what the
+        store raises, Corrupt."""
+        ((incarnation, sources),) = rewrite.runs.items()
+        parts = _KeptParts(self._table, sources, rewrite, noted_end=self.noted, null_time_us=self.null_time_us)
+        if not parts.loses():
+            return None
+        return write_segment(store, name, [RunSource(incarnation, parts, compression=self.partition.compression)])
+
+
+class _KeptParts(Iterable[Part]):
+    """What stays of some neighbouring runs. Guards: the batches cover the runs' offsets and addresses without a gap."""
+
+    def __init__(
+        self,
+        table: NewestOffsets,
+        sources: Sequence[Source],
+        rewrite: Rewrite,
+        *,
+        noted_end: int,
+        null_time_us: int,
+    ) -> None:
+        self._table = table
+        self._parts = StoredParts(sources, rewrite.damaged.append)
+        self._start = (sources[0][1].first_offset, sources[0][1].first_address)
+        self._end = sources[-1][1].next_offset
+        self._limits = {"noted_end": noted_end, "null_time_us": null_time_us}
+
+    def loses(self) -> bool:
+        """Whether any record goes."""
+        for part in self._parts:
+            counts = self._table.count_kept(part.base, part.positions, **self._limits)
+            for number, counted in enumerate(counts):
+                facts = _FACTS.unpack_from(part.base, part.positions[number])
+                kept = len(self._rows(_batch_of(part, number))) if counted == COMPRESSED else counted
+                if kept < facts[1]:
+                    return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record stays in any case
+                if number % YIELD_BATCHES == 0:
+                    time.sleep(0)
+        return False
+
+    def _rows(self, batch: Buffer) -> array[int]:
+        return self._table.rows_kept(expand_body(batch), **self._limits)
+
+    def __iter__(self) -> Iterator[Part]:
+        covered = self._start
+        for part in self._parts:
+            counts = self._table.count_kept(part.base, part.positions, **self._limits)
+            begun = 0  # of a stretch that stays as it is
+            for number, kept in enumerate(counts):
+                _, records, offset, address, address_span, span = _FACTS.unpack_from(part.base, part.positions[number])
+                if kept == records and covered == (offset, address):
+                    covered = (offset + span, address + address_span)
+                    continue
+                yield from _stretch(part, begun, number)
+                begun = number + 1
+                if number % YIELD_BATCHES == 0:
+                    time.sleep(0)
+                batch = self._kept(_batch_of(part, number), covered)
+                if batch is not None:
+                    _, _, offset, address, address_span, span = _FACTS.unpack_from(batch)
+                    covered = (offset + span, address + address_span)
+                    yield Part(batch, array("q", (0,)), array("q", (len(batch),)), verified=True)
+            yield from _stretch(part, begun, len(counts))
+
+    def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
+        """What stays of one batch, with the hole before it; None when nothing does. The group's last record stays in any case, and one where
+        a hole would grow too wide: so every hole is one before a record."""
+        flags, records, offset, address, address_span, span = _FACTS.unpack_from(batch)
+        plain = expand_body(batch)
+        rows = self._rows(plain)
+        last = offset + span == self._end
+        wide = max(offset + span - covered[0], address + address_span - covered[1]) > HOLE_MAX
+        if (last or (wide and not rows)) and (not rows or rows[-1] != records - 1):
+            rows.append(records - 1)
+        if not rows:
+            return None
+        if len(rows) == records and covered == (offset, address):
+            return batch
+        kept = keep(plain, rows, base_offset=covered[0], base_address=covered[1])
+        return _packed_as(kept, flags)
+
+
+def _stretch(part: Part, start: int, stop: int) -> Iterator[Part]:
+    """Batches [start, stop) of a part, if any."""
+    if start < stop:
+        yield Part(part.base, part.positions[start:stop], part.lengths[start:stop], part.verified)
+
+
+def _batch_of(part: Part, number: int) -> memoryview:
+    return memoryview(part.base)[part.positions[number] : part.positions[number] + part.lengths[number]]
+
+
+def _packed_as(batch: Buffer, flags: int) -> Buffer:
+    """The batch compressed as these flags say another one was."""
+    if flags & BatchFlags.LZ4:
+        return compress_body(batch, Compression.LZ4)
+    return compress_body(batch, Compression.ZSTD) if flags & BatchFlags.ZSTD else batch
+
+
+def is_worth_a_pass(partition: FilePartition) -> bool:
+    """Whether at least half of what is sealed, and not too little, was never compacted."""
+    runs, dirty = partition.runs, 0
+    first = 0 if not partition.clean_offset else runs.find_offset(partition.clean_offset - 1) + 1
+    for number in range(first, len(runs)):
+        dirty += runs.entry(number)[2]
+        if dirty >= DIRTY_BYTES_MIN and 2 * dirty >= partition.sealed_bytes:
+            return True
+    return False

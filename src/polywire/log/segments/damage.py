@@ -1,0 +1,225 @@
+"""Damage to stored batches: which of what was read from a segment is sound, what is not, and what a reader gets of it.
+
+Promises: bytes count as a batch only when header and body have their checksums; every damaged stretch is named with its offsets and place,
+and what lies behind it stays readable. Must not know: who reads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from polywire.errors import Corrupt, ErrorCode, Unavailable
+from polywire.log.partition.tail_index import scan_read
+from polywire.records.batch import check_header, first_damaged, read_header, totals
+from polywire.records.columns import HEADER_BYTES
+from polywire.store.base import Blob
+
+RANGES_MAX: Final = 16  # verified ranges remembered per segment: as many readers of history as go through it at a time
+VERIFIED_S: Final = 60.0  # then verified again: 0.1 CPU seconds per GB, once a minute
+SALVAGE_BYTES: Final = 64 * 1024  # read at once where the disk has a bad place: what is lost around it
+DAMAGES_NOTED_MAX: Final = 4096  # remembered so that each is logged once; beyond that some are logged again
+
+logger: Final = structlog.get_logger("polywire.log")
+
+Mark = tuple[int, int]
+"""(position in the blob, offset): where a batch is known to begin, or a run to end."""
+
+Place = tuple[int, int]
+"""(number of a piece, position in it) where a batch begins."""
+
+BEGINNING: Final[Place] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes [position, stop) of a segment that do not verify: records [first_offset, next_offset) of a partition."""
+
+    segment: str
+    partition: int
+    position: int
+    stop: int
+    first_offset: int
+    next_offset: int
+
+    def error(self) -> Corrupt:
+        """What a reader is told who asks for one of these records."""
+        return Corrupt(
+            ErrorCode.CORRUPT,
+            f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
+            f" next_offset={self.next_offset} segment={self.segment!r} position={self.position}",
+        )
+
+
+class Piece(NamedTuple):
+    """Whole sound batches back to back, or damage in their place."""
+
+    data: memoryview
+    end: int
+    """Offset where the piece ends: that of its run, or where damage begins or ends."""
+    damage: Damage | None
+
+
+class DamageNotes:
+    """What was found damaged, so that it is logged once however often it is read. Any thread may use it."""
+
+    __slots__ = ("_lock", "_noted")
+
+    def __init__(self) -> None:
+        self._noted: dict[tuple[str, int], Damage] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def found(self) -> list[Damage]:
+        """Everything noted so far."""
+        with self._lock:
+            return list(self._noted.values())
+
+    def note(self, damage: Damage) -> None:
+        """Log damage unless that was done."""
+        key = (damage.segment, damage.position)
+        with self._lock:
+            if key in self._noted:
+                return
+            if len(self._noted) >= DAMAGES_NOTED_MAX:
+                self._noted.clear()
+            self._noted[key] = damage
+        logger.error(
+            "stored records are damaged; who asks for them is told, what lies around them can be read",
+            partition=damage.partition,
+            first_offset=damage.first_offset,
+            next_offset=damage.next_offset,
+            segment=damage.segment,
+            position=damage.position,
+            size=damage.stop - damage.position,
+        )
+
+
+class VerifiedRanges:
+    """Which stored bytes of a segment were found sound. They need not be verified again for ``VERIFIED_S`` while the system still has in
+    memory what was read then; what it must read from the disk anew, must. Any thread may use it.
+
+    The system reads ahead, so it may bring back from the disk, unseen by us, what it had dropped: hence the limit in time.
+    """
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: tuple[tuple[int, int, float], ...] = ()
+
+    def add(self, start: int, stop: int) -> None:
+        """Bytes [start, stop) are sound."""
+        since = now = time.monotonic()
+        kept = []
+        for begun, ended, found in self._ranges:
+            if now - found >= VERIFIED_S:
+                continue
+            if begun <= stop and start <= ended:
+                start, stop, since = min(start, begun), max(stop, ended), min(since, found)
+            else:
+                kept.append((begun, ended, found))
+        self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop, since))
+
+    def forget(self) -> None:
+        """Something of it is in memory no longer: what the system reads from the disk from now on is not what was verified."""
+        self._ranges = ()
+
+    def hold(self, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) were found sound, not long ago."""
+        oldest = time.monotonic() - VERIFIED_S
+        return any(begun <= start and stop <= ended and found > oldest for begun, ended, found in self._ranges)
+
+
+def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
+    """What is sound of bytes that were read from a partition's run. ``marks`` are the beginning of ``data``, batches known to begin in it,
+    and its end, in order."""
+    (start, offset), end = marks[0], marks[-1][1]
+    pieces: list[Piece] = []
+    at = 0
+    while at < len(data):
+        bad = first_damaged(data[at:])
+        sound = data[at : at + bad] if bad >= 0 else data[at:]
+        if len(sound):
+            at += len(sound)
+            offset = _end_of(sound) if bad >= 0 else end
+            pieces.append(Piece(sound, offset, None))
+        if bad >= 0:
+            stop, next_offset = _next_batch(data, at, start, offset, marks, partition)
+            found = Damage(segment, partition, start + at, start + stop, offset, next_offset)
+            pieces.append(Piece(data[:0], next_offset, found))
+            at, offset = stop, next_offset
+    return pieces
+
+
+def _end_of(batches: memoryview) -> int:
+    """Offset after the last record of sound batches."""
+    at = offset = 0
+    while at < len(batches):
+        header = read_header(batches, at)
+        at, offset = at + header.length, header.next_offset
+    return offset
+
+
+def _next_batch(
+    data: memoryview, at: int, start: int, offset: int, marks: Sequence[Mark], partition: int
+) -> tuple[int, int]:
+    """Where the batch behind a damaged one begins, and its offset. Trusted are a header that has its checksum, a damaged one's length when
+    such a header of the same partition lies behind it, and what the segment's index says."""
+    if check_header(data, at):
+        header = read_header(data, at)
+        if header.partition == partition and at + header.length <= len(data):
+            return at + header.length, header.next_offset
+    following = at + totals(data, at)[0] if len(data) - at >= HEADER_BYTES else len(data)
+    if at < following < len(data) and check_header(data, following):
+        header = read_header(data, following)
+        if header.partition == partition and header.base_offset >= offset:
+            return following, header.base_offset
+    return next((position - start, mark) for position, mark in marks if position > start + at)
+
+
+def read_pieces(
+    pieces: Sequence[Piece],
+    offset: int,
+    bytes_max: int,
+    offset_end: int,
+    chunks: list[memoryview],
+    begin: Place = BEGINNING,
+) -> tuple[int, int, Place]:
+    """Add to ``chunks`` what a read from ``offset`` on gets of pieces that follow each other, of which it needs none before ``begin``: the
+    offset after the last record, what is left of ``bytes_max``, and the place reached. Ends before damage, and raises Corrupt when that is
+    all there would be."""
+    at, room, (number, position) = offset, bytes_max, begin
+    while number < len(pieces):
+        data, end, damage = pieces[number]
+        if at >= end:
+            number, position = number + 1, 0
+            continue
+        if damage is not None and not chunks:
+            raise damage.error()
+        start, stop, next_offset = scan_read(data[position:] if position else data, at, room, offset_end)
+        if damage is not None or start < 0 or (chunks and stop - start > room):
+            break
+        if start < stop:
+            chunks.append(data[position + start : position + stop])
+            at, room = next_offset, room - (stop - start)
+            if at < end or at >= offset_end or room <= 0:
+                return at, room, (number, position + stop)
+        number, position = number + 1, 0
+    return at, room, (number, position)
+
+
+def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
+    """What can be read of a blob from ``start`` on, in ``block``; the rest is zeros."""
+    block[:] = bytes(len(block))
+    for at in range(0, len(block), SALVAGE_BYTES):
+        piece = block[at : at + SALVAGE_BYTES]
+        try:
+            blob.pread_into(piece, start + at)
+        except Unavailable:
+            piece[:] = bytes(len(piece))
+    return block

@@ -1,0 +1,165 @@
+"""Writing sealed blobs anew: without what nobody needs any more, and small neighbours as one (decision 0002).
+
+Promises: a run of a new blob covers the offsets of the runs it replaces; staged batches are left where they are; what was read has its
+checksums, or nothing is written. Must not know: the journal, when it is time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from polywire.errors import BrokerError
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.segment import Run, Segment, SegmentInfo
+from polywire.log.segments.segment_set import Sealed
+from polywire.log.segments.writer import RunSource, write_segment
+from polywire.log.state import History
+from polywire.log.worker import attempt
+from polywire.records.compression import Compression
+from polywire.store.base import Store
+
+SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
+SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
+MERGE_COUNT_MIN: Final = 4  # so that a byte is merged a few times at most
+RUNS_MAX: Final = 4096  # runs of one rewrite: planning it stays some milliseconds of the loop
+REPLACED_MAX: Final = 256  # runs that are replaced before others may have the loop: some milliseconds as well
+GROUPS_MAX: Final = 4  # planned in one pass at most
+LOST_US_MAX: Final = (
+    600 * 1_000_000
+)  # how long the bytes of a dropped partition stay in a blob of others: many drops make one rewrite
+
+Source = tuple[Segment, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
+    a checksum did not match. ``over`` is told in the end, once the new blob is on the disk or was not needed, or why neither is so."""
+
+    old: Sequence[Sealed]
+    runs: Mapping[int, Sequence[Source]]
+    compression: Mapping[int, Compression | None] = field(default_factory=dict)
+    damaged: list[Segment] = field(default_factory=list)
+    over: Callable[[BrokerError | None], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blobs that may become one, with what their footers say; or, of one that has none any more, why that is so."""
+
+    old: Sequence[Sealed]
+    runs: Sequence[tuple[Sealed, Run]] = ()
+    failed: Sealed | None = None
+    error: BrokerError | None = None
+
+
+def choose(history: History, now_us: int, *, merging: bool) -> list[list[Sealed]]:
+    """The next blobs worth writing anew, best first: those that lost half of their bytes, or a partition some time ago; then small
+    neighbours, if ``merging``."""
+    living = [item for item in history.segments.by_place.values() if item.live and not item.staged and not item.damaged]
+    living.sort(key=lambda item: item.begun_us)
+    groups = [[item] for item in living if is_wasteful(item, now_us)]
+    if merging:
+        groups += small_neighbours(living)
+    return groups[:GROUPS_MAX]
+
+
+def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
+    """Read the footers; for the sealer's thread."""
+    return [_read_group(old) for old in groups]
+
+
+def _read_group(old: Sequence[Sealed]) -> Group:
+    runs: list[tuple[Sealed, Run]] = []
+    for sealed in old:
+        info, error = attempt(lambda segment=sealed.segment: segment.info)  # type: ignore[misc]
+        if error is not None:
+            return Group(old, failed=sealed, error=error)
+        runs.extend((sealed, run) for run in info if not run.token)
+    return Group(old, runs)
+
+
+def is_wasteful(sealed: Sealed, now_us: int) -> bool:
+    """Whether a blob holds too much that nobody needs: half of it, or anything of a partition that was dropped some time ago."""
+    if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.run_count > RUNS_MAX:
+        return False
+    if 2 * sealed.live_bytes <= sealed.segment.data_bytes:
+        return True
+    if sealed.lost_partition and not sealed.lost_at_us:
+        sealed.lost_at_us = now_us
+    return sealed.lost_partition and now_us - sealed.lost_at_us >= LOST_US_MAX
+
+
+def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
+    """Groups of at least four small blobs sealed one after the other, at most 64 MiB together."""
+    groups: list[list[Sealed]] = [[]]
+    size = runs = 0
+    for sealed in living:
+        small = sealed.live_bytes <= SMALL_BLOB_BYTES_MAX
+        size += sealed.live_bytes
+        runs += sealed.segment.run_count
+        if not small or size > SHARED_BLOB_BYTES_MAX or runs > RUNS_MAX:
+            groups.append([])
+            size, runs = (sealed.live_bytes, sealed.segment.run_count) if small else (0, 0)
+        if small:
+            groups[-1].append(sealed)
+    return [group for group in groups if len(group) >= MERGE_COUNT_MIN]
+
+
+def plan(history: History, group: Group) -> Rewrite | None:
+    """What the new blob is made of; None when some partition's runs are not neighbours, so that they cannot become one."""
+    runs: dict[int, list[Source]] = {}
+    for sealed, run in group.runs:
+        partition = history.partitions.get(run.partition)
+        if partition is not None and _is_read(partition, run, sealed):
+            runs.setdefault(run.partition, []).append((sealed.segment, run))
+    for found in runs.values():
+        found.sort(key=lambda source: source[1].first_offset)
+        if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
+            return None
+    packing = {incarnation: history.partitions[incarnation].compression for incarnation in runs}
+    return Rewrite(group.old, runs, packing) if runs else None
+
+
+def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
+    """Whether readers get these offsets from this blob: they were not trimmed, nor compacted into another."""
+    number = partition.runs.find_offset(run.next_offset - 1)
+    return run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.place
+
+
+def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
+    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``rewrite.damaged`` was told."""
+    sources = [
+        RunSource.of_segments(runs, damaged=rewrite.damaged.append, compression=rewrite.compression[incarnation])
+        for incarnation, runs in rewrite.runs.items()
+    ]
+    return write_segment(store, name, sources)
+
+
+def replace(history: History, rewrite: Rewrite, new: Sealed, info: SegmentInfo) -> Iterator[None]:
+    """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone. Rests whenever others may have
+    the loop."""
+    new.live += 1  # until the end: none of it is dead before all is handed out
+    for count, run in enumerate(info, 1):
+        _replace_run(history, run, new)
+        if count % REPLACED_MAX == 0:
+            yield
+    assert history.losing or not any(item.live for item in rewrite.old), (
+        "everything that was needed of them is in the new blob"
+    )
+    new.live -= 1
+    history.segments.settle([new])
+
+
+def _replace_run(history: History, run: Run, new: Sealed) -> None:
+    partition = history.partitions.get(run.partition)
+    new.lost_partition |= partition is None
+    numbers = range(0) if partition is None else partition.runs_between(run.first_offset, run.next_offset)
+    if partition is None or not numbers:
+        return
+    for place, size in partition.join_runs(numbers, new.place, run.size):
+        history.segments.drop(place, size)
+    new.keep(run.size, run.first_time_us)

@@ -1,0 +1,550 @@
+"""The sealer: takes full slots one after the other, has their segments written, names them in the journal, frees the slots.
+
+Promises: slots are sealed in the order they were filled; segments nobody needs are removed only after the journal says so. Must not know:
+how a group is written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Missing
+from polywire.log.base import Encoding, Loop
+from polywire.log.disk import Disk
+from polywire.log.journal.slots import FileJournal, Slot
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.compaction import NEVER, Compaction, is_worth_a_pass
+from polywire.log.segments.merge import Group, Rewrite, Source, choose, plan, read_groups, replace, write_anew
+from polywire.log.segments.sealing import Written, install, seal, take_down
+from polywire.log.segments.segment import SegmentInfo
+from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
+from polywire.log.state import History, Image
+from polywire.log.worker import Worker
+
+LEND_SECONDS: Final = (
+    0.1  # a sealed slot waits for its readers when another is wanted; who reads at all has read by then
+)
+LENT_MAX: Final = 32  # slots left to slow readers: 2 GiB of the disk, until they have read or are closed
+RETRY_SECONDS: Final = 1.0  # after a full disk
+REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below a page
+LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted in one pass: some 3 ms
+LOST_SECONDS: Final = 0.01  # between two passes
+REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
+TIDY_SECONDS: Final = 0.25  # between two rewrites
+REWRITE_GROUPS: Final = 2  # journal groups that must have room before a rewrite is begun and named: sealing comes first
+
+logger: Final = structlog.get_logger("polywire.log")
+
+
+class Owner(Protocol):
+    """What the sealer needs of the log."""
+
+    def broker_state(self) -> tuple[Encoding, int]:
+        """The broker's state as it is now, and the last group that a snapshot of it rests on: what is behind that one only appended."""
+
+    def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
+        """Journal that a slot is in new segments, and the snapshot (name, the broker's sequence); ``done`` once that counts."""
+
+    def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
+        """Journal segments that are new and removed beside slots; ``done`` once that is synced."""
+
+    def seal_failed(self, error: BrokerError) -> None:
+        """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
+
+    def seal_room(self, groups: int) -> bool:
+        """Whether the journal has room for so many groups that name segments."""
+
+    def slot_freed(self) -> None:
+        """There is a slot to be written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    slot: Slot
+    image: Image
+
+
+@dataclass(slots=True)
+class _Named:
+    """A slot whose segments are named. ``replaced``: the snapshot before. ``counts`` once the naming group is on the disk."""
+
+    full: _Full
+    written: Written
+    sealed: Sequence[Sealed]
+    replaced: str
+    counts: bool = False
+
+
+class Sealer:
+    """Guards: one job at a time; ``sealed`` is the sequence everything up to which is in segments, by what the journal says on the disk.
+    Slots are installed in the order they were filled, whatever sync ends first: runs of a partition follow each other, and what is taken
+    from its tail is what they hold."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        disk: Disk,
+        journal: FileJournal,
+        history: History,
+        loop: Loop,
+        *,
+        start: int,
+        snapshot_name: str,
+    ) -> None:
+        self._owner = owner
+        self._store = disk.store
+        self._journal = journal
+        self._history = history
+        self._loop = loop
+        self._start: Final = start
+        self._worker = Worker("seal", loop)
+        self._deleter = disk.deleter
+        self._queue: deque[_Full] = deque()
+        self._parked: list[Slot] = []
+        self._lent: list[Slot] = []
+        self._lending = False
+        self._running = False
+        self._installing = False
+        """What counts of ``_named[0]`` is being installed."""
+        self._named: deque[_Named] = deque()
+        self._snapshot_name = snapshot_name
+        self._snapshot_count = 0
+        self._removing = False
+        self._counting = False
+        self._compaction: Compaction | None = None
+        self._to_compact: dict[FilePartition, int] = {}
+        self._looking = False
+        self._replacing = False
+        """A segment written anew is named and not yet installed."""
+        self._stopped = False
+        self.sealing = False
+        """Segments of a slot are being written."""
+        self.sealed = 0
+        self.named = 0
+        """Like ``sealed``, but already when the group is written."""
+
+    @property
+    def waiting(self) -> int:
+        """Slots that are full and not free yet."""
+        return len(self._queue) + len(self._named) + len(self._parked)
+
+    @property
+    def parked(self) -> bool:
+        """Whether a slot is sealed and waits for its last reader."""
+        return bool(self._parked)
+
+    def add(self, slot: Slot, image: Image) -> None:
+        """A slot is full; ``image`` is the state after its last group."""
+        self._queue.append(_Full(slot, image))
+
+    def advance(self) -> None:
+        """Seal the next slot if nothing else is being done."""
+        if self._stopped or self._running or not self._queue:
+            return
+        full = self._queue[0]
+        if self._named and (self._history.reader.overlays or full.image.staged):
+            return  # bodies may lie in slots that are about to be freed
+        if not self._owner.seal_room(1):
+            return  # readers pin every slot: the first to let go calls again
+        self._running = True
+        self.sealing = True
+        state, rests_on = self._owner.broker_state()
+        self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
+
+    def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
+        """The broker's state after this group is encoded: have the slot written."""
+        contents = {full.slot.serial: self._history.contents[full.slot.serial]}
+        taken = take_down(self._history, contents, self._journal.views, full.image)
+        self._snapshot_count += 1
+        name = snapshot_name(self._start, self._snapshot_count)
+        next_number = self._history.segments.next_number
+        job = partial(seal, self._store, taken, next_number, name, (state.pieces, broker_sequence))
+        self._worker.run(job, partial(self._written, full, name, broker_sequence))
+
+    def _written(
+        self, full: _Full, name: str, broker_sequence: int, written: Written | None, error: BrokerError | None
+    ) -> None:
+        self._running = False
+        if self._stopped:
+            return
+        if error is not None or written is None:
+            assert error is not None, "a job gives a result or an error"
+            self.sealing = False
+            if not isinstance(error, Missing):
+                self._owner.seal_failed(error)
+            if isinstance(error, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
+                self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self.advance)
+            return
+        self._queue.popleft()
+        added = zip(written.infos, written.numbers, strict=True)
+        sealed = [self._history.segments.add(info, number) for info, number in added]
+        named = _Named(full, written, sealed, self._snapshot_name)
+        self._named.append(named)
+        self._snapshot_name = name
+        self.named = full.image.sequence
+        self._owner.name_slot(full.slot, written.numbers, (name, broker_sequence), partial(self._counts, named))
+        self.advance()
+        self.sealing = self._running
+
+    def _counts(self, named: _Named) -> None:
+        """A slot's naming group is on the disk, perhaps before that of an earlier slot."""
+        named.counts = True
+        self._install_next()
+
+    def _install_next(self) -> None:
+        """The segments of the oldest slot are read from now on, if they count."""
+        if self._installing or not self._named or not self._named[0].counts:
+            return
+        self._installing = True
+        named = self._named[0]
+        self._in_slices(install(self._history, named.written, named.sealed), partial(self._installed, named))
+
+    def _installed(self, named: _Named) -> None:
+        """Nothing is read from the slot any more but by who has begun to; it is free once nobody does."""
+        self._installing = False
+        self._named.popleft()
+        self.sealed = named.full.image.sequence
+        del self._history.contents[named.full.slot.serial]
+        self._parked.append(named.full.slot)
+        if named.replaced:
+            self._deleter.delete([named.replaced], urgent=True)
+        self.free_parked()
+        self.advance()  # the slot may be pinned: the next one needs not wait for its readers
+        self._remove_soon()
+        self._install_next()
+
+    def _in_slices(self, work: Iterator[None], over: Callable[[], None]) -> None:
+        """Go on with work until it rests, and in later passes of the loop until it is over."""
+        if self._stopped:
+            return
+        for _ in work:
+            self._loop.call_soon(self._in_slices, work, over)
+            return
+        over()
+
+    def free_parked(self) -> None:
+        """Free slots that are sealed and that no reader pins any more."""
+        still = [slot for slot in self._parked if slot.pins]
+        free = [slot for slot in self._parked if not slot.pins]
+        self._parked = still
+        for slot in free:
+            self._journal.release(slot)
+        if self._stopped:
+            return
+        if free:
+            self._owner.slot_freed()
+            self.advance()
+        if still and not self._lending:
+            self._lending = True
+            self._loop.call_later(LEND_SECONDS, self._lend)
+        self._take_back()
+
+    def _lend(self) -> None:
+        """Leave the slot that readers have pinned longest to them, if it is wanted: nobody may stop the others by not reading."""
+        self._lending = False
+        wanted = not self._journal.free and not self._journal.may_grow()
+        if self._stopped or not self._parked:
+            return
+        if wanted and len(self._lent) < LENT_MAX:
+            slot = self._parked.pop(0)
+            self._journal.lend(slot)
+            self._lent.append(slot)
+            self._worker.run(self._journal.plan_slot(), self._made)
+        else:
+            self.free_parked()
+
+    def _made(self, slot: Slot | None, error: BrokerError | None) -> None:
+        """A slot for the one that was lent, if there was space for it."""
+        if self._stopped:
+            return
+        self._journal.add(None if error is not None else slot)
+        self._owner.slot_freed()
+        self.advance()
+        self.free_parked()
+
+    def _take_back(self) -> None:
+        """Close slots that were lent and are read; in the thread, because the system frees a whole file then."""
+        for slot in [slot for slot in self._lent if not slot.pins]:
+            self._lent.remove(slot)
+            self._worker.run(slot.close, _told_nobody)
+
+    # Removing segments
+
+    def _remove_soon(self) -> None:
+        if self._history.segments.dead and not self._removing and not self._stopped:
+            self._removing = True
+            self._loop.call_later(REMOVE_SECONDS, self.remove)
+
+    def note_dead(self) -> None:
+        """Segments may have lost their last run."""
+        if not self._counting:
+            self._count_lost()
+
+    def _count_lost(self) -> None:
+        """Some at a time, for others wait for the loop meanwhile."""
+        self._history.count_lost(LOST_MAX)
+        self._counting = self._history.losing and not self._stopped
+        if self._counting:
+            self._loop.call_later(LOST_SECONDS, self._count_lost)
+        self._remove_soon()
+
+    def remove(self) -> None:
+        """Journal the removal of segments nobody needs, then delete them."""
+        self._removing = False
+        if self._stopped or not self._owner.seal_room(2):
+            return  # freeing a slot comes first; the next pass of the log's timer calls again
+        dead = self._history.segments.take_dead(REMOVED_MAX)
+        if not dead:
+            return
+
+        def removed() -> None:
+            self._deleter.delete(self._history.segments.removed(dead))
+
+        self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], removed)
+
+    # Writing segments anew
+
+    def tidy(self, now_us: int, *, merging: bool) -> None:
+        """Write something anew if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
+        again = partial(self.tidy, now_us, merging=merging)
+        busy = self._running or self._replacing or self._queue or self._named
+        if self._stopped:
+            return
+        if busy or not self._owner.seal_room(REWRITE_GROUPS):
+            self._tidy_soon(again)
+            return
+        if self._compaction is not None:
+            self._compact(self._compaction, again)
+            return
+        groups = choose(self._history, now_us, merging=merging)
+        if groups:
+            self._running = True
+            self._worker.run(partial(read_groups, groups), partial(self._chosen, again, merging))
+        elif merging:
+            self._compact_next(again)
+
+    def _chosen(
+        self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | None, error: BrokerError | None
+    ) -> None:
+        """The footers of what may be written anew were read: begin with the first that can be, unless a slot is full by now."""
+        self._running = False
+        if self._stopped:
+            return
+        self.advance()
+        if self._running or self._replacing or groups is None:
+            assert groups is not None, f"reading says of each what is wrong with it error={error}"
+            self._tidy_soon(again)
+            return
+        rewrite = None
+        for group in groups:
+            if group.failed is not None and group.error is not None:
+                self._keep_damaged([group.failed], group.error)
+            elif rewrite is None:
+                rewrite = plan(self._history, group)
+        if rewrite is not None:
+            self._rewrite(rewrite, partial(write_anew, self._store), again)
+        elif merging:
+            self._compact_next(again)
+
+    def _compact_next(self, again: Callable[[], None]) -> None:
+        """Begin a pass, if any partition waits for one."""
+        if self._to_compact:
+            partition, null_time_us = self._to_compact.popitem()
+            if not partition.ended:
+                self._compaction = Compaction(partition, null_time_us)
+                self._compact(self._compaction, again)
+
+    def _tidy_soon(self, again: Callable[[], None]) -> None:
+        """Look again in a moment, once however many ask."""
+
+        def look() -> None:
+            self._looking = False
+            again()
+
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(TIDY_SECONDS, look)
+
+    def compact(self, partition: FilePartition, null_time_us: int) -> None:
+        """Compact a partition when there is nothing else to do, if it is worth it; nulls older than this go as well."""
+        if is_worth_a_pass(partition) and (self._compaction is None or self._compaction.partition is not partition):
+            self._to_compact[partition] = null_time_us
+
+    def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
+        """The next step of a pass."""
+        segments = compaction.segments(self._history.reader) if not compaction.partition.ended else []
+        if segments:
+            self._running = True
+            self._worker.run(partial(compaction.sources, segments), partial(self._step, compaction, again))
+        else:
+            self._over(compaction, again)
+
+    def _step(
+        self,
+        compaction: Compaction,
+        again: Callable[[], None],
+        sources: list[Source] | None,
+        error: BrokerError | None,
+    ) -> None:
+        """The runs of the next step are known: take it, unless a slot is full by now."""
+        self._running = False
+        if self._stopped:
+            return
+        self.advance()
+        if sources is None:
+            assert error is not None, "a job gives a result or an error"
+            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+        if self._running or sources is None:
+            self._tidy_soon(again)
+        elif not sources:
+            self._over(compaction, again)
+        elif compaction.noting:
+            self._running = True
+            self._worker.run(partial(compaction.note, sources), partial(self._noted, compaction, again))
+        else:
+            over = partial(self._compacted, compaction, sources[-1][1].next_offset)
+            rewrite = Rewrite((), {compaction.partition.incarnation: sources}, over=over)
+            self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
+
+    def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
+        """A pass, or its first half, is."""
+        if not compaction.noting:
+            self._history.cleaned(compaction.partition, compaction.noted)
+            self._compaction = None
+        compaction.noting = False
+        self._tidy_soon(again)
+
+    def _noted(
+        self,
+        compaction: Compaction,
+        again: Callable[[], None],
+        found: tuple[int, bool] | None,
+        error: BrokerError | None,
+    ) -> None:
+        self._running = False
+        if found is None:
+            assert error is not None, "a job gives a result or an error"
+            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+        else:
+            compaction.noted, full = found
+            compaction.noting = not full
+            if full and compaction.noted <= compaction.partition.clean_offset:
+                self._compacted(compaction, 0, _too_many_keys(compaction.noted))
+        self.advance()
+        if not self._stopped:
+            self._tidy_soon(again)
+
+    def _compacted(self, compaction: Compaction, end: int, error: BrokerError | None) -> None:
+        """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
+        that was older; when something was trimmed meanwhile, another pass finds out."""
+        compaction.written = end
+        self._history.reader.forget(compaction.partition)
+        if error is not None:
+            self._compaction = None
+        if error is not None and not isinstance(error, Missing):
+            compaction.partition.clean_offset = NEVER
+            logger.error(
+                "a partition is not compacted; an operator must look",
+                partition=compaction.partition.incarnation,
+                error=str(error),
+            )
+
+    def _rewrite(
+        self, rewrite: Rewrite, write: Callable[[str, Rewrite], SegmentInfo | None], again: Callable[[], None]
+    ) -> None:
+        self._running = True
+        number = self._history.segments.next_number()
+        job = partial(write, segment_name(number), rewrite)
+        self._worker.run(job, partial(self._rewritten, rewrite, number, again))
+
+    def _rewritten(
+        self,
+        rewrite: Rewrite,
+        number: int,
+        again: Callable[[], None],
+        info: SegmentInfo | None,
+        error: BrokerError | None,
+    ) -> None:
+        self._running = False
+        if self._stopped:
+            return
+        if error is not None:
+            self._not_rewritten(rewrite, error)
+        elif info is None:
+            assert rewrite.over is not None, "only compaction may find that nothing is to be written"
+            rewrite.over(None)
+            self._tidy_soon(again)
+        elif not self._owner.seal_room(REWRITE_GROUPS):
+            self._deleter.delete([segment_name(number)])  # another pass of the timer writes it again
+        else:
+            self._name_rewritten(rewrite, self._history.segments.add(info, number), info, again)
+        self.advance()
+
+    def _not_rewritten(self, rewrite: Rewrite, error: BrokerError) -> None:
+        """A damaged segment is kept as it is: its readers are told, and what is sound of it can be read."""
+        if isinstance(error, Busy):
+            return  # no space: another pass of the timer tries again
+        if not isinstance(error, (Corrupt, Missing)):
+            self._owner.seal_failed(error)
+            return
+        if rewrite.over is not None:
+            rewrite.over(error)
+        self._keep_damaged(
+            [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)], error
+        )
+
+    def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
+        """Leave these as they are, unless they were removed meanwhile, or nothing is wrong but that too many files are open."""
+        for item in items:
+            if item.place in self._history.segments.by_place and not isinstance(error, Busy):
+                item.damaged = True
+                logger.error(
+                    "a stored segment is damaged and is kept as it is; an operator must look",
+                    segment=item.segment.name,
+                    error=str(error),
+                )
+
+    def _name_rewritten(self, rewrite: Rewrite, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
+        """One group names the new segment and removes the old ones; until it is on the disk, readers use the old ones."""
+        self._replacing = True
+        old = self._history.segments.leave(rewrite.old)
+
+        def counts() -> None:
+            self._in_slices(replace(self._history, rewrite, new, info), replaced)
+
+        def replaced() -> None:
+            self._replacing = False
+            self._deleter.delete(self._history.segments.removed(old))
+            self._remove_soon()
+            if rewrite.over is not None:
+                rewrite.over(None)
+            self._tidy_soon(again)
+
+        self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
+
+    def stop(self) -> None:
+        """Finish the job at hand and end the thread; what it wrote and nobody named is deleted by recovery."""
+        self._stopped = True
+        self._deleter.stop()
+        self._worker.stop()
+        for slot in self._lent:
+            slot.close()
+
+
+def snapshot_name(start: int, count: int) -> str:
+    """Blob name of a snapshot."""
+    return f"{SNAPSHOTS}/{start:08x}-{count:08x}.pwt"
+
+
+def _too_many_keys(offset: int) -> Invalid:
+    return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
+
+
+def _told_nobody(_: None, __: BrokerError | None) -> None:
+    """What was closed needs no answer."""

@@ -1,0 +1,262 @@
+"""Sealing: what lies in full slots becomes segments, and the slots become free (decision 0002).
+
+Promises: a slot is freed only when its segments and a snapshot are named by a group that is on the disk. A slot may hold batches of tens of
+thousands of partitions: so the loop only takes down what is in it, the sealer's thread plans and writes, and installing rests every so
+often. Must not know: how groups are written.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from polywire.errors import BrokerError
+from polywire.log.journal.snapshot import Snapshot, put_snapshot
+from polywire.log.journal.staging import StagedBatch
+from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
+from polywire.log.partition.reader import Overlay, Reader
+from polywire.log.partition.tail_index import spans_of
+from polywire.log.segments.segment import NO_TOKEN, Run, SegmentInfo
+from polywire.log.segments.segment_set import Sealed, Segments, segment_name
+from polywire.log.segments.writer import Part, RunSource, plan_blobs, write_segment
+from polywire.log.state import Contents, History, Image
+from polywire.store.base import Store
+from polywire.types import Buffer
+
+INSTALLED_MAX: Final = 1000  # runs, or staged batches, that are installed before others may have the loop: some 3 ms
+
+Key = tuple[int, bytes]
+"""(partition, token or nothing)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What lies in full slots, as the loop has taken it down for a thread.
+
+    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``index.spans_of`` tells. ``image``: the state
+    after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these slots.
+    """
+
+    reader: Reader
+    views: Mapping[int, Buffer]
+    listed: Segments
+    image: Image
+    serials: Sequence[int]
+    partitions: Sequence[FilePartition]
+    ends: array[int]
+    slots: array[int]
+    positions: array[int]
+    lengths: array[int]
+    segments: Sequence[int]
+    clean: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes into segments: the runs, blob by blob; and which staged batches are in a token's run, in order."""
+
+    blobs: Sequence[Sequence[RunSource]]
+    staged: Mapping[Key, Sequence[StagedBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A plan that was carried out: its segments and their numbers."""
+
+    plan: Plan
+    numbers: Sequence[int]
+    infos: Sequence[SegmentInfo]
+
+
+class _Parts(Sequence[Part]):
+    """Parts of which the joined ones are made when they are asked for: staged bodies may be larger than memory."""
+
+    def __init__(self, reader: Reader, parts: Sequence[Part | Overlay]) -> None:
+        self._reader = reader
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        part = self._parts[index]
+        return _whole(self._reader.join(part)) if isinstance(part, Overlay) else part
+
+    def __iter__(self) -> Iterator[Part]:
+        for index in range(len(self._parts)):
+            yield self[index]
+
+
+def take_down(history: History, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image) -> Taken:
+    """What there is to seal of these slots (by serial, oldest first), for any thread; ``image`` is the state at their end."""
+    partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
+    serials = list(contents)
+    found = spans_of(
+        [partition.tail for partition in partitions], min(serials, default=0), max(serials, default=0), OVERLAY
+    )
+    segments = history.segments
+    return Taken(
+        history.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(history.clean)
+    )
+
+
+# In the sealer's thread
+
+
+def plan_slots(taken: Taken) -> Plan:
+    """What to seal."""
+    sources: dict[Key, RunSource] = {}
+    sizes: dict[Key, int] = {}
+    start = 0
+    for partition, end in zip(taken.partitions, taken.ends, strict=True):
+        parts, size = _parts_of(taken, start, end)
+        start = end
+        if size:
+            key = (partition.incarnation, NO_TOKEN)
+            sources[key] = RunSource(partition.incarnation, parts, compression=partition.compression)
+            sizes[key] = size
+    staged = _staged_runs(taken)
+    for key, batches in staged.items():
+        parts = [Part(taken.views[batch.serial], _numbers(batch.position), _numbers(batch.length)) for batch in batches]
+        sources[key] = RunSource(key[0], parts, key[1])
+        sizes[key] = sum(batch.length for batch in batches)
+    blobs = [[sources[key] for key in keys] for keys in plan_blobs(sizes)]
+    return Plan(blobs, staged)
+
+
+def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
+    """Of the batches taken down, those from ``start`` to ``end``, which are one partition's, and their bytes."""
+    parts: list[Part | Overlay] = []
+    size, at, overlaid = 0, start, False
+    for slot, entries in groupby(taken.slots[start:end]):
+        stop = at + len(list(entries))
+        positions, lengths = taken.positions[at:stop], taken.lengths[at:stop]
+        at = stop
+        if slot != OVERLAY:
+            parts.append(Part(taken.views[slot], positions, lengths))
+            size += sum(lengths)
+            continue
+        overlaid = True
+        for position, length in zip(positions, lengths, strict=True):
+            overlay = taken.reader.overlays.get(position >> OVERLAY_SHIFT)
+            if overlay is None:  # it was trimmed since, and so was all that lies before it
+                parts, size = [], 0
+            elif overlay.serial in taken.serials:
+                parts.append(overlay)
+                size += length
+            else:
+                assert overlay.serial > taken.serials[-1], "what older slots held was sealed before"
+                return _Parts(taken.reader, parts), size
+    return _Parts(taken.reader, parts) if overlaid else parts, size  # type: ignore[return-value]
+
+
+def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
+    """Batches of these slots that were staged, and neither published nor abandoned, at the image's sequence."""
+    found: dict[Key, list[StagedBatch]] = {}
+    for staged in taken.image.staged:
+        for batch in staged.batches:
+            if batch.needed and batch.place < 0 and batch.serial in taken.serials:
+                found.setdefault((batch.incarnation, staged.token), []).append(batch)
+    return found
+
+
+def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
+    """The snapshot of what was taken down once its plan is written under these segment numbers; ``broker`` is its state, in pieces, and the
+    sequence of that."""
+    image = taken.image
+    expiries = {staged.token: staged.expires_at_us for staged in image.staged}
+    tokens: set[tuple[bytes, int, int]] = set()
+    for staged in image.staged:
+        for batch in staged.batches:
+            sealed = taken.listed.by_place.get(batch.place) if batch.needed and batch.place >= 0 else None
+            if sealed is not None:  # else nobody needs it any more
+                tokens.add((staged.token, staged.expires_at_us, sealed.number))
+    for number, runs in zip(numbers, plan.blobs, strict=True):
+        tokens.update((run.token, expiries[run.token], number) for run in runs if run.token)
+    return Snapshot(
+        sequence=image.sequence,
+        broker_sequence=broker[1],
+        partitions=b"".join(image.partitions),
+        segments=[*taken.segments, *numbers],
+        tokens=sorted(tokens),
+        broker=b"".join(broker[0]),
+        clean=taken.clean,
+    )
+
+
+def seal(
+    store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[Sequence[bytes], int]
+) -> Written:
+    """Plan, write segments under new numbers, and the snapshot that lists them. Nobody else may ask for numbers meanwhile.
+
+    Raises what the store raises; then nothing is left.
+    """
+    plan = plan_slots(taken)
+    numbers = [next_number() for _ in plan.blobs]
+    names = [segment_name(number) for number in numbers]
+    try:
+        infos = [write_segment(store, name, runs) for name, runs in zip(names, plan.blobs, strict=True)]
+        put_snapshot(store, snapshot_name, snapshot_of(taken, plan, numbers, broker))
+    except BrokerError:
+        with suppress(BrokerError):
+            for name in (*names, snapshot_name):
+                store.delete(name)
+        raise
+    return Written(plan, numbers, infos)
+
+
+# On the loop
+
+
+def install(history: History, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
+    """The segments count now: readers get these runs from them, and unsealed entries go. Rests whenever others may have the loop: of each
+    partition, readers find every record in one place at any moment."""
+    for item in sealed:
+        item.live += 1  # until the end: none of it is dead before all is handed out
+    count = 0
+    for info, item in zip(written.infos, sealed, strict=True):
+        for run in info:
+            if run.token:
+                yield from _place_staged(written.plan.staged[run.partition, run.token], item, run.position)
+            else:
+                _install_run(history, run, item)
+            count += 1
+            if count % INSTALLED_MAX == 0:
+                yield
+    for item in sealed:
+        item.live -= 1
+    history.segments.settle(sealed)
+
+
+def _install_run(history: History, run: Run, item: Sealed) -> None:
+    partition = history.partitions.get(run.partition)
+    if partition is None:
+        item.lost_partition = True
+        return
+    if run.next_offset > partition.first_offset:
+        partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
+        item.keep(run.size, run.first_time_us)
+    history.seal_tail(partition, run.next_offset)
+
+
+def _place_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
+    """Staged batches lie in a segment now. Rests as ``install`` does."""
+    for count, batch in enumerate(batches, 1):
+        if batch.needed:
+            batch.position, batch.place = position, item.place
+            item.keep_staged(batch.length)
+        position += batch.length
+        if count % INSTALLED_MAX == 0:
+            yield
+
+
+def _numbers(number: int) -> array[int]:
+    return array("q", (number,))
+
+
+def _whole(batch: Buffer) -> Part:
+    return Part(batch, _numbers(0), _numbers(len(batch)))

@@ -1,0 +1,608 @@
+"""A sealed segment: an immutable blob of batches sorted by partition and offset, and the footer that finds them (decision 0002).
+
+Promises: opening reads the footer only, and only verified footers are used; a read touches at most one index stride more than it
+returns, and returns batches that have their checksums. Must not know: the journal, who deletes segments, any file.
+
+```
+batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer | the same footer | the same trailer
+
+run, 112 bytes                                   trailer, the blob's last 64 bytes
+  0 u64 partition                                  0 u32 magic "PWS1" (0x31535750)
+  8 16  token or zeros                             4 u32 version, 2
+ 24 u64 position        32 u64 bytes               8 u64 footer position: the end of the batches
+ 40 u64 first offset    48 u64 next offset        16 u64 footer bytes
+ 56 u64 first address   64 u64 next address       24 u32 runs
+ 72 i64 first time      80 i64 last append time   28 u32 epochs
+ 88 u32 first index entry                         32 u64 index entries
+ 92 u32 index entries                             40 u64 XXH64 of the footer
+ 96 u32 first epoch    100 u32 epochs             48 u64 zero
+104 u64 records                                   56 u64 XXH64 of the trailer's first 56 bytes
+
+epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
+index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
+```
+
+Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches: not numbered, offsets,
+addresses and epochs zero.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from polywire.errors import ErrorCode, Missing, Unavailable
+from polywire.log.partition.tail_index import (
+    BY_ADDRESS,
+    BY_OFFSET,
+    BY_POSITION,
+    BY_TIME,
+    NO_END,
+    find_entry,
+    find_run,
+    scan_to,
+)
+from polywire.log.segments.batch_scan import INDEX_STRIDE_BYTES
+from polywire.log.segments.damage import (
+    Damage,
+    DamageNotes,
+    Mark,
+    Piece,
+    VerifiedRanges,
+    read_pieces,
+    salvaged,
+    split_sound,
+)
+from polywire.records.batch import first_damaged
+from polywire.records.checksum import xxh64
+from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
+
+SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
+SEGMENT_VERSION: Final = 2
+_VERSION_OF_ONE_FOOTER: Final = 1
+TOKEN_BYTES: Final = 16
+NO_TOKEN: Final = b""
+TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # looked through first where the last trailer is damaged
+ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
+FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segments that 10,000 partitions share
+RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
+
+RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
+EPOCH: Final = struct.Struct("<IIQ")
+ENTRY: Final = struct.Struct("<3Qq")
+TRAILER: Final = struct.Struct("<II2Q2I4Q")
+
+_ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
+_T = TypeVar("_T")
+
+
+class Run(NamedTuple):
+    """The batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
+
+    partition: int
+    token: bytes
+    position: int
+    size: int
+    first_offset: int
+    next_offset: int
+    first_address: int
+    next_address: int
+    first_time_us: int
+    last_time_us: int
+    index_start: int
+    index_count: int
+    epoch_start: int
+    epoch_count: int
+    record_count: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the run's last batch."""
+        return self.position + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A segment's footer without its index entries. Tables are kept as stored."""
+
+    name: str
+    size: int
+    data_bytes: int
+    runs: bytes | memoryview
+    epochs: bytes | memoryview
+    index_position: int
+    index_count: int
+
+    @property
+    def run_count(self) -> int:
+        return len(self.runs) // RUN.size
+
+    def run(self, number: int) -> Run:
+        """A run by its number. Raises IndexError."""
+        if not 0 <= number < self.run_count:
+            raise IndexError(number)
+        fields = RUN.unpack_from(self.runs, number * RUN.size)
+        token = NO_TOKEN if fields[1] == _ZERO_TOKEN else fields[1]
+        return Run(fields[0], token, *fields[2:])
+
+    def __iter__(self) -> Iterator[Run]:
+        return map(self.run, range(self.run_count))
+
+    def find(self, partition: int, token: bytes = NO_TOKEN) -> Run | None:
+        """The run of a partition, or of a token for it."""
+        for number in range(find_run(self.runs, partition), self.run_count):
+            run = self.run(number)
+            if run.partition != partition:
+                return None
+            if run.token == token:
+                return run
+        return None
+
+    def epochs_of(self, run: Run) -> list[tuple[int, int]]:
+        """(epoch, its first offset in the run), in order."""
+        table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
+        return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
+
+
+def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
+    """Read and verify a segment's trailer and footer, as ``read_footer`` does."""
+    return read_footer(store, name, block)[0]
+
+
+def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
+    """What is known of a segment, and its index entries, by the first footer that verifies. Raises BlobMissing, Corrupt.
+
+    block: memory to read into past the page cache, as ``aligned_buffer`` makes it; the tables lie there as long as the caller leaves it
+    alone. A footer that it is too small for is read as without it.
+    """
+    size = store.size(name)
+    trailer = _find_trailer(store, name, size, block)
+    _, version, position, count, run_count, epoch_count, index_count, checksum, _, _ = TRAILER.unpack(trailer)
+    if not _VERSION_OF_ONE_FOOTER <= version <= SEGMENT_VERSION:
+        raise blob_corrupt(name, f"unknown version={version}")
+    epochs_at = run_count * RUN.size
+    entries_at = epochs_at + epoch_count * EPOCH.size
+    places = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
+    if entries_at + index_count * ENTRY.size != count:
+        raise blob_corrupt(name, "trailer does not fit the blob")
+    for place in places:
+        footer = _stored(store, name, place, place + count, block)
+        if len(footer) != count or xxh64(footer) != checksum:
+            continue
+        info = SegmentInfo(
+            name=name,
+            size=size,
+            data_bytes=position,
+            runs=footer[:epochs_at],
+            epochs=footer[epochs_at:entries_at],
+            index_position=place + entries_at,
+            index_count=index_count,
+        )
+        return info, footer[entries_at:]
+    raise blob_corrupt(name, "footer is damaged")
+
+
+def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
+    """Bytes of a blob; past the page cache where there is memory for that, and nothing is wrong with the disk."""
+    if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
+        with suppress(Unavailable):
+            return store.open(name).read_direct(block, start, stop)
+    return store.get(name, start, stop)
+
+
+def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
+    """The blob's last bytes; where these are damaged, the first trailer, which lies before the second footer. Raises Corrupt."""
+    if size < TRAILER.size:
+        raise blob_corrupt(name, f"too short size={size}")
+    trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))
+    if _is_trailer(trailer):
+        return trailer
+    magic, reach = SEGMENT_MAGIC.to_bytes(4, "little"), TRAILER_SEARCH_BYTES
+    while True:
+        begun = max(size - reach, 0)
+        tail = store.get(name, begun, size)
+        at = tail.rfind(magic)
+        while at >= 0:
+            found = tail[at : at + TRAILER.size]
+            if len(found) == TRAILER.size and _is_trailer(found) and _footer_ends(found) == begun + at:
+                return found
+            at = tail.rfind(magic, 0, at + len(magic) - 1)
+        if begun == 0:
+            raise blob_corrupt(name, "trailer is damaged")
+        reach *= 16
+
+
+def _footer_ends(trailer: bytes) -> int:
+    fields = TRAILER.unpack(trailer)
+    return int(fields[2] + fields[3])
+
+
+def _is_trailer(trailer: bytes) -> bool:
+    fields = TRAILER.unpack(trailer)
+    return bool(fields[0] == SEGMENT_MAGIC and xxh64(trailer[:-8]) == fields[-1])
+
+
+class _Cache(Generic[_T]):
+    """What was used last of all segments, bounded in bytes. Any thread may use it."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_items", "_lock", "_size_of")
+
+    def __init__(self, bytes_max: int, size_of: Callable[[_T], int]) -> None:
+        self._items: OrderedDict[str, _T] = OrderedDict()
+        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._size_of = size_of
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> _T | None:
+        with self._lock:
+            item = self._items.get(name)
+            if item is not None:
+                self._items.move_to_end(name)
+            return item
+
+    def put(self, name: str, item: _T) -> None:
+        with self._lock:
+            if name in self._items:
+                return
+            self._items[name] = item
+            self._bytes += self._size_of(item)
+            while self._bytes > self._bytes_max and len(self._items) > 1:
+                _, oldest = self._items.popitem(last=False)
+                self._bytes -= self._size_of(oldest)
+
+    def drop(self, name: str) -> None:
+        with self._lock:
+            item = self._items.pop(name, None)
+            if item is not None:
+                self._bytes -= self._size_of(item)
+
+
+class EntryCache(_Cache[bytes]):
+    """Index entries of the segments used last, for all segments of a log together; and their footers, and runs found in these."""
+
+    __slots__ = ("footers", "runs")
+
+    def __init__(self, bytes_max: int = ENTRY_CACHE_BYTES_MAX, footer_bytes_max: int = FOOTER_CACHE_BYTES_MAX) -> None:
+        super().__init__(bytes_max, len)
+        self.footers: Final = _Cache[SegmentInfo](footer_bytes_max, _footer_bytes)
+        self.runs: Final[dict[tuple[str, int], Run]] = {}
+        """By segment and partition."""
+
+    def drop(self, name: str) -> None:
+        super().drop(name)
+        self.footers.drop(name)
+
+
+def _footer_bytes(info: SegmentInfo) -> int:
+    return len(info.runs) + len(info.epochs)
+
+
+class Segment:
+    """One open segment. Guards: positions given out lie inside the run they were asked for; batches given out have their checksums.
+
+    All but ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk: on the loop only these. Its footer is kept
+    only while it is used, for all footers of a long log are larger than memory.
+    """
+
+    __slots__ = (
+        "_cache",
+        "_direct_bytes",
+        "_index_count",
+        "_store",
+        "_verified",
+        "data_bytes",
+        "name",
+        "notes",
+        "run_count",
+    )
+
+    def __init__(
+        self, store: Store, info: SegmentInfo, cache: EntryCache | None = None, notes: DamageNotes | None = None
+    ) -> None:
+        self._store = store
+        self._cache = EntryCache() if cache is None else cache
+        self.notes: Final = DamageNotes() if notes is None else notes
+        self._direct_bytes = 0
+        self._verified: Final = VerifiedRanges()
+        self.name: Final = info.name
+        self.data_bytes: Final = info.data_bytes
+        self.run_count: Final = info.run_count
+        self._index_count: Final = info.index_count
+
+    @classmethod
+    def open(cls, store: Store, name: str, cache: EntryCache | None = None) -> Segment:
+        """Read and verify the footer. Raises BlobMissing, Corrupt."""
+        return cls(store, read_info(store, name), cache)
+
+    @property
+    def info(self) -> SegmentInfo:
+        """The footer, read and verified anew unless it is at hand. Raises BlobMissing, Corrupt."""
+        info = self._cache.footers.get(self.name)
+        if info is None:
+            info = read_info(self._store, self.name)
+            self._cache.footers.put(self.name, info)
+        return info
+
+    def run(self, partition: int) -> Run:
+        """The numbered run of a partition. Raises Missing(PARTITION_MISSING), and as ``info``."""
+        run = self._cache.runs.get((self.name, partition))
+        return self._found(self.info, partition) if run is None else run
+
+    def run_now(self, partition: int) -> Run | None:
+        """What ``run`` returns when it waits for no disk, else None. Raises Missing(PARTITION_MISSING)."""
+        run = self._cache.runs.get((self.name, partition))
+        if run is None:
+            info = self._cache.footers.get(self.name)
+            run = None if info is None else self._found(info, partition)
+        return run
+
+    def _found(self, info: SegmentInfo, partition: int) -> Run:
+        run = info.find(partition)
+        if run is None:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no run in segment partition={partition} segment={self.name!r}")
+        if len(self._cache.runs) >= RUNS_RECENT_MAX:
+            self._cache.runs.clear()
+        self._cache.runs[self.name, partition] = run
+        return run
+
+    def epochs(self, partition: int) -> list[tuple[int, int]]:
+        """(epoch, its first offset in this segment), in order."""
+        return self.info.epochs_of(self.run(partition))
+
+    def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
+        """Positions [start, stop) of the strides that a read from ``offset`` of up to ``bytes_max`` bytes and ``offset_end`` touches: from
+        the last index entry at or below the offset. Reads index entries from the store unless they are at hand.
+        Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
+
+    def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
+        """Positions [start, stop) of whole batches that hold records [first_offset, next_offset), which begin in the run. Reads index
+        entries from the store unless they are at hand or that is the whole run. Raises Missing(OFFSET_OUT_OF_RANGE)."""
+        run = self._checked_run(partition, first_offset)
+        warm = self.span_warm(partition, first_offset, next_offset)
+        if warm is not None:
+            return warm
+        return self._strides(run, self._entries(), first_offset, run.size, next_offset)
+
+    def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
+        """What ``span`` returns when it waits for no disk, else None."""
+        if self.run_now(partition) is None:
+            return None
+        run = self._checked_run(partition, first_offset)
+        if first_offset == run.first_offset and next_offset >= run.next_offset:
+            return run.position, run.stop
+        entries = self._cache.get(self.name)
+        return None if entries is None else self._strides(run, entries, first_offset, run.size, next_offset)
+
+    def _strides(self, run: Run, entries: bytes, offset: int, bytes_max: int, offset_end: int) -> tuple[int, int]:
+        """What ``locate`` says, of index entries that are at hand."""
+        first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
+        start, stop = self._stride(run, entries, first)
+        reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride behind their entry
+        if bytes_max and stop <= min(reach, run.stop - 1):
+            last = find_entry(entries, run.index_start, run.index_count, BY_POSITION, reach)
+            if offset_end < run.next_offset:
+                last = min(last, find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset_end - 1))
+            stop = self._stride(run, entries, max(first, last))[1]
+        return start, stop
+
+    def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
+        """Whole batches back to back, and the offset after their last record: the batch that holds ``offset``, then more while they fit
+        ``bytes_max`` and begin below ``offset_end``, up to damage. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt.
+        """
+        start, stop = self.locate(partition, offset, bytes_max, offset_end)
+        pieces = self._fresh_pieces(partition, start, stop)
+        chunks: list[memoryview] = []
+        next_offset, _, _ = read_pieces(pieces, offset, bytes_max, offset_end, chunks)
+        if not chunks:
+            raise blob_corrupt(self.name, f"batches are broken offset={offset}")
+        return chunks[0], next_offset
+
+    def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """The batches of whole strides [start, stop) of a partition's run, read into ``block`` and verified; waits for the disk. See
+        ``read_into``."""
+        return self._verify(self.read_into(block, start, stop), partition, start, stop)
+
+    def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
+        """What ``pieces`` returns when it waits for no disk, else None. What was verified when it came into memory is not verified again."""
+        if self._is_new_to_the_cache:
+            return None  # even to ask would have the system read it there
+        data = self.read_now(block, start, stop)
+        if data is None:
+            self._verified.forget()
+            return None
+        if self._verified.hold(start, stop):
+            return [Piece(data, self.run(partition).next_offset, None)]
+        return self._verify(data, partition, start, stop)
+
+    def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
+        """What of whole strides [start, stop) of a partition's run is damaged, by reading them past the page cache."""
+        pieces = self._verify(self.read_past(block, start, stop), partition, start, stop)
+        return [piece.damage for piece in pieces if piece.damage is not None]
+
+    def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """Whole strides of a partition's run, in order, as many at once as fit ``bytes_max``, one at least."""
+        run = self.run(partition)
+        positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
+        start, last = run.position, run.position
+        for position in positions[1:]:
+            if position - start > bytes_max and last > start:
+                yield start, last
+                start = last
+            last = position
+        if last > start:
+            yield start, last
+
+    def locate_now(
+        self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END
+    ) -> tuple[int, int] | None:
+        """What ``locate`` returns when it waits for no disk, else None."""
+        entries = self._cache.get(self.name) if self._index_count else b""
+        if entries is None or self.run_now(partition) is None:
+            return None
+        return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
+
+    def offset_at(self, partition: int, position: int) -> int:
+        """Offset of the batch at a position where a stride of the partition's run begins, or that ends the run."""
+        run = self.run(partition)
+        if position >= run.stop:
+            return run.next_offset
+        entries = self._entries()
+        number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, position)
+        return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
+
+    def _verify(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
+        """What was read of whole strides of a run, and what of it is damaged."""
+        run = self.run(partition)
+        if first_damaged(data) < 0:
+            self._verified.add(start, stop)
+            return [Piece(data, run.next_offset, None)]
+        marks = self._marks(run, start, stop)
+        pieces = split_sound(data, marks, segment=self.name, partition=partition)
+        if stop == marks[-1][0] and pieces[-1].damage is None:
+            pieces[-1] = pieces[-1]._replace(end=run.next_offset)  # the run goes on behind these strides
+        for piece in pieces:
+            if piece.damage is not None:
+                self.notes.note(piece.damage)
+        return pieces
+
+    def _marks(self, run: Run, start: int, stop: int) -> Sequence[Mark]:
+        """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such places."""
+        entries = self._entries()
+        marks = [(run.position, run.first_offset)]
+        for number in range(run.index_start, run.index_start + run.index_count):
+            offset, position, _, _ = ENTRY.unpack_from(entries, number * ENTRY.size)
+            if position > run.position:
+                marks.append((position, offset))
+        marks.append((run.stop, run.next_offset))
+        return [mark for mark in marks if start <= mark[0] <= stop]
+
+    def read_now(self, block: memoryview, start: int, stop: int) -> memoryview | None:
+        """Stored bytes [start, stop) in memory of the caller's, not verified; None when that would wait for a disk."""
+        try:
+            blob = self._store.open(self.name)
+        except BlobMissing:
+            return None  # who goes on to read it is told
+        room = block[: stop - start]
+        return room if blob.read_now(room, start) else None
+
+    def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Stored bytes [start, stop) in memory of the caller's, not verified; waits for the disk. ``block`` is as ``Blob.read_direct``
+        wants it.
+
+        History is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
+        then it is worth the memory, and what is read from it stays in the page cache.
+        """
+        past = self._is_new_to_the_cache
+        self._direct_bytes += stop - start
+        return self._read(block, start, stop, past=past)
+
+    @property
+    def _is_new_to_the_cache(self) -> bool:
+        """Whether nobody has read it by way of the page cache yet."""
+        return self._direct_bytes <= self.data_bytes
+
+    def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
+        """Bytes that the disk does not give, or that a file cut short has no more, are zeros: so no batch with them verifies."""
+        blob = self._store.open(self.name)
+        past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
+        try:
+            if past:
+                found = blob.read_direct(block, start, stop)
+            else:
+                found = block[: blob.pread_into(block[: stop - start], start)]
+        except Unavailable:
+            return salvaged(blob, block[: stop - start], start)
+        return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
+
+    def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
+        """Like ``read_into``, for who reads everything once: never by way of the page cache."""
+        return self._read(block, start, stop, past=True)
+
+    def batch_at(self, partition: int, offset: int) -> memoryview:
+        """The batch that holds ``offset``. Raises Missing(OFFSET_OUT_OF_RANGE), Corrupt."""
+        return self.read(partition, offset, 0)[0]
+
+    def by_time(self, partition: int, time_us: int) -> int:
+        """First offset appended at or after ``time_us``; the run's next offset when there is none. Raises Corrupt."""
+        run = self.run(partition)
+        if time_us > run.last_time_us:
+            return run.next_offset
+        if time_us <= run.first_time_us:
+            return run.first_offset
+        entries = self._entries()
+        start, stop = self._stride(
+            run, entries, find_entry(entries, run.index_start, run.index_count, BY_TIME, time_us - 1)
+        )
+        for piece in self._fresh_pieces(partition, start, stop):
+            at = scan_to(piece.data, 0, BY_TIME, time_us - 1)
+            if at < len(piece.data):
+                return int.from_bytes(piece.data[at + 32 : at + 40], "little")
+        number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, stop)
+        return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
+
+    def by_address(self, partition: int, address: int) -> memoryview | None:
+        """The batch whose records cover this Kafka 0.7 address, None in a hole or outside the run. Raises Corrupt."""
+        run = self.run(partition)
+        if not run.first_address <= address < run.next_address:
+            return None
+        entries = self._entries()
+        start, stop = self._stride(
+            run, entries, find_entry(entries, run.index_start, run.index_count, BY_ADDRESS, address)
+        )
+        damage = None
+        for piece in self._fresh_pieces(partition, start, stop):
+            chunk = piece.data
+            at = scan_to(chunk, 0, BY_ADDRESS, address)
+            if at == len(chunk):
+                damage = piece.damage
+                continue
+            if int.from_bytes(chunk[at + 40 : at + 48], "little") <= address:
+                return chunk[at : at + int.from_bytes(chunk[at + 4 : at + 8], "little")]
+            break
+        if damage is not None:  # it lies where the address would be
+            raise damage.error()
+        return None
+
+    def stored(self, start: int, stop: int) -> memoryview:
+        """Stored bytes [start, stop), not verified: a staged batch, or its header."""
+        return self.read_into(memoryview(bytearray(stop - start)), start, stop)
+
+    def _fresh_pieces(self, partition: int, start: int, stop: int) -> list[Piece]:
+        block = memoryview(bytearray(stop - start))
+        pieces = self.pieces_now(block, partition, start, stop)
+        return self.pieces(block, partition, start, stop) if pieces is None else pieces
+
+    def _checked_run(self, partition: int, offset: int) -> Run:
+        run = self.run(partition)
+        if not run.first_offset <= offset < run.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset not in segment partition={partition} offset={offset} segment={self.name!r}",
+            )
+        return run
+
+    def _entries(self) -> bytes:
+        entries = self._cache.get(self.name)
+        if entries is None:
+            info, table = read_footer(self._store, self.name)
+            entries = bytes(table)
+            self._cache.footers.put(self.name, info)
+            self._cache.put(self.name, entries)
+        return entries
+
+    def _stride(self, run: Run, entries: bytes, number: int) -> tuple[int, int]:
+        """Positions from a run's index entry to the next; the run's first stride for -1."""
+        number = max(number, 0)
+        start, stop = run.position, run.stop
+        if number < run.index_count:
+            start = ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[1]
+        if number + 1 < run.index_count:
+            stop = ENTRY.unpack_from(entries, (run.index_start + number + 1) * ENTRY.size)[1]
+        return start, stop

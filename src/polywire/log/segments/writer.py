@@ -1,0 +1,397 @@
+"""Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``segment``).
+
+Promises: memory of a few chunks whatever the runs hold; bulk copies free the interpreter lock; what does not look like the batches
+promised is never written, and bytes that were not verified never get a new checksum. Must not know: the journal, when to seal.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+
+from polywire.errors import Corrupt, ErrorCode, Unavailable
+from polywire.log.partition.tail_index import split_batches
+from polywire.log.segments.batch_scan import (
+    INDEX_STRIDE_BYTES,
+    RUN_ENTRIES,
+    RUN_EPOCH,
+    RUN_FIRST_ADDRESS,
+    RUN_FIRST_OFFSET,
+    RUN_FIRST_TIME,
+    RUN_LAST_ENTRY,
+    RUN_LAST_TIME,
+    RUN_NEXT_ADDRESS,
+    RUN_NEXT_OFFSET,
+    RUN_PARTITION,
+    RUN_POSITION,
+    RUN_RECORDS,
+    RUN_STATE_COUNT,
+    SMALL_BYTES,
+    gather,
+    next_merge,
+    survey,
+    verify,
+)
+from polywire.log.segments.segment import (
+    ENTRY,
+    EPOCH,
+    NO_TOKEN,
+    RUN,
+    SEGMENT_MAGIC,
+    SEGMENT_VERSION,
+    TOKEN_BYTES,
+    TRAILER,
+    Run,
+    Segment,
+    SegmentInfo,
+)
+from polywire.records.batch import first_damaged, merge
+from polywire.records.checksum import xxh64
+from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.records.compression import Compression, compress_body
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
+from polywire.types import Buffer
+
+OWN_BLOB_BYTES_MIN: Final = (
+    4 * 1024 * 1024
+)  # decision 0002: a partition with this much in a slot gets a blob of its own
+PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed: most of them is header
+WRITTEN_BYTES: Final = 1024 * 1024  # gathered before they are written: they are still near the processor then
+MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
+
+logger: Final = structlog.get_logger("polywire.log")
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Batches that lie scattered in one buffer: ``array('q')`` of their positions and lengths, in offset order. ``verified``: whoever made
+    it has seen that they have their checksums."""
+
+    base: Buffer
+    positions: array[int]
+    lengths: array[int]
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """What one run is made of, in order. With a token: staged batches, not numbered, never merged. compression: how bodies are compressed
+    that are not yet, and large enough."""
+
+    partition: int
+    parts: Iterable[Part]
+    token: bytes = NO_TOKEN
+    compression: Compression | None = None
+
+    @classmethod
+    def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
+        """A run of batches that have a buffer each; slower per batch than parts of one slot."""
+        parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
+        return cls(partition, parts, token)
+
+    @classmethod
+    def of_segments(
+        cls,
+        runs: Sequence[tuple[Segment, Run]],
+        *,
+        damaged: Callable[[Segment], None] | None = None,
+        compression: Compression | None = None,
+    ) -> RunSource:
+        """A run that joins runs of one partition (or token) from older segments, in order; for merging and rewriting blobs.
+
+        They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
+        told, and writing raises Corrupt.
+        """
+        return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
+
+
+class StoredParts(Iterable[Part]):
+    """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
+
+    def __init__(self, runs: Sequence[tuple[Segment, Run]], damaged: Callable[[Segment], None] | None) -> None:
+        self._runs = runs
+        self._damaged = damaged
+
+    def __iter__(self) -> Iterator[Part]:
+        block = aligned_buffer(BATCH_BYTES_MAX + 2 * BLOCK_BYTES)  # only what is read into costs memory
+        for segment, run in self._runs:
+            at, window = run.position, CHUNK_BYTES
+            while at < run.stop:
+                chunk = self._read(segment, block, at, min(at + window, run.stop))
+                positions, lengths = split_batches(chunk)
+                if not positions and window < BATCH_BYTES_MAX:
+                    window = BATCH_BYTES_MAX  # perhaps one batch is larger than a window
+                    continue
+                end = positions[-1] + lengths[-1] if positions else 0
+                self._check(segment, chunk[:end], at)
+                yield Part(chunk, positions, lengths, verified=True)
+                at, window = at + end, CHUNK_BYTES
+
+    def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
+        try:
+            return segment.read_past(block, start, stop)
+        except Unavailable as error:  # a bad place on the disk is no reason to stop what does not need it
+            raise self._broken(segment, error.message) from error
+
+    def _check(self, segment: Segment, chunk: memoryview, at: int) -> None:
+        position = first_damaged(chunk) if len(chunk) else 0
+        if position >= 0:
+            raise self._broken(segment, f"batch is damaged position={at + position}")
+
+    def _broken(self, segment: Segment, reason: str) -> Corrupt:
+        if self._damaged is not None:
+            self._damaged(segment)
+        return blob_corrupt(segment.name, reason)
+
+
+def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
+    """Which runs go into which blob: those of 4 MiB and more into one each, the rest share the last. Keeps the mapping's order."""
+    own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
+    shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
+    return [*own, shared] if shared else own
+
+
+def write_segment(
+    store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
+) -> SegmentInfo:
+    """Write one blob with these runs; durable on return; ``chunk_bytes`` are gathered and written at a time.
+
+    Raises BlobExists, Corrupt when a source does not hold the batches it promises, and what the store raises.
+    """
+    writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
+    store.put_new(name, writer.chunks())
+    return writer.info(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Batches [start, stop) of one buffer; ``sound``: they have their checksums."""
+
+    base: Buffer
+    positions: array[int]
+    lengths: array[int]
+    start: int
+    stop: int
+    sound: bool = True
+
+
+class _SegmentWriter:
+    """Fills one chunk again and again. Guards: the footer describes exactly what went through it."""
+
+    def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
+        self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
+        keys = {(run.partition, run.token) for run in runs}
+        assert len(keys) == len(runs), "a run was given twice"
+        self._chunk = chunk
+        self._filled = 0
+        self._state = array("q", bytes(8 * RUN_STATE_COUNT))
+        self._runs = bytearray()
+        self._epochs = bytearray()
+        self._entries = bytearray()
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The blob, chunk by chunk; each is valid until the next one is asked for."""
+        for source in self._sources:
+            yield from self._run(source)
+        del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
+        footer = self._footer()
+        for _ in range(2):  # what a start needs of a segment is kept twice
+            yield from self._copy(_whole(footer))
+        if self._filled:
+            yield self._emit()
+
+    def info(self, name: str) -> SegmentInfo:
+        """What was written, known after the last chunk."""
+        data_bytes = self._state[RUN_POSITION]
+        tables = len(self._runs) + len(self._epochs)
+        return SegmentInfo(
+            name=name,
+            size=data_bytes + 2 * (tables + len(self._entries) + TRAILER.size),
+            data_bytes=data_bytes,
+            runs=bytes(self._runs),
+            epochs=bytes(self._epochs),
+            index_position=data_bytes + tables,
+            index_count=len(self._entries) // ENTRY.size,
+        )
+
+    def _run(self, source: RunSource) -> Iterator[memoryview]:
+        self._begin(source)
+        position, index_start = self._state[RUN_POSITION], self._state[RUN_ENTRIES]
+        epoch_start = len(self._epochs) // EPOCH.size
+        for part in source.parts:
+            for stretch in _prepared(part, source):
+                self._survey(stretch, source)
+                yield from self._copy(stretch)
+        state = self._state
+        self._runs += RUN.pack(
+            source.partition,
+            source.token or bytes(TOKEN_BYTES),
+            position,
+            state[RUN_POSITION] - position,
+            max(state[RUN_FIRST_OFFSET], 0),
+            max(state[RUN_NEXT_OFFSET], 0),
+            state[RUN_FIRST_ADDRESS],
+            state[RUN_NEXT_ADDRESS] if not source.token else 0,
+            state[RUN_FIRST_TIME],
+            state[RUN_LAST_TIME],
+            index_start,
+            state[RUN_ENTRIES] - index_start,
+            epoch_start,
+            len(self._epochs) // EPOCH.size - epoch_start,
+            state[RUN_RECORDS],
+        )
+
+    def _begin(self, source: RunSource) -> None:
+        state = self._state
+        assert len(source.token) in (0, TOKEN_BYTES), "a token has 16 bytes"
+        for field in range(RUN_FIRST_OFFSET, RUN_STATE_COUNT):
+            state[field] = 0
+        state[RUN_LAST_ENTRY] = state[RUN_POSITION] - INDEX_STRIDE_BYTES
+        state[RUN_FIRST_OFFSET] = -1
+        if source.token:
+            state[RUN_NEXT_OFFSET] = -1  # staged batches have neither offsets nor an epoch
+        else:
+            state[RUN_EPOCH] = -1
+            state[RUN_PARTITION] = source.partition
+
+    def _survey(self, stretch: _Stretch, source: RunSource) -> None:
+        at = stretch.start
+        while at < stretch.stop:
+            self._make_room(len(stretch.base) // INDEX_STRIDE_BYTES + 1)
+            at = survey(stretch.base, stretch.positions, stretch.lengths, at, stretch.stop, self._state, self._entries)
+            if at < 0:
+                raise Corrupt(
+                    ErrorCode.CORRUPT,
+                    f"no such batch to seal partition={source.partition} position={stretch.positions[-1 - at]}",
+                )
+            if at < stretch.stop:
+                self._begin_epoch(stretch.base, stretch.positions[at])
+
+    def _make_room(self, count: int) -> None:
+        """Let ``count`` more index entries fit."""
+        room = (self._state[RUN_ENTRIES] + count) * ENTRY.size
+        if len(self._entries) < room:
+            self._entries += bytes(room - len(self._entries))
+
+    def _begin_epoch(self, base: Buffer, position: int) -> None:
+        header = memoryview(base)[position : position + HEADER_BYTES]
+        epoch = int.from_bytes(header[24:28], "little")
+        self._epochs += EPOCH.pack(epoch, 0, int.from_bytes(header[32:40], "little"))
+        self._state[RUN_EPOCH] = epoch
+
+    def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
+        cursor = array("q", (stretch.start, 0, self._filled))
+        while cursor[0] < stretch.stop:
+            gather(stretch.base, stretch.positions, stretch.lengths, stretch.stop, self._chunk, cursor)
+            self._filled = cursor[2]
+            if self._filled == len(self._chunk):
+                yield self._emit()
+                cursor[2] = 0
+
+    def _emit(self) -> memoryview:
+        chunk = self._chunk[: self._filled]
+        self._filled = 0
+        return chunk
+
+    def _footer(self) -> bytes:
+        footer = bytes(self._runs) + self._epochs + self._entries
+        trailer = TRAILER.pack(
+            SEGMENT_MAGIC,
+            SEGMENT_VERSION,
+            self._state[RUN_POSITION],
+            len(footer),
+            len(self._runs) // RUN.size,
+            len(self._epochs) // EPOCH.size,
+            len(self._entries) // ENTRY.size,
+            xxh64(footer),
+            0,
+            0,
+        )[:-8]
+        return footer + trailer + xxh64(trailer).to_bytes(8, "little")
+
+
+def _whole(content: Buffer) -> _Stretch:
+    return _Stretch(content, array("q", (0,)), array("q", (len(content),)), 0, 1)
+
+
+def _packed(stretches: Iterator[_Stretch], kind: Compression | None) -> Iterator[_Stretch]:
+    """The same batches, compressed where that is wanted and worth it."""
+    for stretch in stretches:
+        if kind is None:
+            yield stretch
+            continue
+        view, plain = memoryview(stretch.base), stretch.start
+        for index in range(stretch.start, stretch.stop):
+            length = stretch.lengths[index]
+            if length >= PACKED_BYTES_MIN:
+                yield from _between(stretch, plain, index)
+                yield _whole(compress_body(view[stretch.positions[index] : stretch.positions[index] + length], kind))
+                plain = index + 1
+        yield from _between(stretch, plain, stretch.stop)
+
+
+def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
+    """A piece of a stretch, if it holds any batch."""
+    if start < stop:
+        yield _Stretch(stretch.base, stretch.positions, stretch.lengths, start, stop)
+
+
+def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
+    """A part's batches as they are written: merged and compressed, and verified before that gives them another checksum. One that is
+    damaged is kept just as it is, under the checksum that it does not have: its readers are told, and the rest of the run is sound."""
+    copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
+    for whole in _verified(part, copied_from):
+        if whole.sound:
+            stretches = _stretches(whole, merging=not source.token)
+            yield from _packed(stretches, source.compression)
+        else:
+            position = part.positions[whole.start]
+            logger.error(
+                "a batch was damaged before it was sealed, and is kept as it is",
+                partition=source.partition,
+                offset=int.from_bytes(memoryview(part.base)[position + 32 : position + 40], "little"),
+                size=part.lengths[whole.start],
+            )
+            yield whole
+
+
+def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
+    """The part in pieces that stay near the processor until they are copied, every damaged batch alone; of batches that are only copied,
+    those of ``copied_from`` bytes and more, the header alone is looked at: their readers look at the rest."""
+    at, count = 0, len(part.positions)
+    while at < count:
+        end = count
+        if not part.verified:
+            end = verify(part.base, part.positions, part.lengths, at, count, WRITTEN_BYTES, copied_from)
+        bad = -1 - end if end < 0 else count
+        end = bad if end < 0 else end
+        if end > at:
+            yield _Stretch(part.base, part.positions, part.lengths, at, end)
+        at = end
+        if at == bad < count:
+            yield _Stretch(part.base, part.positions, part.lengths, at, at + 1, sound=False)
+            at += 1
+
+
+def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
+    """A stretch's batches in order: stretches to be copied as they lie, and merged batches between them."""
+    base, positions, lengths = whole.base, whole.positions, whole.lengths
+    stop = whole.stop
+    at = whole.start
+    while at < stop:
+        start, end = (stop, stop)
+        if merging:
+            start, end = next_merge(base, positions, lengths, at, stop, MERGED_BYTES_MAX)
+        if start > at:
+            yield _Stretch(base, positions, lengths, at, start)
+        if end > start:
+            view = memoryview(base)
+            places = zip(positions[start:end], lengths[start:end], strict=True)
+            yield _whole(merge([view[position : position + length] for position, length in places]))
+        at = end

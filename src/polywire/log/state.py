@@ -1,0 +1,169 @@
+"""The log's state in memory, and what each kind of entry does to it: the one state machine that turns, sealing and recovery share.
+
+Promises: the same entries in the same order give the same state. Must not know: when a group is written, files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from polywire.errors import ErrorCode, Missing
+from polywire.log.journal.staging import StagedBatch, StagedToken, Staging
+from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
+from polywire.log.partition.reader import Overlay, Reader
+from polywire.log.partition.sealed_ranges import RunIndex
+from polywire.log.segments.segment_set import Segments
+
+Laid = tuple[FilePartition, bytes, StagedBatch, tuple[int, int, int]]
+"""(partition, numbered header, staged batch, (offset, address, time)) of a batch that was published."""
+
+LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one filling of a slot touched: partitions, in order, and batches that were staged in it."""
+
+    partitions: dict[FilePartition, None] = field(default_factory=dict)
+    staged: list[StagedBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The state after group ``sequence``: packed partitions, and the tokens there were. What was staged later lies in later slots."""
+
+    sequence: int
+    partitions: Sequence[bytes]
+    staged: Sequence[StagedToken]
+
+
+class History:
+    """Guards: ``partitions`` are those not dropped yet; ``_packed`` is their state when the last image was taken."""
+
+    def __init__(self, reader: Reader, segments: Segments, staging: Staging, *, hides_unsynced: bool) -> None:
+        self.reader: Final = reader
+        self.segments: Final = segments
+        self.staging: Final = staging
+        self.partitions: Final[dict[int, FilePartition]] = {}
+        self.contents: Final[dict[int, Contents]] = {}
+        """By serial of slot."""
+        self.clean: Final[dict[int, int]] = {}
+        """How far partitions were compacted, by incarnation."""
+        self._hides_unsynced: Final = hides_unsynced
+        self._lost: deque[tuple[RunIndex, bool]] = deque()
+        """Runs that nobody needs and segments do not know of, and whether that is because their partition was dropped."""
+        self._packed: dict[int, bytes] = {}
+        self._next_overlay = 0
+
+    # Partitions
+
+    def find(self, incarnation: int) -> FilePartition:
+        """A partition that has not ended. Raises Missing(PARTITION_MISSING)."""
+        found = self.partitions.get(incarnation)
+        if found is None or found.ended:
+            raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition incarnation={incarnation}")
+        return found
+
+    def make(self, incarnation: int) -> FilePartition:
+        """A partition that begins; it counts once it is ``opened``."""
+        assert incarnation not in self.partitions, "incarnations are never used again"
+        made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
+        self.partitions[incarnation] = made
+        return made
+
+    def drop(self, partition: FilePartition) -> None:
+        """A partition ends: nothing of it is needed any more."""
+        partition.ended = True
+        self.partitions.pop(partition.incarnation, None)
+        self.clean.pop(partition.incarnation, None)
+        partition.first_offset = partition.next_offset
+        self._forget(partition.drop_tail(partition.next_offset))
+        self._lose(partition.take_runs(), dropped=True)
+
+    def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
+        """Records below ``first_offset`` are not needed any more; the partition is indexed up to ``end``."""
+        runs, overlays = partition.trim(first_offset, end)
+        self._forget(overlays)
+        self._lose(runs, dropped=False)
+
+    def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
+        """Nobody needs these runs. A topic may lose millions at once, so all but few are counted later, some at a time."""
+        self._lost.append((runs, dropped))
+        if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
+            self.count_lost(LOST_AT_ONCE_MAX)
+
+    @property
+    def losing(self) -> bool:
+        """Whether segments count as needed for runs that were lost."""
+        return bool(self._lost)
+
+    def count_lost(self, count_max: int) -> None:
+        """Tell segments of so many runs that nobody needs."""
+        while self._lost and count_max > 0:
+            runs, dropped = self._lost[0]
+            count = min(len(runs), count_max)
+            for place, size in zip(*runs.lies_in(0, count), strict=True):
+                self.segments.lose(place, size, dropped=dropped)
+            runs.drop_front(count)
+            count_max -= count
+            if not len(runs):
+                self._lost.popleft()
+
+    def cleaned(self, partition: FilePartition, offset: int) -> None:
+        """A pass of compaction has ended here."""
+        partition.clean_offset = self.clean[partition.incarnation] = offset
+
+    # Staging
+
+    def lay(self, laid: Iterable[Laid], serial: int) -> None:
+        """Staged batches became part of their partitions, in a group of this slot."""
+        overlays, number = self.reader.overlays, self._next_overlay
+        for partition, header, batch, (offset, address, time_us) in laid:
+            batch.laid = True
+            overlays[number] = Overlay(header, batch, serial)
+            partition.overlays.append((offset, number))
+            partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
+            partition.tail_bytes += batch.length
+            number += 1
+        self._next_overlay = number
+
+    def publish(self, laid: Iterable[Laid], tokens: Iterable[StagedToken], serial: int) -> None:
+        """Staged batches became part of their partitions in the group just written, and their tokens are gone."""
+        self.lay(laid, serial)
+        self.unstage([staged.token for staged in tokens])
+
+    def unstage(self, tokens: Iterable[bytes]) -> None:
+        """Tokens are gone. What was laid into its partition stays needed until it is sealed."""
+        for staged in self.staging.remove(tokens):
+            for batch in staged.batches:
+                if not batch.laid:
+                    self._unneed(batch)
+
+    def _forget(self, overlays: Iterable[int]) -> None:
+        for number in overlays:
+            self._unneed(self.reader.overlays.pop(number).batch)
+
+    def _unneed(self, batch: StagedBatch) -> None:
+        if batch.needed:
+            batch.needed = False
+            if batch.place >= 0:
+                self.segments.by_place[batch.place].staged -= 1
+                self.segments.drop(batch.place, batch.length)
+
+    # Sealing
+
+    def seal_tail(self, partition: FilePartition, next_offset: int) -> None:
+        """What lies below ``next_offset`` is in segments now."""
+        self._forget(partition.drop_tail(next_offset))
+
+    def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
+        """The state as it is now, after group ``sequence``; ``touched`` are all that changed since the last image."""
+        for partition in touched:
+            if partition.opened and self.partitions.get(partition.incarnation) is partition:
+                self._packed[partition.incarnation] = partition.pack()
+            else:
+                self._packed.pop(partition.incarnation, None)
+        return Image(sequence, list(self._packed.values()), list(self.staging))

@@ -1,0 +1,136 @@
+"""The journal's group: built, verified, and never taken for one when a bit of it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.errors import Invalid
+from polywire.log.journal.group import (
+    Entry,
+    EntryKind,
+    GroupHead,
+    bad_entry,
+    mergeable_records,
+    read_directory,
+    read_group,
+)
+from polywire.records.batch import check_header, read_header
+from polywire.records.checksum import xxh64
+from polywire.records.columns import HEADER_BYTES, Record
+from polywire.records.rows import from_records
+from polywire.types import Buffer
+from tests.unit.log.rig import batch_of
+
+TOKEN = b"0123456789abcdef"
+SEED = 2**64 - 12_345
+
+
+def build(*, start: int = 3, sequence: int = 9) -> bytes:
+    """A group with a batch, a staged batch and a change."""
+    head = GroupHead(SEED)
+    batch, staged = batch_of([b"one", b"two"]), batch_of([b"three"])
+    assert head.batch(batch, 7, start, 100, 5_000, 1_234) == (2, 26, None)
+    head.staged(TOKEN, staged, 8, 99)
+    head.entry(EntryKind.CHANGE, 0, 0, b"change")
+    first = head.finish(start, sequence, 4, 77, 555)
+    group = bytes(first) + batch + TOKEN + staged + b"change\0\0"
+    assert len(group) == head.size
+    return group
+
+
+def test_group_reads_back() -> None:
+    group = build()
+    slot = bytes(64) + group + bytes(100)
+    fields = read_group(slot, 64, SEED)
+    assert fields is not None
+    assert fields[:7] == (len(group), 3, 9, 4, 77, 3, 555)
+    assert fields.kinds == 1 << EntryKind.BATCH | 1 << EntryKind.STAGED | 1 << EntryKind.CHANGE
+    assert bad_entry(slot, 64) == -1
+    batch, staged, change = read_directory(slot, 64)
+    header = read_header(slot, batch.position)
+    assert (header.partition, header.epoch, header.base_offset, header.base_address) == (7, 3, 100, 5_000)
+    assert header.append_time_us == 1_234
+    assert check_header(slot, batch.position)
+    assert (staged.kind, staged.partition, staged.argument) == (EntryKind.STAGED, 8, 99)
+    assert slot[staged.position : staged.position + 16] == TOKEN
+    assert change == Entry(EntryKind.CHANGE, 0, 0, change.position, 6, xxh64(b"change"))
+    assert slot[change.position : change.position + 6] == b"change"
+
+
+def test_nobody_makes_a_group_who_does_not_know_the_seed() -> None:
+    group = build()
+    assert read_group(group, 0, SEED) is not None
+    assert all(read_group(group, 0, SEED ^ 1 << bit) is None for bit in range(64))
+    assert SEED.to_bytes(8, "little") not in group, "it is nowhere to be read"
+
+
+def test_every_flipped_bit_is_seen() -> None:
+    group = bytearray(build())
+    covered = len(group) - 2  # the change's padding means nothing
+    for at in range(covered):
+        for bit in range(8):
+            group[at] ^= 1 << bit
+            broken = read_group(group, 0, SEED) is None or bad_entry(group, 0) >= 0
+            assert broken or at in padding(bytes(group)), (at, bit)
+            group[at] ^= 1 << bit
+    assert bad_entry(group, 0) == -1
+
+
+def padding(group: bytes) -> set[int]:
+    """Places behind a batch's body, which fill it up to a multiple of 8."""
+    batch, staged, _ = read_directory(build(), 0)
+    places: set[int] = set()
+    for at, length in ((batch.position, batch.length), (staged.position + 16, staged.length - 16)):
+        places.update(range(at + HEADER_BYTES + read_header(build(), at).body_bytes, at + length))
+    return places
+
+
+def test_group_cut_anywhere_is_none() -> None:
+    group = build()
+    for cut in range(len(group)):
+        assert read_group(group[:cut], 0, SEED) is None
+    assert read_group(group, 8, SEED) is None
+    assert read_group(group, -1, SEED) is None
+
+
+def test_read_only_batch_gets_a_header_of_its_own() -> None:
+    head = GroupHead(SEED)
+    batch = bytes(batch_of([b"value"]))
+    _, _, header = head.batch(batch, 7, 1, 0, 0, 0)
+    assert header is not None
+    assert check_header(bytes(header) + batch[HEADER_BYTES:], 0)
+    assert read_header(header).partition == 7
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", bytes(200), bytes(batch_of([b"value"]))[:-8], bytes(batch_of([b"v"])) + bytes(8)]
+)
+def test_what_is_no_whole_batch_is_refused(broken: Buffer) -> None:
+    head = GroupHead(SEED)
+    with pytest.raises(Invalid):
+        head.batch(broken, 7, 1, 0, 0, 0)
+    assert head.count == 0
+
+
+def test_directory_grows_with_its_entries() -> None:
+    head = GroupHead(SEED)
+    for number in range(5_000):
+        head.entry(EntryKind.TRIM, number, number * 2, b"")
+    first = bytes(head.finish(1, 1, 0, 0, 0))
+    entries = read_directory(first, 0)
+    assert [(entry.partition, entry.argument) for entry in entries] == [(n, n * 2) for n in range(5_000)]
+    assert bad_entry(first, 0) == -1
+    head.clear()
+    head.entry(EntryKind.OPEN, 1, 0, b"")
+    again = bytes(head.finish(1, 2, 0, 0, 0))
+    assert len(again) == 96
+    assert bad_entry(again, 0) == -1
+
+
+def test_only_small_plain_batches_are_merged() -> None:
+    assert mergeable_records(batch_of([b"a", b"b"]))[0] == 2
+    assert mergeable_records(batch_of([b"x" * 5000])) == (0, 0)
+    assert mergeable_records(from_records([Record(b"a")], producer_id=b"p", producer_epoch=0)) == (0, 0)
+    assert mergeable_records(b"") == (0, 0)
+    with_key = from_records([Record(b"a", key=b"k")])
+    assert mergeable_records(with_key)[1] != mergeable_records(batch_of([b"a"]))[1]

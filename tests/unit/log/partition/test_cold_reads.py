@@ -1,0 +1,189 @@
+"""Windows of segments: read once for all who ask, bounded in number, and refused to nobody when a segment went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from polywire.errors import BrokerError
+from polywire.log.partition.cold_reads import ColdReads, Stop, Window
+from polywire.log.segments.damage import read_pieces
+from polywire.log.segments.segment import Segment
+from polywire.log.segments.writer import RunSource, write_segment
+from polywire.log.worker import Worker, attempt
+from polywire.store.memory import MemoryStore
+from tests.unit.log.batches import Slot
+
+PARTITION = 7
+BATCHES = 12
+
+
+class HeldWorker:
+    """A worker whose jobs run when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BrokerError | None], None]]] = []
+
+    def run(self, job: Callable[[], Any], told: Callable[[Any, BrokerError | None], None]) -> None:
+        self.jobs.append((job, told))
+
+    def work(self) -> None:
+        jobs, self.jobs = self.jobs, []
+        for job, told in jobs:
+            told(*attempt(job))
+
+
+class Place:
+    """Two segments of one partition, and who reads them."""
+
+    def __init__(self) -> None:
+        slot = Slot(PARTITION)
+        for number in range(BATCHES):
+            slot.append(PARTITION, [b"%d-%d" % (number, index) * 40 for index in range(50)], time_us=number)
+        self.stored = slot.partitions[PARTITION].batches
+        self.store = MemoryStore()
+        self.segments = [self._segment(0, BATCHES // 2), self._segment(BATCHES // 2, BATCHES)]
+        self.worker = HeldWorker()
+        self.cold = ColdReads(cast(Worker, self.worker))
+        self.told: list[tuple[Window | None, BrokerError | None]] = []
+
+    def _segment(self, start: int, stop: int) -> Segment:
+        name = f"segments/{start}-{stop}.pws"
+        batches = [batch.content for batch in self.stored[start:stop]]
+        write_segment(self.store, name, [RunSource.of_batches(PARTITION, batches)])
+        return Segment.open(self.store, name)
+
+    def ask(self, offset: int, room: int) -> None:
+        self.cold.ask((PARTITION, offset), self.segments, lambda *found: self.told.append(found), room)
+
+
+def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    ((window, error),) = place.told
+    assert error is None
+    assert window is not None
+    assert b"".join(bytes(piece.data) for piece in window.pieces) == b"".join(batch.content for batch in place.stored)
+    assert [piece.end for piece in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
+
+
+def test_many_small_pieces_share_one_block() -> None:
+    place = Place()
+    place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.told[0][0]
+    assert window is not None
+    assert [bytes(piece.data) for piece in window.pieces] == [batch.content for batch in place.stored]
+
+
+def test_a_small_read_takes_one_segment() -> None:
+    place = Place()
+    place.ask(0, 100)
+    place.worker.work()
+    window = place.told[0][0]
+    assert window is not None
+    assert len(window.pieces) == 1
+    assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
+
+
+def test_who_asks_for_the_same_waits_for_the_same() -> None:
+    place = Place()
+    place.ask(0, 1000)
+    place.ask(0, 1000)
+    assert len(place.worker.jobs) == 1
+    place.worker.work()
+    (first, _), (second, _) = place.told
+    assert first is second is place.cold.find(PARTITION, 0)
+
+
+def test_windows_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.log.partition.cold_reads.WINDOWS_MAX", 3)
+    place = Place()
+    place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
+    for number, segment in enumerate(place.segments):
+        place.cold.ask((PARTITION, 50 * number), [segment], None, 1)
+        place.worker.work()
+        assert place.cold.find(PARTITION, 0) is not None
+    kept = [number for number in range(BATCHES) if place.cold.find(PARTITION, 50 * number) is not None]
+    assert kept == [0, BATCHES - 2, BATCHES - 1], "the first was looked at all the time"
+
+
+def test_of_the_windows_that_hold_an_offset_the_one_that_reaches_furthest_is_taken() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.ask(50, 1)
+    place.worker.work()
+    found = place.cold.find(PARTITION, 60)
+    assert found is not None
+    assert (found.first, found.end) == (0, 50 * BATCHES)
+    assert place.cold.find(PARTITION, 50 * BATCHES) is None
+    assert place.cold.find(PARTITION + 1, 0) is None
+
+
+def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.cold.find(PARTITION, 0)
+    assert window is not None
+    at, _, reached = read_pieces(window.pieces, 0, 1, 1 << 40, [])
+    place.cold.was_read(PARTITION, 0, at, Stop(window, reached))
+    assert place.cold.goes_on(PARTITION, at)
+    assert place.cold.goes_on(PARTITION, at - 1), "a peer had room for less than was read"
+    assert not place.cold.goes_on(PARTITION, 0)
+    assert not place.cold.goes_on(PARTITION, at + 1)
+    stop = place.cold.resume(PARTITION, at)
+    assert stop is not None
+    chunks: list[memoryview] = []
+    assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.place)[0] == at + 50
+    assert bytes(chunks[0]) == place.stored[1].content
+    assert place.cold.resume(PARTITION, at) is None, "another reader looks for itself"
+
+
+def test_nobody_resumes_in_a_window_that_was_forgotten() -> None:
+    place = Place()
+    place.ask(0, 1 << 20)
+    place.worker.work()
+    window = place.cold.find(PARTITION, 0)
+    assert window is not None
+    place.cold.was_read(PARTITION, 0, 50, Stop(window, (0, len(place.stored[0].content))))
+    place.cold.forget(PARTITION)
+    assert place.cold.resume(PARTITION, 50) is None
+    assert place.cold.find(PARTITION, 50) is None
+
+
+def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
+    place = Place()
+    place.store.delete(f"segments/0-{BATCHES // 2}.pws")
+    place.ask(0, 1000)
+    place.worker.work()
+    assert place.told == [(None, None)]
+    assert place.cold.find(PARTITION, 0) is None
+
+
+def test_a_read_again_and_again_fills_the_page_cache_at_last() -> None:
+    place = Place()
+    direct = []
+    blob = place.store.open(f"segments/0-{BATCHES // 2}.pws")
+    original = type(blob).read_direct
+
+    def counted(self: Any, block: memoryview, start: int, stop: int) -> memoryview:
+        direct.append(stop - start)
+        return original(self, block, start, stop)
+
+    type(blob).read_direct = counted  # type: ignore[method-assign]
+    try:
+        for room in range(20):
+            place.cold.forget(PARTITION)
+            place.cold.ask((PARTITION, 0), place.segments[:1], None, (1 << 20) + room)
+            place.worker.work()
+    finally:
+        type(blob).read_direct = original  # type: ignore[method-assign]
+    assert 1 <= len(direct) < 20
+    last = place.cold.find(PARTITION, 0)
+    assert last is not None
+    assert bytes(last.pieces[0].data).startswith(place.stored[0].content)

@@ -1,0 +1,246 @@
+"""The searches, against lists and loops."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polywire.log.partition.tail_index import (
+    BY_ADDRESS,
+    BY_OFFSET,
+    BY_POSITION,
+    BY_TIME,
+    TailIndex,
+    find_entry,
+    find_run,
+    scan_read,
+    scan_to,
+    scan_to_offset,
+    spans_of,
+    split_batches,
+)
+from polywire.log.segments.segment import ENTRY, RUN
+from tests.unit.log.batches import Slot
+
+Entry = tuple[int, int, int, int, int, int]
+
+
+def fill(steps: list[tuple[int, int, int]]) -> tuple[TailIndex, list[Entry]]:
+    """An index and a list with the same entries; steps are (records, slot step, time step)."""
+    tail, entries = TailIndex(), []
+    offset = address = time_us = slot = position = 0
+    for records, slot_step, time_step in steps:
+        if slot_step:
+            slot, position = slot + slot_step, 0
+        length = 104 + 8 * records
+        time_us += time_step
+        entry = (offset, position, length, slot, address, time_us)
+        tail.append(*entry)
+        entries.append(entry)
+        offset += records
+        address += records * 110
+        position += length + (32 if time_step else 0)
+    return tail, entries
+
+
+STEPS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 1), st.integers(0, 2)), max_size=60)
+
+
+@given(STEPS, st.integers(-1, 600))
+def test_tail_finds_what_a_list_finds(steps: list[tuple[int, int, int]], key: int) -> None:
+    tail, entries = fill(steps)
+    assert len(tail) == len(entries)
+    assert [tail.entry(index) for index in range(len(tail))] == entries
+    assert tail.find_offset(key) == bisect_right([entry[0] for entry in entries], key) - 1
+    assert tail.find_address(key * 100) == bisect_right([entry[4] for entry in entries], key * 100) - 1
+    assert tail.find_time(key) == bisect_left([entry[5] for entry in entries], key)
+
+
+@given(STEPS, st.integers(0, 400), st.integers(0, 2000), st.none() | st.integers(0, 400))
+def test_take_gives_whole_batches_within_limits(
+    steps: list[tuple[int, int, int]], offset: int, bytes_max: int, offset_end: int | None
+) -> None:
+    tail, entries = fill(steps)
+    start, stop, size = tail.take(offset, bytes_max) if offset_end is None else tail.take(offset, bytes_max, offset_end)
+    taken = entries[start:stop]
+    assert size == sum(entry[2] for entry in taken)
+    if not entries:
+        assert taken == []
+        return
+    assert taken[0][0] <= offset
+    assert size <= bytes_max or len(taken) == 1
+    assert all(entry[0] < offset_end for entry in taken[1:]) if offset_end is not None else True
+    if stop < len(entries):
+        over = size + entries[stop][2] > bytes_max
+        assert over or (offset_end is not None and entries[stop][0] >= offset_end)
+
+
+@given(STEPS, st.data())
+def test_tail_forgets_its_front(steps: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    tail, entries = fill(steps)
+    while entries:
+        if data.draw(st.booleans()):
+            count = data.draw(st.integers(0, len(entries)))
+            tail.drop_front(count)
+        else:
+            slot = data.draw(st.integers(0, entries[-1][3]))
+            count = next((i for i, entry in enumerate(entries) if entry[3] != slot), len(entries))
+            assert tail.drop_slot(slot) == count
+        del entries[:count]
+        assert [tail.entry(index) for index in range(len(tail))] == entries
+        if not data.draw(st.booleans()):
+            break
+    tail.append(10**9, 1, 2, 3, 4, 5)
+    assert tail.entry(len(entries)) == (10**9, 1, 2, 3, 4, 5)
+    assert tail.nbytes() <= 40 * (8 * len(entries) + 80)
+
+
+@given(STEPS, st.data())
+def test_extents_join_neighbours_and_gather_copies_them(steps: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    tail, entries = fill(steps)
+    start = data.draw(st.integers(0, len(entries)))
+    stop = data.draw(st.integers(start, len(entries)))
+    slots = {slot: bytes((slot * 7 + i) % 251 for i in range(20_000)) for slot in {entry[3] for entry in entries}}
+    wanted = b"".join(slots[entry[3]][entry[1] : entry[1] + entry[2]] for entry in entries[start:stop])
+    extents = tail.extents(start, stop)
+    assert b"".join(slots[slot][position : position + size] for slot, position, size in extents) == wanted
+    assert all(first[0] != second[0] or first[1] + first[2] != second[1] for first, second in pairwise(extents))
+    out = bytearray(len(wanted) + 3)
+    assert tail.gather(start, stop, slots, out) == len(wanted)
+    assert out == wanted + bytes(3)
+
+
+def test_gather_refuses_what_does_not_fit() -> None:
+    tail, _ = fill([(1, 0, 0), (2, 0, 0)])
+    with pytest.raises(IndexError):
+        tail.gather(0, 2, {0: bytes(112 + 119)}, bytearray(1000))
+    with pytest.raises(IndexError):
+        tail.gather(0, 2, {0: bytes(1000)}, bytearray(112 + 119))
+    with pytest.raises(KeyError):
+        tail.gather(0, 2, {1: bytes(1000)}, bytearray(1000))
+    for start, stop in ((-1, 1), (0, 3), (2, 1)):
+        with pytest.raises(IndexError):
+            tail.gather(start, stop, {0: bytes(1000)}, bytearray(1000))
+        with pytest.raises(IndexError):
+            tail.extents(start, stop)
+
+
+def test_spans_are_those_of_the_slots_asked_for() -> None:
+    tails = [
+        fill([(1, 0, 1), (2, 0, 0), (3, 1, 0), (4, 0, 1), (5, 1, 0)]),
+        fill([]),
+        fill([(1, 3, 0), (1, 2, 4)]),
+    ]
+    for first, last, joined in ((0, 0, 9), (1, 1, 0), (0, 1, 3), (2, 3, 9), (5, 8, 9)):
+        ends, *spans = spans_of([tail for tail, _ in tails], first, last, joined)
+        expected = [
+            [(entry[3], entry[1], entry[2]) for entry in entries if first <= entry[3] <= last or entry[3] == joined]
+            for _, entries in tails
+        ]
+        assert list(zip(*spans, strict=True)) == [span for found in expected for span in found]
+        assert list(ends) == list(accumulate(map(len, expected)))
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_no_entry_outside(index: int) -> None:
+    tail, _ = fill([(1, 0, 0)])
+    with pytest.raises(IndexError):
+        tail.entry(index)
+    with pytest.raises(IndexError):
+        tail.drop_front(2)
+
+
+def chunk_of(count: int) -> tuple[bytes, Slot]:
+    slot = Slot(7)
+    for number in range(count):
+        slot.append(7, [b"v" * (number % 50)] * (number % 3 + 1), time_us=number // 2 * 10)
+    return slot.partitions[7].content, slot
+
+
+def test_scans_stop_where_a_loop_stops() -> None:
+    chunk, slot = chunk_of(20)
+    places, at = [], 0
+    for batch in slot.partitions[7].batches:
+        places.append((at, at + len(batch.content), batch))
+        at += len(batch.content)
+    for key in range(-1, 60):
+        wanted = next((start for start, _, batch in places if batch.next_offset > key), len(chunk))
+        assert scan_to(chunk, 0, BY_OFFSET, key) == wanted == scan_to_offset(chunk, key)
+    for key in range(-1, 4000, 9):
+        assert scan_to(chunk, 0, BY_POSITION, key) == next((s for s, stop, _ in places if stop > key), len(chunk))
+        wanted = next((start for start, _, batch in places if batch.next_address > key), len(chunk))
+        assert scan_to(chunk, 0, BY_ADDRESS, key) == wanted
+        wanted = next((start for start, _, batch in places if batch.time_us > key), len(chunk))
+        assert scan_to(chunk, 0, BY_TIME, key) == wanted
+    assert scan_to(chunk, places[5][0], BY_OFFSET, 0) == places[5][0]
+
+
+def test_scan_read_gives_whole_batches() -> None:
+    chunk, slot = chunk_of(20)
+    batches = slot.partitions[7].batches
+    for offset in range(batches[-1].next_offset):
+        for bytes_max, offset_end in ((0, 1000), (700, 1000), (10**6, 1000), (10**6, offset + 4)):
+            start, stop, next_offset = scan_read(chunk, offset, bytes_max, offset_end)
+            first = next(i for i, batch in enumerate(batches) if batch.next_offset > offset)
+            last = first + 1
+            size = len(batches[first].content)
+            while (
+                last < len(batches)
+                and size + len(batches[last].content) <= bytes_max
+                and batches[last].offset < offset_end
+            ):
+                size += len(batches[last].content)
+                last += 1
+            assert chunk[start:stop] == b"".join(batch.content for batch in batches[first:last])
+            assert next_offset == batches[last - 1].next_offset
+    end = batches[-1].next_offset
+    assert scan_read(chunk, end, 100) == (len(chunk), len(chunk), end)
+
+
+def test_broken_chunks_are_seen() -> None:
+    chunk, _ = chunk_of(4)
+    sizes = list(split_batches(chunk)[1])
+    for broken in (b"\0" + chunk[1:], chunk[: sizes[0] - 8], chunk[:100]):
+        assert scan_to(broken, 0, BY_OFFSET, 0) == -1
+        assert scan_read(broken, 0, 1000)[0] == -1
+        assert len(split_batches(broken)[0]) == 0
+    torn = chunk[:-1]
+    assert scan_to(torn, 0, BY_OFFSET, 10**6) == -1
+    assert scan_read(torn, 0, 10**6)[0] == -1
+    assert list(split_batches(torn)[1]) == sizes[:-1]
+    endless = chunk[:4] + bytes(4) + chunk[8:]
+    assert scan_to(endless, 0, BY_OFFSET, 10**6) == -1
+    assert scan_to(chunk, -8, BY_OFFSET, 0) == -1
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 50)] * 4), max_size=30), st.integers(-1, 300), st.data())
+def test_find_entry_is_a_bisect(steps: list[tuple[int, int, int, int]], key: int, data: st.DataObject) -> None:
+    rows, row = [], (0, 0, 0, 0)
+    for step in steps:
+        row = (row[0] + step[0], row[1] + step[1], row[2] + step[2], row[3] + step[3])
+        rows.append(row)
+    table = b"".join(ENTRY.pack(*entry) for entry in rows)
+    start = data.draw(st.integers(0, len(rows)))
+    count = data.draw(st.integers(0, len(rows) - start))
+    for by in (BY_OFFSET, BY_POSITION, BY_ADDRESS, BY_TIME):
+        column = [entry[by] for entry in rows[start : start + count]]
+        assert find_entry(table, start, count, by, key) == bisect_right(column, key) - 1
+
+
+def test_find_entry_checks_its_range() -> None:
+    table = bytes(64)
+    for start, count, by in ((0, 3, 0), (-1, 1, 0), (2, 1, 0), (0, -1, 0), (0, 1, 4), (0, 1, -1)):
+        with pytest.raises(IndexError):
+            find_entry(table, start, count, by, 0)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20), st.integers(0, 2**64 - 1))
+def test_find_run_is_a_bisect(partitions: list[int], key: int) -> None:
+    partitions.sort()
+    table = b"".join(RUN.pack(partition, bytes(16), *[0] * 13) for partition in partitions)
+    for wanted in (key, *partitions):
+        assert find_run(table, wanted) == bisect_left(partitions, wanted)

@@ -1,0 +1,169 @@
+"""Deleting blobs: nobody waits for it, and nobody who reads notices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from polywire.log.segments.deletion import READ_MAX, Deleter
+from polywire.store import file as file_store
+from polywire.store.base import BlobMissing
+from polywire.store.file import FileStore
+from polywire.store.memory import MemoryStore
+from tests.unit.log.rig import Rig, RigLoop
+from tests.unit.log.test_file_log import fill_slot
+
+
+class Held:
+    """A disk that begins to delete a segment and goes on when it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = Event(), Event()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    found, unlink = Held(), Path.unlink
+
+    def wait(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".pws" and not path.name.startswith("."):
+            found.begun.set()
+            found.let_go.wait(20)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", wait)
+    yield found
+    found.let_go.set()
+
+
+def segments(directory: Path) -> int:
+    return len(list((directory / "segments").glob("[!.]*")))
+
+
+def test_sealing_and_syncs_go_on_while_segments_are_being_deleted(tmp_path: Path, held: Held) -> None:
+    rig = Rig(tmp_path)
+    gone, kept = rig.log.open_partition(1), rig.log.open_partition(2)
+    fill_slot(rig, gone)
+    rig.settle()
+    rig.log.drop_partition(1)
+    rig.log.commit()
+    rig.log._sealer.remove()
+    rig.loop.run_until(held.begun.is_set)
+    for _ in range(8):  # more than there are slots: all of them are sealed, and used again
+        fill_slot(rig, kept)
+        rig.settle()
+    rig.log.change(b"x", level=2, done=None)  # type: ignore[arg-type]
+    rig.settle()
+    before = segments(tmp_path)
+    held.let_go.set()
+    rig.loop.run_until(lambda: segments(tmp_path) == before - 1)
+    rig.log.close()
+
+
+def test_a_start_waits_for_no_segment_that_a_stop_left_to_be_deleted(tmp_path: Path, held: Held) -> None:
+    rig = Rig(tmp_path)
+    rig.kill()
+    for number in range(3):
+        (tmp_path / "segments").mkdir(exist_ok=True)
+        (tmp_path / "segments" / f"00000001-{number:08x}.pws").write_bytes(b"nobody names it")
+    rig.open()
+    assert segments(tmp_path) == 3
+    held.let_go.set()
+    rig.loop.run_until(lambda: segments(tmp_path) == 0)
+    rig.log.close()
+
+
+def test_names_that_a_start_is_about_to_use_are_free_when_it_uses_them(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    rig.append(partition, [b"kept"])
+    rig.log.commit()
+    rig.kill()
+    for name in ("segments/00000002-00000001.pws", "snapshots/00000002-00000000.pwt"):  # of a start that got no further
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half of a start")
+    rig.open()
+    rig.loop.run_until(lambda: not rig.log._disk.deleter._running)
+    assert rig.read(rig.log.partition(1)) == [b"kept"]
+    rig.log.close()
+
+
+def test_files_are_freed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "FREED_BYTES", 1000)
+    store = FileStore(tmp_path)
+    store.put_new("a", [bytes(3500)])
+    assert list(store.delete_in_steps("a")) == [1000, 1000, 1000, 500]
+    assert list(store.delete_in_steps("a")) == []
+    assert store.list("") == []
+
+
+def test_who_reads_a_deleted_file_finds_it_whole(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("a", [b"x" * 100_000])
+    blob, out = store.open("a"), bytearray(100_000)
+    steps = store.delete_in_steps("a")
+    assert [next(steps), next(steps)] == [0, 0]
+    with pytest.raises(BlobMissing):
+        store.open("a")
+    assert blob.pread_into(out, 0) == 100_000
+    assert out == b"x" * 100_000
+    del blob
+    assert list(steps) == [100_000]
+
+
+def test_a_file_with_a_reader_in_another_process_is_not_cut(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_new("a", [b"x"])
+    with (tmp_path / "a").open("rb") as reader:
+        steps = store.delete_in_steps("a")
+        assert next(steps) == 0
+        assert reader.read() == b"x"
+    assert list(steps) == [1]
+
+
+def test_readers_keep_few_files_open(tmp_path: Path) -> None:
+    store, loop = FileStore(tmp_path), RigLoop()
+    names = [f"blob-{number}" for number in range(READ_MAX + 8)]
+    for name in names:
+        store.put_new(name, [b"x"])
+    readers = [(tmp_path / name).open("rb") for name in names]
+    before = len(os.listdir("/proc/self/fd"))
+    deleter = Deleter(store, loop)
+    deleter.delete(names)
+    loop.run_until(lambda: store.list("") == [] and deleter.waiting <= READ_MAX)
+    assert len(os.listdir("/proc/self/fd")) <= before + READ_MAX + 2
+    for reader in readers:
+        reader.close()
+    loop.run_until(lambda: deleter.waiting == 0 and not deleter._running)
+    deleter.stop()
+    assert len(os.listdir("/proc/self/fd")) <= before - len(readers)
+
+
+def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
+    store, loop, order, let_go = MemoryStore(), RigLoop(), list[str](), Event()
+
+    class Slow(MemoryStore):
+        def delete_in_steps(self, name: str) -> Iterator[int]:
+            order.append(name)
+            let_go.wait(20)
+            yield 1
+
+    store = Slow()
+    deleter = Deleter(store, loop)
+    deleter.delete(["a", "b", "c"])
+    loop.run_until(lambda: order == ["a"])
+    deleter.delete(["urgent"], urgent=True)
+    let_go.set()
+    loop.run_until(lambda: not deleter._running)
+    assert order == ["a", "urgent", "b", "c"]
+    let_go.clear()
+    deleter.delete(["d", "e"])
+    loop.run_until(lambda: order[-1] == "d")
+    deleter._stopped.set()
+    let_go.set()
+    deleter.stop()
+    assert order[-1] == "d"

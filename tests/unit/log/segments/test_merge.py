@@ -1,0 +1,138 @@
+"""What is written anew is found out in the sealer's thread: the loop reads no footer, and goes on when one is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polywire.clock import SystemClock
+from polywire.log.partition.partition import FilePartition
+from polywire.log.segments import merge as rewriting
+from polywire.log.segments import segment
+from polywire.log.segments.segment import SegmentInfo
+from polywire.log.segments.segment_set import Sealed
+from polywire.log.worker import Job, attempt
+from polywire.store.base import Store
+from tests.unit.log.rig import SMALL
+from tests.unit.log.schedule import ManualRig, ManualWorker
+
+FOREVER_US = -1
+
+
+class Tidied(ManualRig):
+    """A rig that notes who reads footers: a worker, by its jobs, or the loop. No footer is at hand."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.in_job = False
+        self.read_on_loop = 0
+        self.read_by_worker = 0
+        read_info = segment.read_info
+
+        def noted(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
+            if self.in_job:
+                self.read_by_worker += 1
+            else:
+                self.read_on_loop += 1
+            return read_info(store, name, block)
+
+        def step(worker: ManualWorker) -> None:
+            job, told = worker.jobs.popleft()
+            worker._loop.call_soon_threadsafe(told, *attempt(lambda: self._in_job(job)))
+
+        patch.setattr(ManualWorker, "step", step)
+        patch.setattr(segment, "read_info", noted)
+        patch.setattr(rewriting, "GROUPS_MAX", 1)
+        super().__init__(directory, patch, SMALL)
+
+    def _in_job(self, job: Job) -> object:
+        self.in_job = True
+        try:
+            return job()
+        finally:
+            self.in_job = False
+
+    def seal(self, partitions: list[FilePartition], slots: int) -> list[Sealed]:
+        for _ in range(slots):
+            slot = self.log._journal.current
+            while self.log._journal.current is slot:
+                for partition in partitions:
+                    self.append(partition, [b"%d" % partition.next_offset + b"." * 1500])
+                    self.log.commit()
+            while self.log.sealing:
+                self.drain()
+                self.passes()
+        items = list(self.log._history.segments.by_place.values())
+        for item in items:
+            self.log._history.segments._cache.drop(item.segment.name)
+        self.log._history.segments._cache.runs.clear()
+        return items
+
+    def tidy(self) -> None:
+        self.log._sealer.tidy(SystemClock().now_us(), merging=True)
+        for _ in range(10):
+            self.drain()
+            self.passes()
+
+
+def test_small_blobs_are_merged_by_footers_that_the_thread_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Tidied(tmp_path, monkeypatch)
+    partition = rig.log.open_partition(1)
+    rig.seal([partition], 4)
+    rig.tidy()
+    assert len(partition.runs) == 1
+    assert rig.read_by_worker == 4
+    assert rig.read_on_loop == 0
+    assert len(rig.read(partition)) == partition.next_offset
+    rig.kill()
+
+
+def test_a_blob_without_a_footer_is_kept_and_the_others_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = Tidied(tmp_path, monkeypatch)
+    partition = rig.log.open_partition(1)
+    missing, *others = rig.seal([partition], 5)
+    (tmp_path / missing.segment.name).unlink()
+    rig.tidy()
+    assert missing.damaged
+    assert "is kept as it is" in capsys.readouterr().out
+    rig.tidy()
+    assert len(partition.runs) == 2, "nobody else's fault"
+    assert not any(item.damaged for item in others)
+    rig.append(partition, [b"it goes on"])
+    rig.log.commit()
+    rig.kill()
+
+
+def test_compaction_finds_its_runs_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Tidied(tmp_path, monkeypatch)
+    monkeypatch.setattr(rewriting, "MERGE_COUNT_MIN", 99)
+    partition = rig.log.open_partition(1)
+    rig.seal([partition], 3)
+    sealer = rig.log._sealer
+    sealer._to_compact[partition] = FOREVER_US
+    while sealer._to_compact or sealer._compaction is not None:
+        rig.tidy()
+    assert rig.read_by_worker >= 3
+    assert rig.read_on_loop == 0
+    assert partition.clean_offset > 0
+    rig.kill()
+
+
+def test_compaction_ends_at_a_missing_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Tidied(tmp_path, monkeypatch)
+    monkeypatch.setattr(rewriting, "MERGE_COUNT_MIN", 99)
+    partition = rig.log.open_partition(1)
+    missing, *_ = rig.seal([partition], 3)
+    (tmp_path / missing.segment.name).unlink()
+    sealer = rig.log._sealer
+    sealer._to_compact[partition] = FOREVER_US
+    rig.tidy()
+    assert sealer._compaction is None
+    assert not sealer._running
+    rig.append(partition, [b"it goes on"])
+    rig.log.commit()
+    rig.kill()

@@ -1,0 +1,103 @@
+"""Threads that end in any order: slots are installed as they were filled, and a flush covers the group it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polywire.errors import BrokerError
+from polywire.log.journal.flush import flush
+from polywire.log.partition.partition import FilePartition
+from polywire.log.settings import LogSettings
+from polywire.log.worker import attempt
+from polywire.types import Buffer, Level
+from tests.unit.log.rig import SMALL, batch_of
+from tests.unit.log.schedule import ManualRig
+
+SETTINGS: LogSettings = replace(SMALL, slot_count_min=4, sync_interval_ms=10_000)
+
+
+def fill_slot(rig: ManualRig, partition: FilePartition, values: list[bytes]) -> None:
+    """Append until another slot is written."""
+    slot = rig.log._journal.current
+    while rig.log._journal.current is slot:
+        values.append(b"%d" % len(values) + b"." * 2000)
+        rig.append(partition, values[-1:])
+        rig.log.commit()
+    rig.passes()
+
+
+def test_a_later_slot_waits_for_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
+    partition, values = rig.log.open_partition(1), list[bytes]()
+    rig.log.commit()
+    seal, sync = rig.workers["seal"], rig.workers["sync"]
+    slot = rig.log._journal.current
+    while rig.log._journal.current is slot:  # the first slot; its snapshot will rest on a change behind it
+        values.append(b"%d" % len(values) + b"." * 2000)
+        rig.append(partition, values[-1:])
+        rig.log.commit()
+    rig.change(b"change")
+    fill_slot(rig, partition, values)
+    rig.log.barrier(Level.SYNCED, lambda _, __: None)
+    rig.log.commit()
+    assert len(sync.jobs) == 1, "a flush is running"
+    rig.step("seal")
+    assert len(sync.jobs) == 1, "the first slot's naming waits for it"
+    rig.step("seal")
+    assert len(sync.jobs) == 2, "the second slot's naming is flushed alone"
+    rig.step("sync")
+    assert len(sync.jobs) == 2, "the first one's comes last"
+    rig.step("sync")
+    assert rig.read(partition) == values
+    rig.drain()
+    assert not rig.log.sealing
+    assert not seal.jobs
+    firsts = [partition.runs.entry(number)[0] for number in range(len(partition.runs))]
+    assert len(firsts) == 2
+    assert firsts == sorted(firsts)
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(1)) == values
+    rig.kill()
+
+
+def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[int, int]] = []
+
+    def note(descriptor: int, view: memoryview, start: int, stop: int) -> None:
+        flush(descriptor, view, start, stop)
+        flushed.append((start, stop))
+
+    monkeypatch.setattr("polywire.log.journal.flusher.flush", note)
+    rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
+    partition, values = rig.log.open_partition(1), list[bytes]()
+    fill_slot(rig, partition, values)
+    positions: list[int] = []
+    write, told = rig.log._journal.write, list[int]()
+
+    def write_and_note(parts: Sequence[Buffer], size: int, sequence: int) -> int:
+        positions.append(write(parts, size, sequence))
+        return positions[-1]
+
+    monkeypatch.setattr(rig.log._journal, "write", write_and_note)
+
+    def go_on(offset: int, error: BrokerError | None) -> None:
+        assert error is None
+        told.append(offset)
+        rig.append(partition, [b"another group"])
+        rig.log.commit()
+
+    rig.log.append(partition, batch_of([b"told"]), level=Level.WRITTEN, done=go_on)
+    job, sealed = rig.workers["seal"].jobs.popleft()
+    sealed(*attempt(job))
+    rig.passes()
+    assert len(rig.workers["sync"].jobs) == 1
+    assert len(positions) == 3, "the write batch, the names, and what a callback added"
+    assert told
+    rig.step("sync")
+    assert flushed[0][0] <= positions[1] < flushed[0][1]
+    rig.kill()
