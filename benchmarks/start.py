@@ -25,9 +25,9 @@ from polywire.log.journal.snapshot import put_snapshot
 from polywire.log.journal.write_batch import sealed_content
 from polywire.log.log import FileLog
 from polywire.log.partition.partition import FilePartition
+from polywire.log.segments.format import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
 from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.sealing import Plan, snapshot_of, take_down
-from polywire.log.segments.segment import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
 from polywire.log.segments.segment_set import segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.state import History

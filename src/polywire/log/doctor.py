@@ -19,7 +19,8 @@ from polywire.log.journal.snapshot import copies_sound, is_copy
 from polywire.log.opening import JOURNAL
 from polywire.log.repair import Diagnosis, Patient
 from polywire.log.segments.damage import Damage
-from polywire.log.segments.segment import TRAILER, Run, Segment, read_footer
+from polywire.log.segments.format import TRAILER, Run, read_footer
+from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64

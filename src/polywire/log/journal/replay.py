@@ -22,7 +22,7 @@ from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.write_batch import read_sealed
 from polywire.log.partition.partition import FilePartition, packed_incarnation
 from polywire.log.partition.sealed_ranges import hand_out
-from polywire.log.segments.segment import Run, read_info
+from polywire.log.segments.format import Run, read_info
 from polywire.log.segments.segment_set import Sealed, segment_name
 from polywire.log.state import Contents, History, Image
 from polywire.records.batch import check_header, layout, read_header

@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from polywire.errors import BrokerError
-from polywire.log.partition.tail_index import NO_END
 from polywire.log.segments.damage import Piece, Place
+from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
 from polywire.log.worker import Worker
 from polywire.records.arena import Arena

@@ -16,9 +16,10 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
 from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.partition.tail_index import NO_END
 from polywire.log.segments.damage import BEGINNING, Damage, Place, read_pieces
-from polywire.log.segments.segment import Run, Segment
+from polywire.log.segments.format import Run
+from polywire.log.segments.search import NO_END
+from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import Segments
 from polywire.log.worker import Worker
 from polywire.records.batch import check_body, read_header

@@ -1,17 +1,16 @@
-"""Searches over index entries and batch headers: compiled, one call per request.
+"""Where the unsealed batches of a partition lie, and what of them a read or the sealer gets: compiled, one call per request.
 
-Promises: nothing here allocates per batch; searches are binary over entries and linear only between two entries (64 KiB).
-Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
+Promises: nothing here allocates per batch; every search is binary. Must not know: files, slots, segments; it sees numbers and buffers.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Final
 
 import cython
 
+from polywire.log.segments.search import NO_END
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -21,7 +20,6 @@ if cython.compiled:
         lend_writable,
         load_i64,
         load_u32,
-        load_u64,
         move,
         store_i64,
         store_u64,
@@ -33,29 +31,12 @@ else:
         lend_writable,
         load_i64,
         load_u32,
-        load_u64,
         move,
         store_i64,
         store_u64,
     )
 
-RUN_ENTRY_BYTES: Final = 32
-
-BY_OFFSET: Final = 0  # fields of a run's index entry, in their stored order
-BY_POSITION: Final = 1
-BY_ADDRESS: Final = 2
-BY_TIME: Final = 3
-
-NO_END: Final = 0x7FFF_FFFF_FFFF_FFFF  # an offset no partition reaches
-
-_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
-_MAGIC = cython.declare(cython.uint, 0x31425750)
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 40)
-_RUN_ENTRY_BYTES = cython.declare(cython.Py_ssize_t, 32)
-_RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
-
-
-# ---- a partition's tail ---------------------------------------------------------------------------------------------------------
 
 
 @cython.cfunc
@@ -330,149 +311,3 @@ def _fill_spans(
             found += 1
         store_i64(counted.p, number * 8, found)
     return found
-
-
-# ---- walking headers ------------------------------------------------------------------------------------------------------------
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Length of the whole batch at ``at``, or -1 when there is none before ``size``."""
-    if at < 0 or at + _HEADER_BYTES > size or load_u32(p, at) != _MAGIC:
-        return -1
-    length: cython.Py_ssize_t = load_u32(p, at + 4)
-    if length < _HEADER_BYTES or length % 8 != 0 or at + length > size:
-        return -1
-    return length
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def _scan(
-    p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
-) -> cython.Py_ssize_t:
-    """Position of the first batch that reaches beyond ``key`` in ``field``; ``size`` if none does, -1 where there is no batch."""
-    while at < size:
-        length: cython.Py_ssize_t = _batch_bytes(p, at, size)
-        if length < 0:
-            return -1
-        reached: cython.longlong
-        if field == 0:
-            reached = load_i64(p, at + 32) + load_u32(p, at + 84)
-        elif field == 1:
-            reached = at + length
-        elif field == 2:
-            reached = load_i64(p, at + 40) + load_u32(p, at + 80)
-        else:
-            reached = load_i64(p, at + 48)
-        if reached > key:
-            return at
-        at += length
-    return size
-
-
-def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
-    """Walk headers from ``start`` (a batch's beginning) to the first batch that ends beyond ``key`` in a field (BY_OFFSET: holds that
-    offset or a later one; BY_ADDRESS alike; BY_POSITION: does not end by then; BY_TIME: was appended later than that).
-
-    Returns its position, the chunk's size when there is none, -1 where no batch begins.
-    """
-    lent: Lent = lend(chunk)
-    if start < 0:
-        return -1
-    return _scan(lent.p, lent.size, start, field, key)
-
-
-def scan_to_offset(chunk: Buffer, offset: cython.longlong) -> int:
-    """Position of the batch that holds ``offset`` in a chunk of whole batches; the chunk's size when it ends below, -1 when broken."""
-    lent: Lent = lend(chunk)
-    return _scan(lent.p, lent.size, 0, 0, offset)
-
-
-def scan_read(
-    chunk: Buffer, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
-) -> tuple[int, int, int]:
-    """What a read gets of a chunk of whole batches: (start, stop, offset after its last record). At least the batch that holds
-    ``offset`` (or the first beyond it), then whole batches while they fit ``bytes_max`` and begin below ``offset_end``.
-
-    start is the chunk's size when the chunk ends below ``offset``, -1 where a batch is broken.
-    """
-    lent: Lent = lend(chunk)
-    p: cython.p_const_uchar = lent.p
-    start: cython.Py_ssize_t = _scan(p, lent.size, 0, 0, offset)
-    at: cython.Py_ssize_t = start
-    next_offset: cython.longlong = offset
-    while 0 <= at < lent.size:
-        length: cython.Py_ssize_t = _batch_bytes(p, at, lent.size)
-        if length < 0:
-            return -1, -1, offset
-        if at > start and (at + length - start > bytes_max or load_i64(p, at + 32) >= offset_end):
-            break
-        next_offset = load_i64(p, at + 32) + load_u32(p, at + 84)
-        at += length
-    return start, at, next_offset
-
-
-def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
-    """Positions and lengths (``array('q')``) of the batches that lie back to back in a chunk. Stops where no whole batch begins."""
-    lent: Lent = lend(chunk)
-    count: cython.Py_ssize_t = 0
-    at: cython.Py_ssize_t = 0
-    length: cython.Py_ssize_t = _batch_bytes(lent.p, 0, lent.size)
-    while length > 0:
-        count += 1
-        at += length
-        length = _batch_bytes(lent.p, at, lent.size)
-    positions: array[int] = array("q", bytes(8 * count))
-    lengths: array[int] = array("q", bytes(8 * count))
-    starts: Lent = lend_writable(memoryview(positions))
-    sizes: Lent = lend_writable(memoryview(lengths))
-    at = 0
-    index: cython.Py_ssize_t
-    for index in range(count):
-        length = _batch_bytes(lent.p, at, lent.size)
-        store_i64(starts.p, index * 8, at)
-        store_i64(sizes.p, index * 8, length)
-        at += length
-    return positions, lengths
-
-
-# ---- tables of a segment's footer -----------------------------------------------------------------------------------------------
-
-
-def find_entry(
-    entries: Buffer, start: cython.Py_ssize_t, count: cython.Py_ssize_t, field: cython.int, key: cython.longlong
-) -> int:
-    """Among run index entries [start, start + count): number, counted from ``start``, of the last whose field (BY_…) is at most
-    ``key``; -1 if there is none. Raises IndexError when the entries are not there."""
-    lent: Lent = lend(entries)
-    if start < 0 or count < 0 or field < 0 or field > 3 or count > lent.size // 32 - start:
-        raise IndexError((start, count, field))
-    base: cython.Py_ssize_t = start * _RUN_ENTRY_BYTES + field * 8
-    low: cython.Py_ssize_t = 0
-    high: cython.Py_ssize_t = count
-    while low < high:
-        middle: cython.Py_ssize_t = (low + high) >> 1
-        if load_i64(lent.p, base + middle * _RUN_ENTRY_BYTES) <= key:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-def find_run(runs: Buffer, partition: cython.ulonglong) -> int:
-    """Number of the first run of a partition in a table sorted by partition, or of the first above it. The table may end below."""
-    lent: Lent = lend(runs)
-    low: cython.Py_ssize_t = 0
-    high: cython.Py_ssize_t = lent.size // _RUN_BYTES
-    while low < high:
-        middle: cython.Py_ssize_t = (low + high) >> 1
-        if load_u64(lent.p, middle * _RUN_BYTES) < partition:
-            low = middle + 1
-        else:
-            high = middle
-    return low

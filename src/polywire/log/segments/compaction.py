@@ -17,9 +17,10 @@ from typing import Final
 
 from polywire.log.partition.partition import FilePartition
 from polywire.log.partition.reader import Reader
+from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, NewestOffsets
 from polywire.log.segments.merge import Rewrite, Source
-from polywire.log.segments.segment import Segment, SegmentInfo
+from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import Part, RunSource, StoredParts, write_segment
 from polywire.records.batch import keep
 from polywire.records.columns import BatchFlags

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
-from polywire.log.partition.tail_index import scan_read
+from polywire.log.segments.search import scan_read
 from polywire.records.batch import check_header, first_damaged, read_header, totals
 from polywire.records.columns import HEADER_BYTES
 from polywire.store.base import Blob

@@ -13,7 +13,8 @@ from typing import Final
 
 from polywire.errors import BrokerError
 from polywire.log.partition.partition import FilePartition
-from polywire.log.segments.segment import Run, Segment, SegmentInfo
+from polywire.log.segments.format import Run, SegmentInfo
+from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import Sealed
 from polywire.log.segments.writer import RunSource, write_segment
 from polywire.log.state import History

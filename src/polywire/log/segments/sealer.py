@@ -20,9 +20,9 @@ from polywire.log.disk import Disk
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.compaction import NEVER, Compaction, is_worth_a_pass
+from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.merge import Group, Rewrite, Source, choose, plan, read_groups, replace, write_anew
 from polywire.log.segments.sealing import Written, install, seal, take_down
-from polywire.log.segments.segment import SegmentInfo
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import History, Image
 from polywire.log.worker import Worker

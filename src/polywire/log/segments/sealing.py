@@ -20,7 +20,7 @@ from polywire.log.journal.staging import StagedBatch
 from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.partition.reader import Overlay, Reader
 from polywire.log.partition.tail_index import spans_of
-from polywire.log.segments.segment import NO_TOKEN, Run, SegmentInfo
+from polywire.log.segments.format import NO_TOKEN, Run, SegmentInfo
 from polywire.log.segments.segment_set import Sealed, Segments, segment_name
 from polywire.log.segments.writer import Part, RunSource, plan_blobs, write_segment
 from polywire.log.state import Contents, History, Image

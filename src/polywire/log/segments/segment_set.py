@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from polywire.log.segments.damage import DamageNotes
-from polywire.log.segments.segment import EntryCache, Segment, SegmentInfo
+from polywire.log.segments.format import SegmentInfo
+from polywire.log.segments.segment import EntryCache, Segment
 from polywire.store.base import Store
 
 SEGMENTS: Final = "segments"

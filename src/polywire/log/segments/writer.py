@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 import structlog
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
-from polywire.log.partition.tail_index import split_batches
 from polywire.log.segments.batch_scan import (
     INDEX_STRIDE_BYTES,
     RUN_ENTRIES,
@@ -36,7 +35,7 @@ from polywire.log.segments.batch_scan import (
     survey,
     verify,
 )
-from polywire.log.segments.segment import (
+from polywire.log.segments.format import (
     ENTRY,
     EPOCH,
     NO_TOKEN,
@@ -46,9 +45,10 @@ from polywire.log.segments.segment import (
     TOKEN_BYTES,
     TRAILER,
     Run,
-    Segment,
     SegmentInfo,
 )
+from polywire.log.segments.search import split_batches
+from polywire.log.segments.segment import Segment
 from polywire.records.batch import first_damaged, merge
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from polywire.log.partition.sealed_ranges import BLOCK_ENTRIES, Entry, RunIndex, hand_out
-from polywire.log.segments.segment import RUN
+from polywire.log.segments.format import RUN
 
 
 def entries(count: int, seed: int = 1, step: int = 65) -> list[Entry]:

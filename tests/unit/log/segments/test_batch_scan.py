@@ -23,7 +23,7 @@ from polywire.log.segments.batch_scan import (
     next_merge,
     survey,
 )
-from polywire.log.segments.segment import ENTRY
+from polywire.log.segments.format import ENTRY
 from polywire.records.batch import stamp, stamp_producer
 from tests.unit.log.batches import Slot, make_batch
 

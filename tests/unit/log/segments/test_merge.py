@@ -10,7 +10,7 @@ from polywire.clock import SystemClock
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments import merge as rewriting
 from polywire.log.segments import segment
-from polywire.log.segments.segment import SegmentInfo
+from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.segment_set import Sealed
 from polywire.log.worker import Job, attempt
 from polywire.store.base import Store

@@ -7,7 +7,8 @@ from array import array
 import pytest
 
 from polywire.errors import Corrupt, ErrorCode, Missing
-from polywire.log.segments.segment import TRAILER, EntryCache, Segment, read_info
+from polywire.log.segments.format import TRAILER, read_info
+from polywire.log.segments.segment import EntryCache, Segment
 from polywire.log.segments.writer import Part, RunSource, write_segment
 from polywire.records.batch import record_at_address
 from polywire.records.checksum import xxh64

@@ -1,0 +1,200 @@
+"""How a sealed segment is stored: batches sorted by partition and offset, and the footer that finds them (decision 0002).
+
+Promises: only a footer that verifies is used; a segment with one sound footer of its two is read. Must not know: the journal, who reads,
+any file.
+
+```
+batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer | the same footer | the same trailer
+
+run, 112 bytes                                   trailer, the blob's last 64 bytes
+  0 u64 partition                                  0 u32 magic "PWS1" (0x31535750)
+  8 16  token or zeros                             4 u32 version, 2
+ 24 u64 position        32 u64 bytes               8 u64 footer position: the end of the batches
+ 40 u64 first offset    48 u64 next offset        16 u64 footer bytes
+ 56 u64 first address   64 u64 next address       24 u32 runs
+ 72 i64 first time      80 i64 last append time   28 u32 epochs
+ 88 u32 first index entry                         32 u64 index entries
+ 92 u32 index entries                             40 u64 XXH64 of the footer
+ 96 u32 first epoch    100 u32 epochs             48 u64 zero
+104 u64 records                                   56 u64 XXH64 of the trailer's first 56 bytes
+
+epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
+index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
+```
+
+Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches: not numbered, offsets,
+addresses and epochs zero.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from polywire.errors import Unavailable
+from polywire.log.segments.search import find_run
+from polywire.records.checksum import xxh64
+from polywire.store.base import BLOCK_BYTES, Store, blob_corrupt
+
+SEGMENT_MAGIC: Final = 0x31535750  # "PWS1" read as little-endian u32
+SEGMENT_VERSION: Final = 2
+_VERSION_OF_ONE_FOOTER: Final = 1
+TOKEN_BYTES: Final = 16
+NO_TOKEN: Final = b""
+TRAILER_SEARCH_BYTES: Final = 1024 * 1024  # looked through first where the last trailer is damaged
+
+RUN: Final = struct.Struct("<Q16s6Q2q4IQ")
+EPOCH: Final = struct.Struct("<IIQ")
+ENTRY: Final = struct.Struct("<3Qq")
+TRAILER: Final = struct.Struct("<II2Q2I4Q")
+
+_ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
+
+
+class Run(NamedTuple):
+    """The batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
+
+    partition: int
+    token: bytes
+    position: int
+    size: int
+    first_offset: int
+    next_offset: int
+    first_address: int
+    next_address: int
+    first_time_us: int
+    last_time_us: int
+    index_start: int
+    index_count: int
+    epoch_start: int
+    epoch_count: int
+    record_count: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the run's last batch."""
+        return self.position + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A segment's footer without its index entries. Tables are kept as stored."""
+
+    name: str
+    size: int
+    data_bytes: int
+    runs: bytes | memoryview
+    epochs: bytes | memoryview
+    index_position: int
+    index_count: int
+
+    @property
+    def run_count(self) -> int:
+        return len(self.runs) // RUN.size
+
+    def run(self, number: int) -> Run:
+        """A run by its number. Raises IndexError."""
+        if not 0 <= number < self.run_count:
+            raise IndexError(number)
+        fields = RUN.unpack_from(self.runs, number * RUN.size)
+        token = NO_TOKEN if fields[1] == _ZERO_TOKEN else fields[1]
+        return Run(fields[0], token, *fields[2:])
+
+    def __iter__(self) -> Iterator[Run]:
+        return map(self.run, range(self.run_count))
+
+    def find(self, partition: int, token: bytes = NO_TOKEN) -> Run | None:
+        """The run of a partition, or of a token for it."""
+        for number in range(find_run(self.runs, partition), self.run_count):
+            run = self.run(number)
+            if run.partition != partition:
+                return None
+            if run.token == token:
+                return run
+        return None
+
+    def epochs_of(self, run: Run) -> list[tuple[int, int]]:
+        """(epoch, its first offset in the run), in order."""
+        table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
+        return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
+
+
+def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
+    """Read and verify a segment's trailer and footer, as ``read_footer`` does."""
+    return read_footer(store, name, block)[0]
+
+
+def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
+    """What is known of a segment, and its index entries, by the first footer that verifies. Raises BlobMissing, Corrupt.
+
+    block: memory to read into past the page cache, as ``aligned_buffer`` makes it; the tables lie there as long as the caller leaves it
+    alone. A footer that it is too small for is read as without it.
+    """
+    size = store.size(name)
+    trailer = _find_trailer(store, name, size, block)
+    _, version, position, count, run_count, epoch_count, index_count, checksum, _, _ = TRAILER.unpack(trailer)
+    if not _VERSION_OF_ONE_FOOTER <= version <= SEGMENT_VERSION:
+        raise blob_corrupt(name, f"unknown version={version}")
+    epochs_at = run_count * RUN.size
+    entries_at = epochs_at + epoch_count * EPOCH.size
+    places = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
+    if entries_at + index_count * ENTRY.size != count:
+        raise blob_corrupt(name, "trailer does not fit the blob")
+    for place in places:
+        footer = _stored(store, name, place, place + count, block)
+        if len(footer) != count or xxh64(footer) != checksum:
+            continue
+        info = SegmentInfo(
+            name=name,
+            size=size,
+            data_bytes=position,
+            runs=footer[:epochs_at],
+            epochs=footer[epochs_at:entries_at],
+            index_position=place + entries_at,
+            index_count=index_count,
+        )
+        return info, footer[entries_at:]
+    raise blob_corrupt(name, "footer is damaged")
+
+
+def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
+    """Bytes of a blob; past the page cache where there is memory for that, and nothing is wrong with the disk."""
+    if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
+        with suppress(Unavailable):
+            return store.open(name).read_direct(block, start, stop)
+    return store.get(name, start, stop)
+
+
+def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
+    """The blob's last bytes; where these are damaged, the first trailer, which lies before the second footer. Raises Corrupt."""
+    if size < TRAILER.size:
+        raise blob_corrupt(name, f"too short size={size}")
+    trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))
+    if _is_trailer(trailer):
+        return trailer
+    magic, reach = SEGMENT_MAGIC.to_bytes(4, "little"), TRAILER_SEARCH_BYTES
+    while True:
+        begun = max(size - reach, 0)
+        tail = store.get(name, begun, size)
+        at = tail.rfind(magic)
+        while at >= 0:
+            found = tail[at : at + TRAILER.size]
+            if len(found) == TRAILER.size and _is_trailer(found) and _footer_ends(found) == begun + at:
+                return found
+            at = tail.rfind(magic, 0, at + len(magic) - 1)
+        if begun == 0:
+            raise blob_corrupt(name, "trailer is damaged")
+        reach *= 16
+
+
+def _footer_ends(trailer: bytes) -> int:
+    fields = TRAILER.unpack(trailer)
+    return int(fields[2] + fields[3])
+
+
+def _is_trailer(trailer: bytes) -> bool:
+    fields = TRAILER.unpack(trailer)
+    return bool(fields[0] == SEGMENT_MAGIC and xxh64(trailer[:-8]) == fields[-1])
