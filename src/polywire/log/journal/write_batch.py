@@ -16,7 +16,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Done
 from polywire.log.journal.group import ENTRY_BYTES, TOKEN_BYTES, EntryKind, GroupHead, mergeable_records
 from polywire.log.journal.staging import StagedBatch, StagedToken
-from polywire.log.partition.partition import FilePartition
+from polywire.log.partition.partition import Append, FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.state import Contents, History, Laid
 from polywire.records.batch import merge, stamp
@@ -29,7 +29,6 @@ _SPANS: Final = Struct("<II")
 _SPANS_AT: Final = 80  # in a batch's header (decision 0001): how many addresses it has, how many offsets
 _PADDING: Final = bytes(8)
 
-Append = tuple[Buffer, Level, Done | None]
 Ranges = Sequence[tuple[int, int, int]]
 PublishDone = Callable[[Ranges, BrokerError | None], None]
 Owner = tuple[Callable[[Any, BrokerError | None], None], Any]

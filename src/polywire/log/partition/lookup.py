@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Found, Located, SealedRun
+from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
 from polywire.store.mark import Home
 from polywire.types import Buffer
-
-if TYPE_CHECKING:
-    from polywire.log.partition.partition import FilePartition
-    from polywire.log.partition.reader import Reader
 
 LOCATED_RUNS_MAX: Final = 64  # of one answer: 4 GiB of large segments, and less than a millisecond of the loop
 
@@ -32,7 +29,37 @@ Span = tuple[int, int]
 _T = TypeVar("_T")
 
 
-def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Found) -> int | None:
+class Queries(Protocol):
+    """What look-ups ask of the reader."""
+
+    @property
+    def home(self) -> Home:
+        """The directory of the segments' blobs."""
+
+    def segment(self, place: int) -> Segment:
+        """A segment that is listed. Raises Missing."""
+
+    def look(
+        self,
+        places: Sequence[int],
+        job: Callable[[Sequence[Segment]], _T],
+        then: Callable[[_T | BrokerError], None],
+        again: Callable[[], None],
+    ) -> None:
+        """Ask segments, in the reader's thread."""
+
+    def look_tail(
+        self,
+        partition: FilePartition,
+        number: int,
+        job: Callable[[Buffer], int],
+        then: Found,
+        again: Callable[[], None],
+    ) -> int | None:
+        """Ask the batch of a tail entry."""
+
+
+def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Found) -> int | None:
     """See ``PartitionLog.offset_at``."""
     number = partition.runs.find_time(time_us)
     if number > 0:  # the run before may hold later records as well
@@ -54,7 +81,7 @@ def offset_at(partition: FilePartition, reader: Reader, time_us: int, then: Foun
 
 
 def offset_of_address(
-    partition: FilePartition, reader: Reader, address: int, then: Found, *, covering: bool
+    partition: FilePartition, reader: Queries, address: int, then: Found, *, covering: bool
 ) -> int | None:
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
@@ -73,7 +100,7 @@ def offset_of_address(
     return None
 
 
-def address_of_offset(partition: FilePartition, reader: Reader, offset: int, then: Found) -> int | None:
+def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Found) -> int | None:
     """See ``PartitionLog.address_of_offset``."""
     partition.check_range(offset)
     if offset == partition.next_offset:
@@ -89,7 +116,7 @@ def address_of_offset(partition: FilePartition, reader: Reader, offset: int, the
 
 def locate(
     partition: FilePartition,
-    reader: Reader,
+    reader: Queries,
     offset: int,
     then: Callable[[Located | BrokerError], None],
     *,

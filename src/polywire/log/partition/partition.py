@@ -10,25 +10,64 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Found, Located, Read
-from polywire.log.partition import lookup
+from polywire.log.base import Done, Found, Located, Read
 from polywire.log.partition.sealed_ranges import RunIndex
 from polywire.log.partition.tail_index import TailIndex
+from polywire.log.segments.format import Run
 from polywire.records.compression import Compression
-from polywire.types import Buffer
-
-if TYPE_CHECKING:
-    from polywire.log.journal.write_batch import Append
-    from polywire.log.partition.reader import Reader
+from polywire.types import Buffer, Level
 
 OVERLAY: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
 OVERLAY_SHIFT: Final = 25  # entries of overlays never look like neighbours
 _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
+
+Append = tuple[Buffer, Level, Done | None]
+"""A batch that was added, the level it is to reach, and who is told then."""
+
+
+class PartitionReader(Protocol):
+    """What a partition asks of its reader; each verb but the first two answers what ``base.PartitionLog`` says of its own."""
+
+    @property
+    def epoch(self) -> int:
+        """The current start's."""
+
+    def run_now(self, place: int, incarnation: int) -> Run | None:
+        """A partition's run in a segment, if that is at hand."""
+
+    def read(
+        self,
+        partition: FilePartition,
+        offset: int,
+        bytes_max: int,
+        then: Callable[[Read | BrokerError], None],
+        offset_end: int | None,
+    ) -> Read | None:
+        """Batches from an offset on, which was checked."""
+
+    def locate(
+        self,
+        partition: FilePartition,
+        offset: int,
+        then: Callable[[Located | BrokerError], None],
+        *,
+        offset_end: int | None,
+    ) -> Located | None:
+        """Where sealed records lie."""
+
+    def offset_at(self, partition: FilePartition, time_us: int, then: Found) -> int | None:
+        """First offset appended at a time or after it."""
+
+    def offset_of_address(self, partition: FilePartition, address: int, then: Found, *, covering: bool) -> int | None:
+        """Offset of the record at a Kafka 0.7 address."""
+
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Found) -> int | None:
+        """Kafka 0.7 address of the record at an offset."""
 
 
 class FilePartition:
@@ -64,7 +103,7 @@ class FilePartition:
         "wakes",
     )
 
-    def __init__(self, incarnation: int, reader: Reader, *, hides_unsynced: bool) -> None:
+    def __init__(self, incarnation: int, reader: PartitionReader, *, hides_unsynced: bool) -> None:
         self._reader = reader
         self.incarnation: Final = incarnation
         self.hides_unsynced: Final = hides_unsynced
@@ -131,16 +170,16 @@ class FilePartition:
     def locate(
         self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
     ) -> Located | None:
-        return lookup.locate(self, self._reader, offset, then, offset_end=offset_end)
+        return self._reader.locate(self, offset, then, offset_end=offset_end)
 
     def offset_at(self, time_us: int, then: Found) -> int | None:
-        return lookup.offset_at(self, self._reader, time_us, then)
+        return self._reader.offset_at(self, time_us, then)
 
     def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
-        return lookup.offset_of_address(self, self._reader, address, then, covering=covering)
+        return self._reader.offset_of_address(self, address, then, covering=covering)
 
     def address_of_offset(self, offset: int, then: Found) -> int | None:
-        return lookup.address_of_offset(self, self._reader, offset, then)
+        return self._reader.address_of_offset(self, offset, then)
 
     # Epochs
 

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Found, Read
+from polywire.log.base import Found, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
+from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
 from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
 from polywire.log.segments.damage import BEGINNING, Damage, Place, read_pieces
@@ -204,6 +205,25 @@ class Reader:
             lambda: job(self._sound(overlay, self.join(overlay))), partial(self._looked, (place,), then, again)
         )
         return None
+
+    def locate(
+        self,
+        partition: FilePartition,
+        offset: int,
+        then: Callable[[Located | BrokerError], None],
+        *,
+        offset_end: int | None,
+    ) -> Located | None:
+        return lookup.locate(partition, self, offset, then, offset_end=offset_end)
+
+    def offset_at(self, partition: FilePartition, time_us: int, then: Found) -> int | None:
+        return lookup.offset_at(partition, self, time_us, then)
+
+    def offset_of_address(self, partition: FilePartition, address: int, then: Found, *, covering: bool) -> int | None:
+        return lookup.offset_of_address(partition, self, address, then, covering=covering)
+
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Found) -> int | None:
+        return lookup.address_of_offset(partition, self, offset, then)
 
     def _looked(
         self,

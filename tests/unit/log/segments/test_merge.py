@@ -8,8 +8,8 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.log.partition.partition import FilePartition
+from polywire.log.segments import format, segment
 from polywire.log.segments import merge as rewriting
-from polywire.log.segments import segment
 from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.segment_set import Sealed
 from polywire.log.worker import Job, attempt
@@ -27,7 +27,7 @@ class Tidied(ManualRig):
         self.in_job = False
         self.read_on_loop = 0
         self.read_by_worker = 0
-        read_info = segment.read_info
+        read_info = format.read_info
 
         def noted(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
             if self.in_job:
