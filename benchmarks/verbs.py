@@ -296,6 +296,8 @@ def all_verbs() -> Iterator[Asked]:
     yield from iggy_verbs()
     yield from kafka07_verbs()
     yield from polywire_verbs()
+    yield Asked("iggy", "PURGE_STREAM full", partial(request, Code.PURGE_STREAM, ident("default")))
+    yield Asked("iggy", "DELETE_STREAM full", partial(request, Code.DELETE_STREAM, ident("default")), once=True)
 
 
 # The state that they meet

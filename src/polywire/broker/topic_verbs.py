@@ -5,7 +5,8 @@ What touches few partitions is one group of the log and true when the call retur
 
 * a topic, or more partitions, begin with the one change that names them, when all of them are open in the log. Nobody sees them before;
 * a topic, or its last partitions, end with the one change that says so, at once. What the log has of them is dropped behind it;
-* a purge trims one partition after the other up to where it ended when the purge was asked for.
+* a purge trims one partition after the other up to where it ended when the purge was asked for;
+* several topics are ended, or purged, one after the other.
 
 What a stop leaves open in the log without a topic is dropped by the next start. An answer is given when all of it has its level.
 
@@ -261,6 +262,60 @@ class TopicVerbs(ABC):
         else:
             self.change_all((), level=level, done=done)
 
+    def delete_topics(
+        self,
+        topics: Sequence[Topic],
+        *,
+        ended: Callable[[Topic], None],
+        then: Callable[[], None],
+        level: Level = Level.SYNCED,
+        done: Done,
+    ) -> None:
+        """End topics, one after the other: at once where they are few, else in slices. ``ended`` is called with each as soon as it is gone,
+        ``then`` behind the last; ``done`` when all of it has its level. Who ends one of them meanwhile has done part of the work.
+
+        Where they are few, raises as ``delete_topic`` and what ``then`` raises; else ``done`` gets what ends the work too early. What is gone
+        stays gone.
+        """
+        if _are_many(topics):
+            self._topic_work.put(self._deleting(topics, ended, then, level, done))
+            return
+        for topic in topics:
+            self.delete_topic(topic, level=level)
+            ended(topic)
+        then()
+        self.change_all((), level=level, done=done)
+
+    def _deleting(
+        self,
+        topics: Sequence[Topic],
+        ended: Callable[[Topic], None],
+        then: Callable[[], None],
+        level: Level,
+        done: Done,
+    ) -> Steps:
+        try:
+            for topic in topics:
+                if self._catalog.find_id(topic.id) is topic:
+                    yield from self._deleting_one(topic)
+                ended(topic)
+                yield False
+            then()
+            self.change_all((), level=level, done=done)
+        except BrokerError as error:
+            done(-1, error)
+
+    def _deleting_one(self, topic: Topic) -> Steps:
+        """As ``delete_topic``, but the log drops what it has of many partitions before anything else is done."""
+        numbers = [partition.incarnation for partition in topic.partitions]
+        if len(numbers) <= AT_ONCE_MAX:
+            yield from when_there_is_room(partial(self.delete_topic, topic, level=Level.MEMORY))
+            return
+        change = changes.TopicDeleted(topic.id)
+        yield from when_there_is_room(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+        self._catalog.leaving += len(numbers)
+        yield from self._dropping(numbers, Level.MEMORY, None)
+
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Done | None) -> None:
         """Make a change that ends partitions, and drop what the log has of them: with it, or behind it where they are many."""
         if len(ended) > AT_ONCE_MAX:
@@ -315,15 +370,44 @@ class TopicVerbs(ABC):
 
     def _purging(self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Done | None) -> Steps:
         try:
-            for partition, end in ends:
-                if not partition.ended and partition.log.first_offset < end:
-                    yield from when_there_is_room(partial(self._log.trim, partition.incarnation, end))
-                yield False
+            yield from self._trimming(ends)
             self._catalog.check_alive(topic)
             self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
         except BrokerError as error:
             if done is not None:
                 done(-1, error)
+
+    def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
+        for partition, end in ends:
+            if not partition.ended and partition.log.first_offset < end:
+                yield from when_there_is_room(partial(self._log.trim, partition.incarnation, end))
+            yield False
+
+    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Done) -> None:
+        """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
+        holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
+
+        ``done`` is told when all of it has its level, and of an error, which leaves some of them purged; few raise it.
+        """
+        if _are_many(topics):
+            self._log.write()  # so that what this turn has taken counts
+            self._topic_work.put(self._purging_all(topics, level, done))
+            return
+        for topic in topics:
+            self.purge_topic(topic, level=level)
+        self.change_all((), level=level, done=done)
+
+    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Done) -> Steps:
+        try:
+            for topic in topics:
+                yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
+                if self._catalog.find_id(topic.id) is topic:
+                    change = changes.TopicPurged(topic.id, self.clock.now_us())
+                    yield from when_there_is_room(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+                yield False
+            self.change_all((), level=level, done=done)
+        except BrokerError as error:
+            done(-1, error)
 
     def configure_topic(
         self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Done | None = None
@@ -336,3 +420,8 @@ class TopicVerbs(ABC):
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()
+
+
+def _are_many(topics: Sequence[Topic]) -> bool:
+    """Whether they take longer to change than one turn has time for."""
+    return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

@@ -172,6 +172,89 @@ def test_what_the_log_has_no_room_for_is_dropped_later(counted: Counted, monkeyp
     assert open_in_log(counted.memory) == 0
 
 
+# Many topics
+
+
+def several(counted: Counted) -> list[Topic]:
+    """Two topics of many partitions and some of one, a record in each partition."""
+    broker = counted.memory.broker
+    made = [broker.create_topic(TopicName("s", f"t{number}"), 1 if number > 1 else COUNT) for number in range(20)]
+    for topic in made:
+        counted.fill(topic)
+    counted.memory.run()
+    counted.touched.clear()
+    return made
+
+
+def test_many_topics_end_one_after_the_other_in_slices(counted: Counted) -> None:
+    topics, done = several(counted), Answers()
+    gone: list[Topic | None] = []
+    counted.memory.broker.delete_topics(topics, ended=gone.append, then=lambda: gone.append(None), done=done)
+    assert not gone
+    counted.memory.broker.delete_topic(topics[5])  # somebody else does, meanwhile
+    assert max(counted.run(done)) <= PER_SLICE + 2
+    done.check()
+    assert gone == [*topics, None]
+    assert counted.memory.broker.topics() == []
+    assert open_in_log(counted.memory) == 0
+    assert counted.memory.broker._catalog.leaving == 0
+
+
+def test_few_topics_end_at_once(counted: Counted) -> None:
+    topics, done = several(counted)[2:], Answers()
+    gone: list[Topic | None] = []
+    counted.memory.broker.delete_topics(topics, ended=gone.append, then=lambda: gone.append(None), done=done)
+    assert gone == [*topics, None]
+    assert not done.told
+    counted.memory.run()
+    done.check()
+
+
+def test_who_asked_is_told_what_keeps_the_last_step_from_being_done(counted: Counted) -> None:
+    def refuse() -> None:
+        raise Busy(ErrorCode.BUSY, "not now")
+
+    done = Answers()
+    counted.memory.broker.delete_topics(several(counted), ended=lambda _: None, then=refuse, done=done)
+    counted.run(done)
+    assert done.code is ErrorCode.BUSY
+
+
+def test_many_topics_are_purged_one_after_the_other_in_slices(counted: Counted) -> None:
+    topics, done = several(counted), Answers()
+    counted.memory.broker.purge_topics(topics, done=done)
+    assert counted.touched.total() == 0
+    counted.memory.broker.delete_topic(topics[1])
+    assert max(counted.run(done)) <= PER_SLICE + 1
+    done.check()
+    del topics[1]
+    assert {p.log.first_offset for topic in topics for p in topic.partitions} == {1}
+    assert counted.memory.restart().topic("s.t0").partitions[0].log.first_offset == 1
+
+
+def test_few_topics_are_purged_at_once(counted: Counted) -> None:
+    topics, done = several(counted)[2:], Answers()
+    counted.memory.broker.purge_topics(topics, done=done)
+    counted.memory.run()
+    done.check()
+    assert {p.log.first_offset for topic in topics for p in topic.partitions} == {1}
+
+
+def test_a_stop_leaves_the_topics_whose_turn_had_not_come(counted: Counted) -> None:
+    topics = several(counted)[::-1]
+    counted.memory.broker.delete_topics(topics, ended=lambda _: None, then=lambda: None, done=Answers())
+    stopped_after(counted, 2)
+    left = [topic.name.full for topic in counted.memory.broker.topics()]
+    assert set(left) < {topic.name.full for topic in topics}
+    assert "s.t0" in left
+    counted.memory.run()
+    counted.memory.broker.delete_topics(
+        counted.memory.broker.topics(), ended=lambda _: None, then=lambda: None, done=Answers()
+    )
+    counted.memory.run()
+    assert open_in_log(counted.memory) == 0
+
+
 # Others meanwhile
 
 

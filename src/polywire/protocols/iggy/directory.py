@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, UNOWNED, Caller
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topic_verbs import Then
+from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Done
@@ -174,11 +176,40 @@ class Directory:
         self._keep(stream, done)
 
     def delete_stream(self, stream: Stream, done: Done) -> None:
-        """End a stream and its topics."""
-        for topic in self.topics(stream):
+        """End a stream and its topics: with many of them one after the other, and the stream behind the last. A stop, or an error, in between
+        leaves the stream with the topics that are left; what was made in it meanwhile ends with it, unless that is much."""
+
+        def emptied() -> None:
+            if self._by_number.get(stream.number) is not stream:
+                return  # somebody else was faster
+            self._end_few(stream)
+            self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
+            self._leave(stream)
+
+        self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
+
+    def _end_few(self, stream: Stream) -> None:
+        """End the topics that were made in a stream while it was emptied. Raises Busy(BUSY) where they are too many to do at once."""
+        left = [topic for topic in stream.by_number.values() if self._lives(topic)]
+        if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
+            raise Busy(ErrorCode.BUSY, "topics were made in the stream meanwhile")
+        for topic in left:
             self._broker.delete_topic(topic)
-        self._leave(stream)
-        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None, level=Level.SYNCED, done=done)
+            self._forget(stream, topic)
+
+    def _forget(self, stream: Stream, topic: Topic) -> None:
+        """A topic has ended."""
+        _, kept = self._kept.pop(topic.id, (None, None))
+        self._balanced.pop(topic.id, None)
+        if kept is None:
+            return
+        if stream.by_number.get(kept.number) is topic:
+            del stream.by_number[kept.number]
+            stream.free_from = min(stream.free_from, kept.number)
+        if stream.by_name.get(kept.name) is topic:
+            del stream.by_name[kept.name]
+        if self._seen_version + 1 == self._broker.topics_version:
+            self._seen_version += 1  # its end is all that is new
 
     def _keep(self, stream: Stream, done: Done | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF) -> None:
         value = _ENCODER.encode(stream.kept)

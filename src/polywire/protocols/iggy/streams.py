@@ -24,7 +24,7 @@ from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, 
 from polywire.protocols.iggy.options import parse_options, told_options, topic_options
 from polywire.protocols.iggy.records import bytes_of, messages_of, stream_of, topic_of
 from polywire.protocols.iggy.session import IggySession
-from polywire.types import Level, TopicName
+from polywire.types import TopicName
 
 NEVER: Final = 2**64 - 1  # an expiry or a size without a limit, where the wire has 64 bits for it
 _STREAM: Final = Struct("<IQIQQ")
@@ -180,9 +180,7 @@ def delete_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
 def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """PURGE_STREAM."""
     stream = stream_of(session, reader, Action.STREAM_ALTER)
-    for topic in session.shared.directory.topics(stream):
-        session.broker.purge_topic(topic)
-    session.broker.change_all((), level=Level.SYNCED, done=answer.done)
+    session.broker.purge_topics(session.shared.directory.topics(stream), done=answer.done)
 
 
 # Topics

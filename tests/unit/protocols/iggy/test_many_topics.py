@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from polywire.broker.broker import Broker
-from polywire.broker.sliced import SlicedWork
+from polywire.broker.sliced import SLICE_S, SlicedWork
+from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.iggy import asking
 from polywire.protocols.iggy.asking import ident, request
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.session import IggySession
-from polywire.types import TopicName
+from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from polywire.types import Level, TopicName
+from tests.unit.broker.answers import batch_of
 from tests.unit.protocols.iggy.dialogue import Dialogue
 from tests.unit.protocols.iggy.test_documented import create_topic, peer
 
@@ -139,3 +145,89 @@ def test_topics_that_cannot_be_numbered_are_an_error_and_no_loop(
     peer.world.memory.broker.create_topic(TopicName("s", "one-more"))
     peer.pass_by()
     assert peer.classic(Code.GET_STREAM, ident(1))[0] == 0
+
+
+MANY = AT_ONCE_MAX
+
+
+def passes(peer: Dialogue) -> list[int]:
+    """How many topics there were after each pass of the loop until the peer was answered."""
+    memory, left = peer.world.memory, []
+    assert isinstance(memory.loop, ManualLoop)
+    while not peer.sent:
+        memory.loop.run_pass()
+        left.append(len(memory.broker.topics()))
+    return left
+
+
+@pytest.fixture
+def slow(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> Dialogue:
+    """A peer whose stream has many topics; each that is ended or purged takes a tenth of a slice."""
+    memory = peer.world.memory
+    for number in range(MANY):
+        memory.broker.create_topic(TopicName("s", f"other{number}"))
+    peer.pass_by()
+    assert peer.classic(Code.GET_STREAM, ident(1))[0] == 0
+    for verb in ("drop_partition", "trim"):
+        real: Any = getattr(MemoryLog, verb)
+
+        def slowly(*args: Any, real: Any = real) -> None:
+            assert isinstance(memory.clock, SimulatedClock)
+            memory.clock.advance(SLICE_S / 10)
+            real(*args)
+
+        monkeypatch.setattr(MemoryLog, verb, slowly)
+    return peer
+
+
+def test_a_stream_of_many_topics_ends_in_slices(slow: Dialogue) -> None:
+    count = len(slow.world.memory.broker.topics())
+    slow.feed(request(Code.DELETE_STREAM, ident(1)) + request(Code.GET_STREAM, ident(1)))
+    left = passes(slow)
+    assert max(before - after for before, after in pairwise([count, *left])) <= 12
+    assert left[-1] == 0
+    slow.pass_by()
+    answers = slow.take()
+    assert [U32.unpack_from(answers, 8 * number)[0] for number in range(2)] == [0, 1009]
+    assert isinstance(slow.session, IggySession)
+    directory = slow.session.shared.directory
+    assert not directory._kept
+    assert directory._seen_version == slow.world.memory.broker.topics_version, "nobody has to look at all topics again"
+
+
+def test_what_is_made_in_a_stream_while_it_ends_ends_with_it(slow: Dialogue) -> None:
+    slow.feed(request(Code.DELETE_STREAM, ident(1)))
+    slow.world.memory.loop.run_pass()  # type: ignore[attr-defined]
+    other = slow.beside()
+    assert create_topic(other, 4000, "late") == 0
+    slow.pass_by()
+    assert slow.take()[:4] == bytes(4)
+    assert slow.world.memory.broker.topics() == []
+    assert other.classic(Code.GET_STREAM, ident(1))[0] == 1009
+
+
+def test_a_stop_leaves_the_stream_with_the_topics_that_are_left(slow: Dialogue) -> None:
+    world, count = slow.world, len(slow.world.memory.broker.topics())
+    slow.feed(request(Code.DELETE_STREAM, ident(1)))
+    for _ in range(5):
+        world.memory.loop.run_pass()  # type: ignore[attr-defined]
+    world.restart()
+    again = slow.beside()
+    status, payload = again.classic(Code.GET_STREAM, ident(1))
+    assert status == 0
+    assert 0 < asking.read_stream(payload)[0].topic_count < count
+    assert again.classic(Code.DELETE_STREAM, ident(1))[0] == 0
+    assert again.classic(Code.GET_STREAM, ident(1))[0] == 1009
+    assert world.memory.broker.topics() == []
+
+
+def test_a_stream_of_many_topics_is_purged_in_slices(slow: Dialogue) -> None:
+    broker = slow.world.memory.broker
+    for topic in broker.topics():
+        broker.produce(topic.partitions[0], batch_of(b"v"), level=Level.MEMORY, done=None)
+    slow.feed(request(Code.PURGE_STREAM, ident(1)))
+    assert len(passes(slow)) > MANY // 12
+    assert slow.take()[:4] == bytes(4)
+    assert {
+        (topic.partitions[0].log.first_offset, topic.partitions[0].log.next_offset) for topic in broker.topics()
+    } == {(1, 1)}
