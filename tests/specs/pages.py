@@ -84,7 +84,27 @@ STATEMENTS: Final[list[Statement]] = []  # of the modules that are loaded
 
 CURSUS_JAVA: Final = Page("cursus", "java", "cursus-java v0.1.0, docs/protocol.md")
 CURSUS_API: Final = Page("cursus", "api", "cursus, docs/reference/api-reference.md of November 2025")
-FLUX: Final = Page("flux", "page", "the FLUX protocol page")
+FLUX: Final = Page(
+    "flux",
+    "protocol",
+    "the wire's documentation of 19 May 2026 (srajandev98/srajangupta.github.io, a0c5fa6), protocol.md",
+)
+FLUX_START: Final = Page("flux", "start", "the same, getting-started.md")
+FLUX_DEPLOYED: Final = Page("flux", "deployment", "the same, deployment.md")
+_FLUX_LATER: Final = (
+    "the documentation as published later (srajangupta.com/projects/flux/docs), {}; lines with text, the title first"
+)
+FLUX_LATER: Final = Page(
+    "flux", "later", _FLUX_LATER.format("protocol, as far as a copy could be had: up to its rules")
+)
+FLUX_REPLICATION: Final = Page("flux", "replication", _FLUX_LATER.format("replication"))
+FLUX_DELIVERY: Final = Page("flux", "delivery", _FLUX_LATER.format("delivery semantics"))
+FLUX_GROUPS: Final = Page("flux", "groups", _FLUX_LATER.format("group coordinator"))
+FLUX_STORAGE: Final = Page("flux", "storage", _FLUX_LATER.format("storage"))
+FLUX_PAGES: Final = (
+    *(FLUX, FLUX_START, FLUX_DEPLOYED),
+    *(FLUX_LATER, FLUX_REPLICATION, FLUX_DELIVERY, FLUX_GROUPS, FLUX_STORAGE),
+)
 IGGY: Final = Page("iggy", "page", "Iggy's page on its binary protocol, 31 August 2023")
 KAFKA07: Final = Page("kafka07", "page", "Apache Kafka 0.7, wire format")
-PAGES: Final = (CURSUS_JAVA, CURSUS_API, FLUX, IGGY, KAFKA07)
+PAGES: Final = (CURSUS_JAVA, CURSUS_API, *FLUX_PAGES, IGGY, KAFKA07)

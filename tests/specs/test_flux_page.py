@@ -1,4 +1,4 @@
-"""The published page of the FLUX wire, statement by statement.
+"""What the FLUX pages promise of answers of any length, of damage and of lines that are too long.
 
 The sections named are those of the wire's specification. Where bytes on a socket matter the broker is a process, and is asked on the
 wire's own port and on the port of all wires; the rest are dialogues.
@@ -6,7 +6,6 @@ wire's own port and on the port of all wires; the rest are dialogues.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,13 +25,21 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
+from tests.specs.flux_peer import MALFORMED, PORTS, Peer, consumed
+from tests.specs.pages import FLUX, FLUX_START, FLUX_STORAGE, Differs
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 
-WAIT_S = 60.0
 VALUE = "x" * 60_000
 LONG_COUNT = 500  # 30 MB: more than any reply was ever cut at
 STUCK_PEERS = 8
 STUCK_BYTES_MAX = 6 * 1024 * 1024  # kept for a peer that does not read: its backlog, a piece, and what allocators add
+
+DAMAGED = Differs(
+    "skips records that do not verify, and goes on numbering as if they had never been",
+    "ends the answer before them with the offset reached as `hw`, and answers the next request there with the error; what is behind is read "
+    "by its offset",
+    "nothing is passed over in silence",
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,49 +58,17 @@ def long_topic(broker: BrokerProcess) -> str:
     return "long"
 
 
-@pytest.fixture(params=["flux", "any"])
+@pytest.fixture(params=PORTS)
 def port(request: pytest.FixtureRequest) -> str:
     """The wire's own port, and that of all wires."""
     return str(request.param)
 
 
-class Peer:
-    """A connection to a broker process."""
-
-    def __init__(self, broker: BrokerProcess, port: str) -> None:
-        self.socket = socket.create_connection(broker.addresses[port], WAIT_S)
-        self._file = self.socket.makefile("rb")
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self.socket.close()
-
-    def send(self, data: str) -> None:
-        self.socket.sendall(data.encode())
-
-    def line(self) -> str:
-        """The next line; what there is of it when the connection ends."""
-        return self._file.readline().decode()
-
-    def ask(self, request: str) -> str:
-        self.send(request + "\n")
-        return self.line().removesuffix("\n")
-
-
-def consumed(line: str) -> tuple[list[tuple[int, str]], int]:
-    """Records and hw of a CONSUME reply with values that hold no comma."""
-    shown = re.fullmatch(r"V1\|[^|]*\|OK\|messages=(.*) hw=(-?[0-9]+)\n?", line)
-    assert shown is not None, line[:200]
-    records = [entry.partition(":") for entry in shown[1].split(",") if entry]
-    return [(int(offset), value) for offset, _, value in records], int(shown[2])
-
-
 # §5 CONSUME, step 5: every record from the offset asked for up to hw, however many there are
 
 
+@FLUX.says(92, "CONSUME answers every record up to hw, however many there are")
+@FLUX_START.says(43, "… so who goes on behind hw has missed nothing")
 def test_consume_answers_every_record_up_to_the_hw_that_it_tells(
     broker: BrokerProcess, port: str, long_topic: str
 ) -> None:
@@ -149,6 +124,8 @@ def test_peers_that_do_not_read_hold_up_nobody_and_cost_bounded_memory(
         assert len(consumed(after.ask(f"V1|3|CONSUME|{long_topic} 1 0"))[0]) == LONG_COUNT
 
 
+@FLUX_STORAGE.says(23, "the checksum of each record is looked at")
+@FLUX_STORAGE.says(24, "damaged records are skipped", DAMAGED)
 def test_a_line_ends_before_damage_with_the_offset_reached_as_hw(tmp_path: Path) -> None:
     """§5: hw is the last record that can be read; behind it the damage is told, and behind that reading goes on."""
     count, damaged = 12, 5
@@ -287,9 +264,6 @@ def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
 )
 def test_words_are_exactly_those_of_the_page(request_line: str, reason: str) -> None:
     assert World().connect().ask(f"V1|7|{request_line}") == f"V1|7|ERR|BAD_REQUEST|{reason}"
-
-
-MALFORMED = "V1|0|ERR|BAD_REQUEST|expected format V1|<correlation_id>|<command>|<args>"
 
 
 @pytest.mark.parametrize(
