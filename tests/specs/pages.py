@@ -85,6 +85,10 @@ STATEMENTS: Final[list[Statement]] = []  # of the modules that are loaded
 CURSUS_JAVA: Final = Page("cursus", "java", "cursus-java v0.1.0, docs/protocol.md")
 CURSUS_API: Final = Page("cursus", "api", "cursus, docs/reference/api-reference.md of November 2025")
 FLUX: Final = Page("flux", "page", "the FLUX protocol page")
-IGGY: Final = Page("iggy", "page", "Iggy's page on its binary protocol, 31 August 2023")
+IGGY: Final = Page(
+    "iggy",
+    "page",
+    "Iggy's page on its binary protocol, as of 31 August 2023 (iggy-rs/iggy-docs ae2151fd, docs/specification/binary.md)",
+)
 KAFKA07: Final = Page("kafka07", "page", "Apache Kafka 0.7, wire format")
 PAGES: Final = (CURSUS_JAVA, CURSUS_API, FLUX, IGGY, KAFKA07)
