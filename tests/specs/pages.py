@@ -105,6 +105,10 @@ FLUX_PAGES: Final = (
     *(FLUX, FLUX_START, FLUX_DEPLOYED),
     *(FLUX_LATER, FLUX_REPLICATION, FLUX_DELIVERY, FLUX_GROUPS, FLUX_STORAGE),
 )
-IGGY: Final = Page("iggy", "page", "Iggy's page on its binary protocol, 31 August 2023")
+IGGY: Final = Page(
+    "iggy",
+    "page",
+    "Iggy's page on its binary protocol, as of 31 August 2023 (iggy-rs/iggy-docs ae2151fd, docs/specification/binary.md)",
+)
 KAFKA07: Final = Page("kafka07", "page", "Apache Kafka 0.7, wire format")
 PAGES: Final = (CURSUS_JAVA, CURSUS_API, *FLUX_PAGES, IGGY, KAFKA07)

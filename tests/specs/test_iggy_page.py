@@ -14,6 +14,7 @@ from polywire.protocols.iggy.asking import BALANCED, ident, messages, name, plac
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 from polywire.records.columns import Header, HeaderKind, Record
 from tests.broker_process import BrokerProcess
+from tests.specs.pages import IGGY, Differs
 
 READER: Final = Consumer(group=False, who=1)
 NO_EXPIRY: Final = U32.pack(0)
@@ -159,6 +160,7 @@ def test_nothing_may_trail_a_command_without_fields(peer: Peer) -> None:
 # Requests written from the page's byte lists
 
 
+@IGGY.says(228, "CREATE_STREAM: the id as an identifier (clients send the number alone)")
 def test_a_stream_whose_id_is_an_ident(peer: Peer) -> None:
     number = next(NUMBERS)
     assert peer.status(Code.CREATE_STREAM, ident(number) + name(f"Listed {number}")) == 0
@@ -167,6 +169,7 @@ def test_a_stream_whose_id_is_an_ident(peer: Peer) -> None:
     assert asking.read_stream(body)[0].name == f"listed.{number}"
 
 
+@IGGY.says(228, "CREATE_STREAM: the id of 3 to 257 bytes, as its name")
 @pytest.mark.parametrize("called", ["a", "n" * 200])
 def test_a_stream_whose_id_is_its_name(peer: Peer, called: str) -> None:
     assert peer.status(Code.CREATE_STREAM, ident(called) + name(called)) == 0
@@ -175,10 +178,21 @@ def test_a_stream_whose_id_is_its_name(peer: Peer, called: str) -> None:
     assert peer.status(Code.DELETE_STREAM, ident(called)) == 0
 
 
+@IGGY.says(
+    228,
+    "CREATE_STREAM: the id may be any identifier",
+    Differs(
+        "reads the first 4 bytes as the number",
+        "1014 for an identifier of 0 and for a name that is not the stream's",
+        "nothing is made that nobody meant",
+    ),
+)
 def test_a_stream_whose_id_is_the_ident_of_none(peer: Peer) -> None:
     assert peer.status(Code.CREATE_STREAM, ident(0) + name("nought")) == 1014
 
 
+@IGGY.says(298, "CREATE_TOPIC: the id as an identifier (clients send the number alone)")
+@IGGY.says(288, "CREATE_TOPIC: an expiry of 32 bits, in seconds, or none (clients send 0 for none)")
 @pytest.mark.parametrize("topic_id", [ident(9), U32.pack(9)])
 @pytest.mark.parametrize("expiry", [b"", NO_EXPIRY, U32.pack(60)])
 def test_a_topic_from_the_byte_list(peer: Peer, topic_id: bytes, expiry: bytes) -> None:
@@ -190,6 +204,7 @@ def test_a_topic_from_the_byte_list(peer: Peer, topic_id: bytes, expiry: bytes) 
     ]
 
 
+@IGGY.says(298, "CREATE_TOPIC: the id of 3 to 257 bytes, as its name")
 @pytest.mark.parametrize("expiry", [b"", NO_EXPIRY])
 def test_a_topic_whose_id_is_its_name(peer: Peer, expiry: bytes) -> None:
     stream = peer.stream()
@@ -202,6 +217,15 @@ def test_a_topic_whose_id_is_its_name(peer: Peer, expiry: bytes) -> None:
     assert len(peer.topics(stream)) == 3
 
 
+@IGGY.says(
+    288,
+    "CREATE_TOPIC: an expiry that is not there is not read",
+    Differs(
+        "takes the first letters of the name for one",
+        "refused where both readings fit and the expiry is above 17 years",
+        "nothing is made that nobody meant",
+    ),
+)
 def test_no_letters_of_a_name_become_an_expiry(peer: Peer) -> None:
     """Whatever a name's length, it is that name, or the request is refused: its first letters are never an expiry of years."""
     stream = peer.stream()
@@ -234,6 +258,7 @@ def listed(value: bytes, number: int = 0) -> bytes:
 @pytest.mark.parametrize(
     "values", [[b"hello"], [b"a", b"b"], [b"", b"a"], [b"a" * 300, b"bc", b"d" * 70_000], [b"v"] * 1000]
 )
+@IGGY.says(464, "a message to send has 16 + 4 + N bytes (clients send a length of headers, too)")
 def test_messages_without_a_length_of_headers(peer: Peer, values: list[bytes]) -> None:
     topic = peer.topic()
     sent = b"".join(listed(value, 2**127 + index) for index, value in enumerate(values))
@@ -245,6 +270,7 @@ def test_messages_without_a_length_of_headers(peer: Peer, values: list[bytes]) -
     assert peer.values(topic) == values[:100]
 
 
+@IGGY.says(464, "its id may be 0")
 def test_messages_with_an_id_of_zero_from_the_byte_list(peer: Peer) -> None:
     topic = peer.topic()
     assert peer.status(Code.SEND, topic + BALANCED + listed(b"first") + listed(b"second")) == 0
@@ -271,6 +297,7 @@ def test_messages_of_neither_form_are_refused(peer: Peer, spare: bytes) -> None:
 # Partitioning
 
 
+@IGGY.says(463, "a partitioning has 3 to 257 bytes, of every kind (clients send 2 for balanced)")
 @pytest.mark.parametrize("size", [0, 1, 2, 4, 255])
 def test_balanced_has_any_length_of_value(peer: Peer, size: int) -> None:
     topic = peer.topic(2)
