@@ -11,6 +11,7 @@ import pytest
 
 from polywire.protocols.cursus.messages import enveloped, frame
 from tests.broker_process import BrokerProcess
+from tests.specs.pages import CURSUS_JAVA as PAGE
 from tests.unit.protocols.cursus.test_publishing import batch
 
 PORTS = ("cursus", "any")
@@ -76,6 +77,7 @@ class Peer:
         return found
 
 
+@PAGE.says(57, "what is no list of offsets is refused whole")
 @pytest.mark.parametrize(
     "pairs", ["P0:6 P1:3", "0:6 1:3", "P0:6, P1:3", "P0:6,P1:3 P0:7", "P0:6,P1", "P0=6,P1=3", "{0:6,1:3}", "P0:6,", ""]
 )
@@ -89,6 +91,7 @@ def test_a_batch_commit_that_is_not_understood_is_refused_whole(peer: Peer, pair
     assert peer.committed() == ["OK offset=0", "OK offset=0"]
 
 
+@PAGE.says(57, "the offsets are one word of partition and offset, with or without the letter P")
 @pytest.mark.parametrize("pairs", ["P0:6,P1:3", "0:6,1:3"])
 def test_a_batch_commit_tells_how_many_it_stored(peer: Peer, pairs: str) -> None:
     member = peer.joined()
@@ -96,6 +99,7 @@ def test_a_batch_commit_tells_how_many_it_stored(peer: Peer, pairs: str) -> None
     assert peer.committed() == ["OK offset=6", "OK offset=3"]
 
 
+@PAGE.says(55, "COMMIT for a topic or partition that is not there is an error")
 def test_a_commit_for_what_is_not_there_is_an_error(peer: Peer) -> None:
     assert peer.ask("COMMIT $ workers 0 5") == f"ERROR: topic_not_found topic={peer.topic}"
     assert peer.ask("CREATE $ 2").startswith("OK")
@@ -103,6 +107,7 @@ def test_a_commit_for_what_is_not_there_is_an_error(peer: Peer) -> None:
     assert peer.ask("COMMIT $ workers 1 5") == "OK"
 
 
+@PAGE.says(144, "the leader is told in every acknowledgement")
 def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> None:
     assert peer.ask("CREATE $ 1").startswith("OK")
     _, _, leaders = peer.ask("METADATA topic=$").partition("leaders=")

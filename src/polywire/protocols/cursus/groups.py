@@ -31,6 +31,7 @@ from polywire.types import PARTITION_COUNT_MAX, Assignor, PositionKind
 
 SUFFIXES: Final = 10_000  # member ids end in four digits (dossier §6.1)
 TRANSACTION_KEYS: Final = ("transactional_id", "txn", "transaction")
+REJOIN: Final = "hint=REBALANCE_REQUIRED"
 NEVER: Final = "0001-01-01T00:00:00Z"
 
 Pairs = Mapping[int, int]
@@ -61,10 +62,10 @@ class Place:
         view = self.view()
         match error.code:
             case ErrorCode.GROUP_MISSING:
-                return Refused("group_not_found", f"group={self.group}")
+                return Refused("group_not_found", f"group={self.group}{self._hint}")
             case ErrorCode.GENERATION_STALE | ErrorCode.MEMBER_MISSING:
                 if view is None or all(member.id != self.member for member in view.members):
-                    return Refused("member_not_found", f"member={self.member} group={self.group}")
+                    return Refused("member_not_found", f"member={self.member} group={self.group}{self._hint}")
                 return self.stale(view.generation)
             case ErrorCode.DENIED:
                 return refused(error)
@@ -73,15 +74,21 @@ class Place:
             case _:
                 return Refused("coordinator_error", f"reason={quote(error.message)}")
 
+    @property
+    def _hint(self) -> str:
+        """The page of the positional dialect has one word for whoever has to join anew; who leaves does not, and gives no generation."""
+        rejoins = self.session.dialect is Dialect.POSITIONAL and self.generation is not None
+        return f" {REJOIN}" if rejoins else ""
+
     def not_owner(self, partition: int | None) -> Refused:
         """The partition is another member's."""
         facts = f"member={self.member} group={self.group} generation={self.generation}"
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Fenced; the hint is what clients of the positional dialect look for (dossier §6.3)."""
+        """Fenced; the hint is what clients of every dialect look for (dossier §6.3)."""
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
-        return Refused("GEN_MISMATCH", f"{facts} hint=REBALANCE_REQUIRED")
+        return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
 
 # Arguments

@@ -1,0 +1,230 @@
+"""The protocol page of the Java client, statement by statement: batches, acknowledgements, compression."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.specs.cursus_java_client import Batch, Client, Message
+from tests.specs.pages import CURSUS_JAVA as PAGE
+from tests.specs.pages import Differs, Row
+
+PORTS = ("cursus", "any")
+KEYS = ("status", "last_offset", "producer_epoch", "producer_id", "seq_start", "seq_end", "leader", "error")
+NUMBERS = ("last_offset", "producer_epoch", "seq_start", "seq_end")
+NAMED = Message(producer="p")
+LONG = "\u00e9" * 32_767  # 65,534 bytes: as long as a length of two bytes can tell, or one less
+HIGHEST = 2**63 - 1
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("java") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture(params=PORTS)
+def client(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Client]:
+    client = Client(broker.addresses[request.param])
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def topic(client: Client) -> str:
+    """A topic of twelve partitions that nobody else uses."""
+    name = f"t{random.getrandbits(60)}"
+    assert client.ask(f"CREATE {name} 12").startswith("OK")
+    return name
+
+
+def run(first: int, last: int, producer: str = "p", epoch: int = 0) -> list[Message]:
+    """Messages of one producer with these sequences."""
+    return [Message(sequence=n, producer=producer, epoch=epoch, payload=f"v{n}") for n in range(first, last + 1)]
+
+
+def payloads(batch: Batch) -> list[str]:
+    return [message.payload for message in batch.messages]
+
+
+# The batch
+
+
+@PAGE.rows(
+    "sent",
+    Row(65, "a frame that begins with the magic is a batch", (NAMED,)),
+    Row(84, "a batch begins with BA 7C", (NAMED,)),
+    Row(98, "a message has a sequence number of 64 bits", (replace(NAMED, sequence=HIGHEST),)),
+    Row(100, "a message has a producer", (Message(producer="producer-\u00e9"),)),
+    Row(102, "a message has a key", (Message(key="k\u00e9y"),)),
+    Row(101, "the length of a key has two bytes", (Message(key=LONG),)),
+    Row(103, "a message has an epoch of 64 bits", (replace(NAMED, epoch=HIGHEST),)),
+    Row(104, "the length of a payload has four bytes", (Message(payload="x" * 70_000),)),
+    Row(105, "a payload is UTF-8", (Message(payload="h\u00e9llo \U0001f4e4"),)),
+    Row(107, "a message has an event type", (Message(event_type="Paid\u00e9"),)),
+    Row(106, "the length of an event type has two bytes", (Message(event_type=LONG),)),
+    Row(108, "a message has a schema version of 32 bits", (Message(event_type="e", schema_version=2**31 - 1),)),
+    Row(109, "a message has an aggregate version of 64 bits", (Message(event_type="e", aggregate_version=HIGHEST),)),
+    Row(111, "a message has metadata", (Message(event_type="e", metadata='{"\u00e9": 1}'),)),
+    Row(110, "the length of metadata has two bytes", (Message(event_type="e", metadata=LONG),)),
+    Row(115, "integers are big-endian", (Message(0, 258, "p", "", 3, "v", "e", 0x01020304, 0x0102030405060708),)),
+    Row(115, "an empty string is its length alone", (Message(),)),
+)
+def test_what_a_message_says_comes_back(client: Client, topic: str, sent: Message) -> None:
+    assert client.produce(Batch(topic, 0, [sent, sent]))["last_offset"] == 1
+    for ask in (client.consume(topic, 0, 0), streamed(client, topic)):
+        assert ask.messages == [sent, replace(sent, offset=1)]
+
+
+def streamed(client: Client, topic: str) -> Batch:
+    """The first batch of a stream from the beginning on."""
+    other = Client(client.address)
+    other.send(f"STREAM {topic} 0 0".encode())
+    found = Batch.decode(other.receive())
+    other.close()
+    return found
+
+
+@PAGE.says(86, "a batch names its topic")
+@PAGE.says(88, "a batch names its partition in decimal")
+def test_a_batch_is_stored_where_it_says(client: Client, topic: str) -> None:
+    for partition in (0, 1, 11):
+        assert client.produce(Batch(topic, partition, [Message(payload=f"to {partition}")]))["status"] == "OK"
+        found = client.consume(topic, partition, 0)
+        assert (found.topic, found.partition, payloads(found)) == (topic, partition, [f"to {partition}"])
+    assert client.exchange(Batch(topic, 12, [NAMED]).encode()).startswith(b"ERROR: partition_not_found")
+    assert client.exchange(Batch(topic + "x", 0, [NAMED]).encode()).startswith(b"ERROR: topic_not_found")
+
+
+@PAGE.says(90, "acks are 1, 0 or -1; each is acknowledged")
+@PAGE.says(121, "an acknowledgement comes when a batch was processed, in a frame")
+def test_acks(client: Client, topic: str) -> None:
+    for offset, acks in enumerate(("1", "0", "-1")):
+        assert client.produce(Batch(topic, 0, [NAMED], acks))["last_offset"] == offset
+        assert len(client.consume(topic, 0, 0).messages) == offset + 1
+    assert client.exchange(Batch(topic, 0, [NAMED], "2").encode()).startswith(b"ERROR: invalid_acks")
+
+
+@PAGE.says(91, "idempotent 1: what was stored before is not stored again")
+def test_an_idempotent_batch(client: Client, topic: str) -> None:
+    for messages in (run(1, 3), run(1, 3), run(2, 5)):
+        assert client.produce(Batch(topic, 0, messages, idempotent=True))["status"] == "OK"
+    assert payloads(client.consume(topic, 0, 0)) == ["v1", "v2", "v3", "v4", "v5"]
+
+
+@PAGE.says(91, "idempotent 0: every batch is stored")
+def test_a_batch_that_is_not_idempotent(client: Client, topic: str) -> None:
+    for _ in range(2):
+        assert client.produce(Batch(topic, 0, run(1, 2)))["status"] == "OK"
+    assert payloads(client.consume(topic, 0, 0)) == ["v1", "v2", "v1", "v2"]
+
+
+@PAGE.says(92, "the first sequence stands before the messages")
+@PAGE.says(93, "and the last one behind it")
+@PAGE.says(94, "and the number of messages")
+def test_the_head_tells_what_follows(client: Client, topic: str) -> None:
+    """``Batch.decode`` compares them with the messages."""
+    assert client.produce(Batch(topic, 0, run(7, 9)))["status"] == "OK"
+    assert [message.sequence for message in client.consume(topic, 0, 0).messages] == [7, 8, 9]
+    assert client.consume(topic, 0, 3).messages == []
+
+
+@PAGE.says(97, "a message has its offset")
+def test_offsets(client: Client, topic: str) -> None:
+    assert client.produce(Batch(topic, 0, [replace(NAMED, offset=99) for _ in range(3)]))["last_offset"] == 2
+    assert [message.offset for message in client.consume(topic, 0, 0).messages] == [0, 1, 2]
+
+
+@PAGE.rows(
+    "sent, error",
+    Row(
+        85,
+        "a topic may have 65,535 bytes",
+        (Batch("t" * 250, 0, [NAMED]), "ERROR: topic_not_found "),
+        Differs("249 at most", "249 at most", "every wire must be able to name it"),
+    ),
+    Row(
+        94,
+        "a batch may have any number of messages of 32 bits",
+        (Batch("$", 0, [Message()] * 100_001), "ERROR: batch_decode_failed "),
+        Differs("100,000 at most", "100,000 at most", "what one frame makes the broker hold has a limit"),
+    ),
+    Row(
+        99,
+        "a producer may have 65,535 bytes",
+        (Batch("$", 0, [Message(producer="p" * 256)]), "ERROR: batch_decode_failed "),
+        Differs("takes them", "255 at most", "every stored batch has it in front, in the size its format gives"),
+    ),
+    Row(
+        103,
+        "an epoch may be negative",
+        (Batch("$", 0, [replace(NAMED, epoch=-1)]), "ERROR: batch_decode_failed "),
+        Differs("stores nothing", "refused", "epochs count up from 0"),
+    ),
+)
+def test_what_is_too_much(client: Client, topic: str, sent: Batch, error: str) -> None:
+    sent = replace(sent, topic=sent.topic.replace("$", topic))
+    assert client.exchange(sent.encode()).decode().startswith(error)
+    assert client.consume(topic, 0, 0).messages == []
+
+
+# The acknowledgement
+
+
+@PAGE.says(124, "an acknowledgement is a JSON object of eight members, in this order")
+@PAGE.says(138, "status is a string")
+@PAGE.says(145, "error is an empty string when status is OK")
+def test_an_acknowledgement_has_all_members(client: Client, topic: str) -> None:
+    told = client.produce(Batch(topic, 0, run(1, 1)))
+    assert tuple(told) == KEYS
+    assert (told["status"], told["error"]) == ("OK", "")
+    for key in KEYS:
+        assert isinstance(told[key], int if key in NUMBERS else str)
+
+
+@PAGE.rows(
+    "key, value",
+    Row(139, "last_offset is the highest offset of the batch", ("last_offset", 12)),
+    Row(140, "producer_epoch is the producer's epoch", ("producer_epoch", 7)),
+    Row(141, "producer_id is the producer's", ("producer_id", "abc-def-123")),
+    Row(142, "seq_start is the first sequence of the batch", ("seq_start", 4)),
+    Row(143, "seq_end is the last sequence of the batch", ("seq_end", 13)),
+)
+def test_an_acknowledgement_tells(client: Client, topic: str, key: str, value: object) -> None:
+    for messages in (run(1, 3, "abc-def-123", 7), run(4, 13, "abc-def-123", 7)):
+        told = client.produce(Batch(topic, 0, messages, idempotent=True))
+    assert told[key] == value
+
+
+@PAGE.says(144, "leader is where the client should go: the address it came to")
+@PAGE.says(151, "NOT_LEADER sends a client elsewhere; one broker leads everything, and never says it")
+def test_the_leader(client: Client, topic: str) -> None:
+    for partition in range(12):
+        assert client.produce(Batch(topic, partition, [NAMED]))["leader"] == "{}:{}".format(*client.address)
+
+
+@PAGE.says(138, "status is ERROR on failure")
+@PAGE.says(145, "error says why")
+def test_a_refused_batch(client: Client, topic: str) -> None:
+    told = client.produce(Batch(topic, 0, run(5, 6), idempotent=True))
+    assert tuple(told) == KEYS
+    assert (told["status"], bool(told["error"])) == ("ERROR", True)
+    assert client.consume(topic, 0, 0).messages == []
+
+
+# Compression
+
+
+@PAGE.says(158, "the body of a batch may be compressed")
+@PAGE.says(161, "the frame's length is that of the compressed bytes")
+@PAGE.says(164, "gzip is built in")
+def test_a_compressed_batch(client: Client, topic: str) -> None:
+    for first in (1, 1001):
+        told = client.exchange(gzip.compress(Batch(topic, 0, run(first, first + 999)).encode()))
+        assert b'"status":"OK"' in told
+    assert [message.sequence for message in client.consume(topic, 0, 0).messages] == list(range(1, 2001))

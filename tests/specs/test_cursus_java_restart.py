@@ -1,0 +1,105 @@
+"""A client written from the Java client's protocol page alone, and a broker that is killed under it again and again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.specs.cursus_java_client import PATIENCE_S, Batch, Client, Message
+
+KILLS = 2
+BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
+
+
+@pytest.mark.parametrize("port", ["cursus", "any"])
+def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
+        reader = Reader(Client(broker.addresses[port]))
+        producer = Producer(Client(broker.addresses[port]))
+        producer.start()
+        for _ in range(KILLS):
+            producer.reach(len(reader.received) + BETWEEN)
+            reader.read_all()
+            broker.kill()
+            broker.start()
+            reader.live()
+        producer.reach(len(reader.received) + BETWEEN)
+        producer.ending.set()
+        producer.join(PATIENCE_S)
+        reader.read_all()
+        assert reader.received == [f"v{n}" for n in range(1, producer.acknowledged + 1)]
+        reader.live()
+        assert reader.generation > 0
+        producer.client.close()
+        reader.client.close()
+
+
+class Producer(threading.Thread):
+    """Produces one message after the other until it is told to end, whatever becomes of the broker."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.ending = threading.Event()
+        self.acknowledged = 0
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        while not self.ending.is_set():
+            number = self.acknowledged + 1
+            message = Message(sequence=number, producer="p", epoch=1, payload=f"v{number}")
+            told = self.client.produce(Batch("orders", 0, [message], acks="-1", idempotent=True))
+            assert (told["status"], told["last_offset"]) == ("OK", self.acknowledged), told
+            with self._changed:
+                self.acknowledged = number
+                self._changed.notify_all()
+
+    def reach(self, count: int) -> None:
+        """Wait until so many messages are acknowledged."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.acknowledged >= count, PATIENCE_S), "the producer has stopped"
+
+
+class Reader:
+    """A member of a group, who reads and commits."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.received: list[str] = []
+        assert client.ask("CREATE orders 1").startswith("OK")
+        self._join()
+
+    def _join(self) -> None:
+        """JOIN_GROUP, then SYNC_GROUP for the partitions."""
+        self.member, self.generation = self._place(self.client.ask("JOIN_GROUP orders workers c1"))
+        answer = self.client.ask(f"SYNC_GROUP orders workers {self.member} {self.generation}")
+        assert (self._place(answer), answer.partition("assignments=")[2]) == ((self.member, self.generation), "[0]")
+
+    @staticmethod
+    def _place(answer: str) -> tuple[str, int]:
+        assert answer.startswith("OK "), answer
+        told = dict(word.partition("=")[::2] for word in answer.split())
+        return told["member"], int(told["generation"])
+
+    def live(self) -> None:
+        """A sign of life; who is not known any more joins again."""
+        answer = self.client.ask(f"HEARTBEAT orders workers c1 {self.member} {self.generation}")
+        if "REBALANCE_REQUIRED" in answer:
+            self._join()
+        else:
+            assert answer.startswith("OK"), answer
+
+    def read_all(self) -> None:
+        """Everything there is from where it stopped, and the commits for it."""
+        while messages := self.client.consume("orders", 0, len(self.received)).messages:
+            self.received += [message.payload for message in messages]
+        assert self.client.ask(f"COMMIT orders workers 0 {len(self.received)}") == "OK"
+        pairs = f"P0:{len(self.received)}"
+        told = self.client.ask(f"BATCH_COMMIT orders workers {self.member} {self.generation} {pairs}")
+        if "REBALANCE_REQUIRED" in told:
+            self.live()
+        else:
+            assert told == "OK batched=1"
