@@ -58,7 +58,7 @@ class Peer:
 
     def joined(self) -> str:
         """A member of the group ``g``, in its first generation, who has both partitions."""
-        assert self.ask("CREATE $ 2").startswith("OK")
+        assert self.ask("CREATE topic=$ partitions=2").startswith("OK")
         self.group = f"g{self.topic}"
         answer = self.ask(f"JOIN_GROUP $ {self.group} c1")
         assert answer.endswith("assignments=[0 1]")
@@ -102,14 +102,14 @@ def test_a_batch_commit_tells_how_many_it_stored(peer: Peer, pairs: str) -> None
 @PAGE.says(55, "COMMIT for a topic or partition that is not there is an error")
 def test_a_commit_for_what_is_not_there_is_an_error(peer: Peer) -> None:
     assert peer.ask("COMMIT $ workers 0 5") == f"ERROR: topic_not_found topic={peer.topic}"
-    assert peer.ask("CREATE $ 2").startswith("OK")
+    assert peer.ask("CREATE topic=$ partitions=2").startswith("OK")
     assert peer.ask("COMMIT $ workers 2 5") == "ERROR: partition_not_found partition=2"
     assert peer.ask("COMMIT $ workers 1 5") == "OK"
 
 
 @PAGE.says(144, "the leader is told in every acknowledgement")
 def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> None:
-    assert peer.ask("CREATE $ 1").startswith("OK")
+    assert peer.ask("CREATE topic=$ partitions=1").startswith("OK")
     _, _, leaders = peer.ask("METADATA topic=$").partition("leaders=")
     leader = leaders.partition(" ")[0]
     assert leader == "{}:{}".format(*peer.address)
@@ -123,22 +123,8 @@ def test_the_leader_of_an_acknowledgement_is_the_one_of_metadata(peer: Peer) -> 
     assert (acknowledged["status"], acknowledged["leader"]) == ("OK", leader)
 
 
-@pytest.mark.parametrize(("text", "told"), [("FOO", "FOO"), ("FOO bar baz", "FOO"), ("  foo\n", "foo")])
-def test_an_unknown_command_is_repeated_to_a_peer_of_the_older_page(peer: Peer, text: str, told: str) -> None:
-    assert peer.told("CREATE $ 1") == f"\u2705 Topic '{peer.topic}' now has 1 partitions"
-    for answer in (peer.told(text), peer.told(text, ""), peer.ask(text)):
-        assert answer == f"ERROR: unknown command: {told}"
-
-
-@pytest.mark.parametrize("text", ["", "  ", "\n"])
-def test_an_empty_command_is_called_so_to_a_peer_of_the_older_page(peer: Peer, text: str) -> None:
-    assert peer.told("CREATE $ 1").startswith("\u2705")
-    for answer in (peer.told(text), peer.told(text, ""), peer.ask(text)):
-        assert answer == "ERROR: empty command"
-
-
 def test_other_peers_get_codes_for_it(peer: Peer) -> None:
-    assert peer.ask("CREATE $ 1").startswith("OK")
+    assert peer.ask("CREATE topic=$ partitions=1").startswith("OK")
     assert peer.told("FOO", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
     assert peer.ask("FOO") == 'ERROR: decode_failed reason="invalid topic length"'
     assert peer.say(b"") == 'ERROR: decode_failed reason="data too short"'

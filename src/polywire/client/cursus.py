@@ -120,7 +120,10 @@ class CursusClient(Scope):
         self._counts.pop(topic, None)
 
     async def topics(self) -> list[TopicInfo]:
-        names = fields(await self._ask("LIST")).get("topics", "")
+        _, listed = await self._connection.ask_all(
+            [b"PROTOCOL_INFO", b"LIST"]
+        )  # LIST does not tell which dialect we speak
+        names = fields(listed).get("topics", "")
         found = []
         for name in filter(None, names.split(",")):
             try:

@@ -77,7 +77,7 @@ class Place:
     @property
     def _hint(self) -> str:
         """The page of the positional dialect has one word for whoever has to join anew; who leaves does not, and gives no generation."""
-        rejoins = self.session.dialect is Dialect.POSITIONAL and self.generation is not None
+        rejoins = self.session.spoken is Dialect.POSITIONAL and self.generation is not None
         return f" {REJOIN}" if rejoins else ""
 
     def not_owner(self, partition: int | None) -> Refused:

@@ -81,7 +81,10 @@ POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "COMMIT": ("topic", "group", "partition", "offset"),
     "BATCH_COMMIT": ("topic", "group", "member", "generation", "offsets"),
 }
-_LEGACY_ONLY: Final = frozenset({"PUBLISH", "HELP", "SETGROUP", "EXIT"})
+_LEGACY_ONLY: Final = words("PUBLISH HELP SETGROUP EXIT")
+_SHARED: Final = words(
+    "CREATE DELETE LIST SUBSCRIBE CONSUME"
+)  # by the positional dialects, which answer them differently
 
 # What a first argument ``<key>=`` may be for the request to be modern (dossier §8.2 rule 1).
 KNOWN_KEYS: Final = words(
@@ -113,8 +116,9 @@ class Request:
     name: in upper case. text: the command, trimmed, as far as errors repeat it. arguments: what follows the name, trimmed, without the
     message. words: its words.
     options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
-    None when there is none or nothing is left of it; for a positional PUBLISH what follows the topic. envelope: topic of the envelope,
-    empty when it was empty, None without an envelope.
+    None when there is none or nothing is left of it; for a positional PUBLISH what follows the blank behind the topic, as it is.
+    envelope: topic of the envelope, empty when it was empty, None without an envelope. telling: whether no other dialect has this shape,
+    so that it is what the peer speaks.
     """
 
     name: str
@@ -125,6 +129,7 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
     message: bytes | None = None
     envelope: str | None = None
+    telling: bool = False
 
     def need(self, key: str) -> str:
         """An argument that must be there and not empty. Raises Refused ``missing_<key> command=<name>``."""
@@ -146,18 +151,18 @@ class BarePublish:
     payload: bytes
 
 
-def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Request | BarePublish:
+def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None) -> Request | BarePublish:
     """What a body that is no batch asks for.
 
-    last: dialect of the connection's request before, for those that tell nothing. forced: the listener's own, for all that may be meant so.
-    Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The first ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a
-    longer body are as good as all: it is refused.
+    spoken: of the connection's latest telling request, for those that tell nothing; None before the first. forced: the listener's own, for
+    all that may be meant so. Raises Refused ``decode_failed`` or ``malformed_input``; the connection stays open. The first
+    ``TEXT_FRAME_BYTES_MAX`` + 1 bytes of a longer body are as good as all: it is refused.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
     name = _command(body)
     if name is not None:
-        return _read(body, name, None, last, forced)
+        return _read(body, name, None, spoken, forced)
     if len(body) > TEXT_FRAME_BYTES_MAX:
         raise _too_long("")
     if len(body) < 2:
@@ -169,7 +174,7 @@ def read_text(body: bytes, last: Dialect, forced: Dialect | None = None) -> Requ
     payload = body[2 + size :]
     name = _command(payload)
     if name is not None:
-        return _read(payload, name, topic, last, forced)
+        return _read(payload, name, topic, spoken, forced)
     if not size:
         raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=no_command(payload))
     return BarePublish(topic, payload)
@@ -188,44 +193,58 @@ def no_command(text: bytes) -> str:
     return f"unknown command: {word[0]}" if word else "empty command"
 
 
-def _read(body: bytes, name: str, envelope: str | None, last: Dialect, forced: Dialect | None) -> Request:
+def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, forced: Dialect | None) -> Request:
     trimmed = body.strip(PADDING)
     after = trimmed[len(name) :].strip()
     before, marker, message = after.partition(_MESSAGE)
     if len(trimmed) > TEXT_BYTES_MAX:
         raise _too_long(name)
     shown = decoded(trimmed[:SHOWN_BYTES_MAX])
-    dialect = forced or _dialect(name, decoded(after[:SHOWN_BYTES_MAX]), envelope, last)
+    dialect, telling = (forced, True) if forced else _dialect(name, decoded(after[:SHOWN_BYTES_MAX]), envelope, spoken)
     if dialect is Dialect.MODERN or name not in POSITIONS:
         if len(before) > ARGUMENT_BYTES_MAX:
             raise _too_long(name)
-        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", envelope)
-    return _positional(name, dialect, shown, after, envelope)
+        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", envelope, telling)
+    if name == "PUBLISH":  # what its sender put around the message belongs to it
+        after = body.lstrip(PADDING)[len(name) :]
+    return _positional(name, dialect, shown, after, envelope, telling)
 
 
 def _too_long(name: str) -> Refused:
     return Refused("malformed_input", f'reason="command is too long" command={name}')
 
 
-def _dialect(name: str, arguments: str, envelope: str | None, last: Dialect) -> Dialect:
-    """The rules of dossier §8.2, in their order."""
-    key, equals, _ = arguments.partition(" ")[0].partition("=")
+def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
+    """The dialect of a request, and whether no other one has its shape (dossier §8.2).
+
+    What both positional pages have is answered in the words of the older one, the newer has none; but for a CONSUME, and a SUBSCRIBE with
+    a group, which are the newer one's when nothing tells.
+    """
+    words = arguments.split()
+    key, equals, _ = words[0].partition("=") if words else ("", "", "")
     if (equals and key in KNOWN_KEYS) or name not in POSITIONS:
-        return Dialect.MODERN
-    if envelope:
-        return Dialect.LEGACY
-    if not arguments:
-        return last
+        return Dialect.MODERN, True
+    if envelope or (name in _LEGACY_ONLY and words):
+        return Dialect.LEGACY, True
+    if name not in _SHARED and name not in _LEGACY_ONLY:
+        return Dialect.POSITIONAL, True
+    if not words:
+        return spoken or Dialect.LEGACY, False
     if name == "LIST":
-        return Dialect.MODERN  # it takes no positional arguments, so these are a mistake
-    return Dialect.LEGACY if name in _LEGACY_ONLY else Dialect.POSITIONAL
+        return Dialect.MODERN, False  # it takes no positional arguments, so these are a mistake
+    if envelope is not None or (name in ("CREATE", "SUBSCRIBE") and len(words) == 1):
+        return Dialect.LEGACY, True
+    newer = len(words) == len(POSITIONS[name]) and name in ("CONSUME", "SUBSCRIBE")
+    if spoken is None:
+        return Dialect.POSITIONAL if newer else Dialect.LEGACY, False
+    return Dialect.LEGACY if spoken is Dialect.LEGACY else Dialect.POSITIONAL, False
 
 
-def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None) -> Request:
+def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None, telling: bool) -> Request:
     words = tuple(arguments.removesuffix(_MESSAGE.decode()).split())
     options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
     _check_text(options)
-    return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, envelope)
+    return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, envelope, telling)
 
 
 def _check_text(options: Mapping[str, str]) -> None:
@@ -235,18 +254,24 @@ def _check_text(options: Mapping[str, str]) -> None:
             raise Refused("decode_failed", f"reason={quote('an argument is not valid UTF-8')}")
 
 
-def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None) -> Request:
+def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None, telling: bool) -> Request:
     message = None
-    if name == "PUBLISH" and after:
-        topic, *rest = after.split(None, 1)
-        after, message = topic, rest[0] if rest else None
+    if name == "PUBLISH":
+        after, message = _topic_and_message(after)
     if len(after) > ARGUMENT_BYTES_MAX:
         raise _too_long(name)
     arguments = decoded(after)
     words = tuple(arguments.split())
     options = dict(zip(POSITIONS[name], words, strict=False))
     _check_text(options)
-    return Request(name, dialect, text, arguments, words, options, message, envelope)
+    return Request(name, dialect, text, arguments, words, options, message, envelope, telling)
+
+
+def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
+    """The first word, and what stands behind the one blank after it; None for nothing."""
+    after = after.lstrip(PADDING)
+    topic = (after.split(None, 1) or [b""])[0]
+    return topic, after[len(topic) + 1 :] or None
 
 
 # Spelling

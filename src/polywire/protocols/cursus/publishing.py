@@ -86,7 +86,7 @@ def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) ->
         idempotent = batch.idempotent or topic.settings.idempotent
         runs = _runs(body, scratch, batch, idempotent=idempotent, piece_bytes_max=piece_bytes_max)
     except Refused as error:
-        session.later(session.dialect).refuse(error)
+        session.later(Dialect.MODERN).refuse(error)
         return None
     return Storing(session, body, scratch, batch, partition, runs)
 
@@ -193,7 +193,7 @@ class Storing:
         self._batch = batch
         self._partition = partition
         self._level = LEVELS[batch.acks.lower()]
-        self._answer: Answer = session.later(session.dialect)
+        self._answer: Answer = session.later(Dialect.MODERN)
         self._last_offset = -1
         self._error = ""
         self._waiting = 1

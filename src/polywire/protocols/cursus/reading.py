@@ -301,21 +301,16 @@ class Consuming:
 
 
 def _consume_legacy(session: CursusSession, request: Request) -> Reply | None:
-    """One frame per value, then the connection closes; whatever is wrong closes it, too (dossier §8.3)."""
+    """One frame per value, then the connection closes; an error tells the end itself, and the connection goes on."""
     if len(request.words) != 3:
         raise Refused(
             "invalid_consume_syntax",
             legacy="invalid CONSUME syntax. Expected: CONSUME <topic> <partition> <offset>",
         )
-    try:
-        number = partition_number(request.options["partition"])
-        offset = given_offset(request)
-        topic = readable_topic(session, request.options["topic"])
-        partition = readable_partition(topic, number)
-    except Refused as error:
-        session.later(request.dialect).refuse(error)
-        session.end()
-        return None
+    number = partition_number(request.options["partition"])
+    offset = given_offset(request)
+    topic = readable_topic(session, request.options["topic"])
+    partition = readable_partition(topic, number)
     ValuePush(session, partition, offset or 0).begin()
     return None
 

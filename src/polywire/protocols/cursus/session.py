@@ -91,8 +91,8 @@ class TakeBatch(Protocol):
 class CursusSession(OrderedSession[Answer]):
     """One peer.
 
-    dialect: of the latest text request. principal: who has logged in by AUTH, None before. group: set by SETGROUP. structured: whether
-    errors carry their class. features: what NEGOTIATE has enabled.
+    spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by
+    SETGROUP. structured: whether errors carry their class. features: what NEGOTIATE has enabled.
     """
 
     __slots__ = (
@@ -108,17 +108,17 @@ class CursusSession(OrderedSession[Answer]):
         "_take_batch",
         "_timer",
         "_topic_wait",
-        "dialect",
         "features",
         "group",
         "principal",
+        "spoken",
         "state",
     )
 
     def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(state.broker, output, resume)
         self.state: Final = state
-        self.dialect = state.settings.dialect or Dialect.MODERN
+        self.spoken = state.settings.dialect
         self.principal: Principal | None = None
         self._acting: Principal | None = None
         self.group = ""
@@ -231,7 +231,7 @@ class CursusSession(OrderedSession[Answer]):
         """Carry out one frame; False when it must wait and be offered again."""
         packed = self._compression or sniffed(body)
         if packed is not None and body and self._is_nobody() and self._compression is None:
-            self.later(self.dialect).refuse(Refused("authentication_required", "command=BATCH"))
+            self.later(Dialect.MODERN).refuse(Refused("authentication_required", "command=BATCH"))
             return True
         if packed is not None and body:
             plain = self._expanded(packed, body)
@@ -292,16 +292,17 @@ class CursusSession(OrderedSession[Answer]):
     def _take_text(self, body: memoryview) -> bool:
         """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
         try:
-            read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.dialect, self.state.settings.dialect)
+            read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
         except Refused as error:
-            self.later(self.dialect).refuse(error)
+            self.later(self.spoken or Dialect.LEGACY).refuse(error)
             return True
         if isinstance(read, BarePublish):
             read = self._bare(read)
         command = self.state.commands.get(read.name, _UNKNOWN)
         if not command.pipelined and not self._settled():
             return False
-        self.dialect = read.dialect
+        if read.telling:
+            self.spoken = read.dialect
         self._carry(command, read)
         return True
 
@@ -311,7 +312,7 @@ class CursusSession(OrderedSession[Answer]):
 
     def _bare(self, bare: BarePublish) -> Request:
         """An envelope that holds no command, as the PUBLISH it means."""
-        return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic)
+        return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic, telling=True)
 
     def _carry(self, command: Command, request: Request) -> None:
         """Carry out one command. Raises NotYet."""

@@ -29,7 +29,7 @@ LIST = {
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial"])
 def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
     peer = World().connect()
-    assert peer.say(bytes.fromhex(LIST[name])) == [b"OK count=0 topics="]
+    assert peer.say(bytes.fromhex(LIST[name])) == [b"(no topics)"]
     peer.ask("CREATE topic=orders partitions=1")
     packed = algorithm(name).compress(batch("orders", 0, messages(1, 2)))
     assert json.loads(peer.ask(packed))["last_offset"] == 1
@@ -37,7 +37,7 @@ def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
 
 def test_a_raw_block_is_taken_when_the_listener_is_set_to_it() -> None:
     peer = World(cursus=CursusSettings(compression="snappy")).connect()
-    assert peer.say(bytes.fromhex(LIST["snappy"])) == [b"OK count=0 topics="]
+    assert peer.say(bytes.fromhex(LIST["snappy"])) == [b"(no topics)"]
     peer.feed(frame(b"LIST"))
     assert peer.gave_up
 
@@ -58,6 +58,7 @@ def test_every_algorithm_gives_back_what_it_took(name: str) -> None:
 
 def test_the_framing_format_of_snappy_is_refused() -> None:
     peer = World().connect()
+    peer.ask("PROTOCOL_INFO")
     assert peer.ask(bytes.fromhex("ff060000734e61507059")).startswith("ERROR: decode_failed")
 
 
@@ -81,7 +82,7 @@ def test_users_add_algorithms_by_name() -> None:
 
     register(Algorithm("zlib", expand, lambda body: b"\xfe\x01" + zlib.compress(body), b"\xfe\x01"))
     peer = World().connect()
-    assert peer.say(algorithm("zlib").compress(b"LIST")) == [b"OK count=0 topics="]
+    assert peer.say(algorithm("zlib").compress(b"LIST")) == [b"(no topics)"]
     with pytest.raises(Invalid, match="may begin an uncompressed frame"):
         register(Algorithm("bad", expand, bytes, b"LI"))
     with pytest.raises(Invalid, match="unknown compression name=none-such"):
@@ -104,7 +105,7 @@ def test_a_large_frame_holds_up_its_own_connection_only(name: str) -> None:
     body, count = large_batch(3 * LARGE_BYTES if name else 3 * LONG_BYTES)
     peer.feed(frame(algorithm(name).compress(body) if name else body) + frame(b"LIST") + frame(b"HELP"))
     assert peer.take_bodies() == []
-    assert other.ask("LIST").startswith("OK count=1"), "nobody else waits"
+    assert other.ask("LIST") == "orders", "nobody else waits"
     peer.pass_by()
     acknowledged, listed, helped = peer.take_bodies()
     assert json.loads(acknowledged)["last_offset"] == count - 1

@@ -114,7 +114,10 @@ def test_an_empty_command_says_so() -> None:
         assert peer.ask(empty, "admin") == "ERROR: empty command"
         assert peer.ask(empty, "orders") == "ERROR: empty command"
     assert peer.ask(b"", "") == "ERROR: empty command"
-    assert peer.beside().ask(b"", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
+    modern = peer.beside()
+    assert modern.ask(b"", "") == "ERROR: empty command"
+    modern.ask("PROTOCOL_INFO")
+    assert modern.ask(b"", "") == "ERROR: malformed_input reason=missing_topic_or_payload"
     assert stored(world, "orders") == []
 
 

@@ -23,6 +23,11 @@ def test_a_topic_is_made_told_and_deleted() -> None:
 
 def test_every_dialect_in_its_words() -> None:
     peer = World().connect()
+    assert peer.ask("LIST") == "(no topics)"
+    assert peer.ask("CREATE orders 2") == "\u2705 Topic 'orders' now has 2 partitions"
+    assert (
+        peer.ask("STREAM orders 0") == "ERROR: invalid_stream_syntax"
+    )  # who asks for it speaks the newer positional dialect
     assert peer.ask("CREATE orders 2") == f"OK topic=orders partitions=2 {POLICY}"
     assert peer.ask("CREATE orders", "admin") == "\u2705 Topic 'orders' now has 4 partitions"
     assert peer.ask("LIST", "admin") == "orders"

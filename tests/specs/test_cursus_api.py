@@ -1,0 +1,304 @@
+"""Statements of Cursus' API reference of November 2025, on the wire's own port and on the one of every wire.
+
+The page frames a command as a topic and a payload, and calls it a text: both are sent, and the topic may be empty.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.specs.pages import CURSUS_API, Differs, Row
+
+PORTS = ("cursus", "any")
+WRAPPINGS = {"raw": None, "empty": b"", "topic": b"admin", "type": b"CREATE"}
+DONE, SENT, REMOVED = "\u2705", "\U0001f4e4", "\U0001f5d1\ufe0f"
+HELP = (
+    *("Available commands:", "CREATE <topic> [<partitions>]", "DELETE <topic>", "LIST", "SUBSCRIBE <topic>"),
+    *("PUBLISH <topic> <message>", "CONSUME <topic> <pID> <offset>", "HELP", "EXIT"),
+)
+GONE = "what a topic was called by is no place for its bytes: who asks for a deletion may have to rely on it"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture(params=[f"{port}-{wrapping}" for port in PORTS for wrapping in WRAPPINGS])
+def peer(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Peer]:
+    port, _, wrapping = request.param.partition("-")
+    with Peer(broker, port, WRAPPINGS[wrapping]) as peer:
+        yield peer
+
+
+class Peer:
+    """A connection that frames its commands in one way, and a topic nobody else uses."""
+
+    def __init__(self, broker: BrokerProcess, port: str, envelope: bytes | None, topic: str = "") -> None:
+        self.topic = topic or f"t{random.getrandbits(60)}"
+        self._broker, self._port, self._envelope = broker, port, envelope
+        self._socket = socket.create_connection(broker.addresses[port], timeout=20)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def another(self) -> Peer:
+        """Another connection like this one, for the same topic."""
+        return Peer(self._broker, self._port, self._envelope, self.topic)
+
+    def named(self, text: str) -> str:
+        """A text with the topic in place of ``$``."""
+        return text.replace("$", self.topic)
+
+    def send(self, text: str) -> None:
+        """A command; ``$`` stands for the topic."""
+        body = self.named(text).encode()
+        if self._envelope is not None:
+            body = len(self._envelope).to_bytes(2, "big") + self._envelope + body
+        self._socket.sendall(len(body).to_bytes(4, "big") + body)
+
+    def ask(self, text: str) -> str:
+        """A command, and its answer."""
+        self.send(text)
+        answer = self.take()
+        assert answer is not None, "the broker hung up"
+        return answer.decode()
+
+    def put(self, topic: str, payload: bytes) -> str:
+        """A message in the envelope of its topic, and what it is answered with."""
+        name = topic.encode()
+        body = len(name).to_bytes(2, "big") + name + payload
+        self._socket.sendall(len(body).to_bytes(4, "big") + body)
+        return (self.take() or b"").decode()
+
+    def take(self) -> bytes | None:
+        """The next frame's body, None at the end."""
+        head = self._read(4)
+        return None if head is None else self._read(int.from_bytes(head, "big"))
+
+    def _read(self, size: int) -> bytes | None:
+        found = b""
+        while len(found) < size:
+            part = self._socket.recv(size - len(found))
+            if not part:
+                assert not found, "half a frame"
+                return None
+            found += part
+        return found
+
+
+def exchange(*lines: str) -> tuple[tuple[str, ...]]:
+    """The values of a row: commands and answers in turn."""
+    return (lines,)
+
+
+@CURSUS_API.rows(
+    "lines",
+    Row(33, "CREATE takes a topic and a number", exchange("CREATE $ 3", f"{DONE} Topic '$' now has 3 partitions")),
+    Row(34, "without a number there are four", exchange("CREATE $", f"{DONE} Topic '$' now has 4 partitions")),
+    Row(
+        35,
+        "CREATE of a topic that is there adds partitions",
+        exchange(
+            *("CREATE $ 2", f"{DONE} Topic '$' now has 2 partitions", "CREATE $ 5"),
+            *(f"{DONE} Topic '$' now has 5 partitions", "CREATE $ 3", f"{DONE} Topic '$' now has 5 partitions"),
+        ),
+    ),
+    Row(
+        37,
+        "a count must be a positive integer",
+        exchange(
+            *(
+                line
+                for word in ("0", "-1", "x", "1.5")
+                for line in (f"CREATE $ {word}", "ERROR: partitions must be a positive integer")
+            )
+        ),
+    ),
+    Row(38, "CREATE's example", exchange("CREATE $ 8", f"{DONE} Topic '$' now has 8 partitions")),
+    Row(
+        46,
+        "DELETE says which topic",
+        exchange("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions", "DELETE $", f"{REMOVED} Topic '$' deleted"),
+    ),
+    Row(47, "DELETE of a topic that is not there", exchange("DELETE $", "ERROR: topic '$' not found")),
+    Row(
+        65,
+        "SUBSCRIBE says to which topic",
+        exchange("CREATE $", f"{DONE} Topic '$' now has 4 partitions", "SUBSCRIBE $", f"{DONE} Subscribed to '$'"),
+    ),
+    Row(66, "SUBSCRIBE to a topic that is not there", exchange("SUBSCRIBE $", "ERROR: topic '$' does not exist")),
+    Row(
+        75,
+        "PUBLISH says to which topic",
+        exchange("CREATE $", f"{DONE} Topic '$' now has 4 partitions", "PUBLISH $ x", f"{SENT} Published to '$'"),
+    ),
+    Row(
+        77,
+        "a message may hold blanks, quotes and braces",
+        exchange(
+            *("CREATE $", f"{DONE} Topic '$' now has 4 partitions"),
+            *('PUBLISH $ {"order_id":123, "amount":99.99}', f"{SENT} Published to '$'"),
+        ),
+    ),
+    Row(
+        128,
+        "an empty command",
+        exchange(*("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions"), *("  \r\n", "ERROR: empty command")),
+    ),
+    Row(
+        129,
+        "a command that is none of these, by its first word",
+        exchange(
+            *("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions", "FOO", "ERROR: unknown command: FOO"),
+            *("  foo\n", "ERROR: unknown command: foo", "FOO bar baz", "ERROR: unknown command: FOO"),
+        ),
+    ),
+    Row(130, "CREATE without a topic", exchange("CREATE", "ERROR: missing topic name")),
+    Row(
+        131,
+        "an operation on a topic that is not there",
+        exchange("DELETE nonexistent", "ERROR: topic 'nonexistent' not found"),
+    ),
+    Row(
+        132,
+        "SUBSCRIBE and PUBLISH to a topic that is not there",
+        exchange(
+            *("SUBSCRIBE nonexistent", "ERROR: topic 'nonexistent' does not exist"),
+            *("PUBLISH nonexistent x", "ERROR: topic 'nonexistent' does not exist"),
+        ),
+    ),
+    Row(133, "PUBLISH without a message", exchange("PUBLISH orders", "ERROR: invalid PUBLISH syntax")),
+)
+def test_a_command_is_answered_with_its_sentence(peer: Peer, lines: tuple[str, ...]) -> None:
+    for command, answer in zip(lines[::2], lines[1::2], strict=True):
+        assert peer.ask(command) == peer.named(answer)
+
+
+@CURSUS_API.says(134, "CONSUME with a wrong count of arguments")
+@CURSUS_API.says(86, "CONSUME's errors, in their order")
+@CURSUS_API.says(122, "an error is ERROR, a colon and its description")
+def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    peer.ask("PUBLISH $ x")
+    for text, told in (
+        ("CONSUME", "ERROR: invalid CONSUME syntax"),
+        ("CONSUME $", "ERROR: invalid CONSUME syntax"),
+        ("CONSUME $ 0", "ERROR: invalid CONSUME syntax"),
+        ("CONSUME $ 0 0 0", "ERROR: invalid CONSUME syntax"),
+        ("CONSUME $ x 0", "ERROR: invalid partition ID"),
+        ("CONSUME $ 0 x", "ERROR: invalid offset"),
+        ("CONSUME $ 0 -1", "ERROR: invalid offset"),
+        ("CONSUME $ 7 0", "ERROR: failed to get disk handler"),
+        ("CONSUME nonexistent 0 0", "ERROR: "),
+    ):
+        assert peer.ask(text).startswith(told), text
+
+
+@CURSUS_API.says(95, "HELP shows these lines in this order")
+@CURSUS_API.says(94, "HELP lists every command with its syntax")
+def test_help(peer: Peer) -> None:
+    lines = [line.strip().partition(" - ")[0].strip() for line in peer.ask("HELP").split("\n")]
+    assert lines == list(HELP)
+
+
+@CURSUS_API.says(55, "LIST is all names with a comma and a blank between them")
+@CURSUS_API.says(56, "and says so where there are none")
+@CURSUS_API.says(57, "LIST's example")
+def test_list(peer: Peer) -> None:
+    for name in filter(lambda name: name != "(no topics)", peer.ask("LIST").split(", ")):
+        assert peer.ask(f"DELETE {name}") == f"{REMOVED} Topic '{name}' deleted"
+    assert peer.ask("LIST") == "(no topics)"
+    names = ["orders", "payments", "notifications"]
+    for name in names:
+        peer.ask(f"CREATE {name} 1")
+    assert sorted(peer.ask("LIST").split(", ")) == sorted(names)
+
+
+@CURSUS_API.says(12, "four bytes, big-endian, tell a message's length, both ways")
+@CURSUS_API.says(8, "all messages have such a prefix")
+@CURSUS_API.says(103, "a simple command has one answer of this form")
+def test_messages_may_come_together_and_in_pieces(broker: BrokerProcess) -> None:
+    for port in PORTS:
+        with socket.create_connection(broker.addresses[port], timeout=20) as plain:
+            for byte in bytes.fromhex("00000004") + b"HELP":
+                plain.sendall(bytes([byte]))
+            plain.sendall(2 * (bytes.fromhex("00000004") + b"HELP"))
+            stream = plain.makefile("rb")
+            for _ in range(3):
+                size = int.from_bytes(stream.read(4), "big")
+                assert stream.read(size).startswith(b"Available commands:")
+
+
+@CURSUS_API.says(21, "a payload that begins with one of seven words is a command")
+@CURSUS_API.says(18, "a message has a topic, or the type of a command")
+@CURSUS_API.says(19, "and a payload, a command or a message's content")
+def test_what_begins_with_no_command_is_a_message_of_its_topic(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    for payload in (b"created long ago", b" \xff\x00 "):
+        assert peer.put(peer.topic, payload) == "OK"
+    for word in ("CREATE", "DELETE", "LIST", "SUBSCRIBE", "PUBLISH", "CONSUME", "HELP"):
+        assert peer.put("orders", word.encode()) != "OK"
+    peer.send("CONSUME $ 0 0")
+    assert [peer.take(), peer.take()] == [b"created long ago", b" \xff\x00 "]
+
+
+@CURSUS_API.says(73, "a message is the whole text behind the topic and its blank")
+def test_a_message_keeps_what_is_around_it(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    texts = ["  in front", "behind \t", " \n", "two  words", "\r\nlines\r\n", "topic=1"]
+    for text in texts:
+        assert peer.ask(f"PUBLISH $ {text}") == peer.named(f"{SENT} Published to '$'")
+    peer.send("CONSUME $ 0 0")
+    assert [(peer.take() or b"").decode() for _ in texts] == texts
+
+
+@CURSUS_API.says(64, "messages are dealt to partitions in turn")
+@CURSUS_API.says(74, "a message goes to a partition by key or in turn, and to the disk")
+def test_messages_are_dealt_to_partitions_in_turn(peer: Peer) -> None:
+    peer.ask("CREATE $ 3")
+    for number in range(9):
+        peer.ask(f"PUBLISH $ {number}")
+    for partition in range(3):
+        with peer.another() as reader:
+            reader.ask("SUBSCRIBE $")  # says which page this connection is of
+            reader.send(f"CONSUME $ {partition} 0")
+            assert [reader.take() for _ in range(3)] == [b"%d" % (partition + turn) for turn in (0, 3, 6)]
+
+
+@CURSUS_API.says(83, "a partition is counted from 0, and so is an offset")
+@CURSUS_API.says(85, "each message comes as its length and its bytes")
+@CURSUS_API.says(87, "CONSUME's example")
+@CURSUS_API.says(111, "one such frame behind the other")
+def test_consume_streams_each_message_in_a_frame(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    texts = [b"x" * 45, b"y" * 52]
+    for text in texts:
+        peer.ask("PUBLISH $ " + text.decode())
+    peer.send("CONSUME $ 0 0")
+    assert [peer.take(), peer.take()] == texts
+
+
+@CURSUS_API.says(
+    45,
+    "DELETE takes a topic out, but leaves its segment files",
+    Differs("the files stay, and a topic of that name has its messages again", "the data goes, too", GONE),
+)
+def test_a_topic_that_was_deleted_begins_anew(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    peer.ask("PUBLISH $ old")
+    assert peer.ask("DELETE $") == peer.named(f"{REMOVED} Topic '$' deleted")
+    assert peer.ask("PUBLISH $ lost") == peer.named("ERROR: topic '$' does not exist")
+    peer.ask("CREATE $ 1")
+    peer.ask("PUBLISH $ new")
+    peer.send("CONSUME $ 0 0")
+    assert peer.take() == b"new"
