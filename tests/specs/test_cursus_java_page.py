@@ -51,7 +51,7 @@ def topic() -> str:
 
 def filled(client: Client, topic: str, *payloads: str, partition: int = 0) -> None:
     """A topic of two partitions, and messages in one of them."""
-    assert client.ask(f"CREATE {topic} 2").startswith("OK")
+    assert not client.ask(f"CREATE {topic} 2").startswith("ERROR:")
     if payloads:
         batch = Batch(topic, partition, [Message(payload=payload) for payload in payloads])
         assert client.produce(batch)["status"] == "OK"
@@ -77,12 +77,12 @@ def test_a_frame(address: tuple[str, int], topic: str) -> None:
     with socket.create_connection(address, timeout=20) as peer, peer.makefile("rb") as answers:
         for text in (b"CREATE %b 1" % topic.encode(), b"DELETE %b" % topic.encode()):
             peer.sendall(len(text).to_bytes(4, "big") + text)
-            assert answers.read(int.from_bytes(answers.read(4), "big")).startswith(b"OK topic=%b " % topic.encode())
+            assert answers.read(int.from_bytes(answers.read(4), "big")).count(topic.encode()) == 1
 
 
 @PAGE.says(12, "a frame of more than 64 MiB is too long")
 def test_a_frame_that_is_too_long(client: Client, address: tuple[str, int]) -> None:
-    assert client.ask("LIST").startswith("OK")
+    assert not client.ask("LIST").startswith("ERROR:")
     with socket.create_connection(address, timeout=20) as peer:
         peer.sendall((4).to_bytes(4, "big") + b"LIST")
         assert peer.recv(65536)
@@ -111,7 +111,8 @@ def test_tls(tmp_path: Path, topic: str) -> None:
 
 # Commands: each row is asked from top to bottom. $ is a topic and % a group that nobody else uses, @c1 the id of the member c1.
 
-CREATED = ("CREATE $ 2", "OK topic=$ partitions=2 ")
+# What both of the wire's pages have in these words is answered in the other one's sentences: this one knows errors by their prefix only.
+CREATED = ("CREATE $ 2", "\u2705 Topic '$' now has 2 partitions")
 JOINED = ("JOIN_GROUP $ % c1", "OK generation=1 member=c1-")
 OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
 
@@ -119,7 +120,7 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
 @PAGE.rows(
     "steps",
     Row(47, "CREATE makes a topic of so many partitions", ((CREATED, ("METADATA topic=$", " partitions=2 ")),)),
-    Row(48, "DELETE removes a topic", ((CREATED, ("DELETE $", "OK topic=$ deleted=true"), ("DELETE $", "ERROR: ")),)),
+    Row(48, "DELETE removes a topic", ((CREATED, ("DELETE $", "Topic '$' deleted"), ("DELETE $", "ERROR: ")),)),
     Row(49, "LIST tells the topics", ((CREATED, ("LIST", "$")),)),
     Row(51, "SUBSCRIBE gives a group a topic", ((CREATED, ("SUBSCRIBE $ %", "OK group=% topic=$ registered=true")),)),
     Row(
@@ -206,12 +207,7 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
         "an error begins with ERROR: and describes itself",
         (
             (
-                *(
-                    ("LIST", "OK "),
-                    ("FOO", "ERROR: decode_failed reason="),
-                    ("CREATE $ x", "ERROR: invalid_partitions reason="),
-                ),
-                *(("CREATE", "ERROR: "), ("DELETE $", "ERROR: topic_not_found topic=$")),
+                *(("FOO", "ERROR: "), ("CREATE $ x", "ERROR: "), ("CREATE", "ERROR: "), ("DELETE $", "ERROR: ")),
                 *(
                     ("CONSUME $ 0 0", "ERROR: command_failed reason="),
                     ("STREAM $ 0 0", "ERROR: command_failed reason="),
@@ -249,7 +245,7 @@ def test_commands(client: Client, topic: str, steps: tuple[tuple[str, str], ...]
 @PAGE.says(48, "DELETE removes a topic's data, too")
 def test_a_topic_that_comes_again_is_empty(client: Client, topic: str) -> None:
     filled(client, topic, "old")
-    assert client.ask(f"DELETE {topic}").startswith("OK")
+    assert not client.ask(f"DELETE {topic}").startswith("ERROR:")
     filled(client, topic)
     assert payloads(client.consume(topic, 0, 0)) == []
 
@@ -318,7 +314,7 @@ def test_the_end_of_a_stream(client: Client, address: tuple[str, int], topic: st
     reader = Client(address)
     reader.send(f"STREAM {topic} 0 0".encode())
     assert payloads(Batch.decode(reader.receive())) == ["a"]
-    assert client.ask(f"DELETE {topic}").startswith("OK")
+    assert not client.ask(f"DELETE {topic}").startswith("ERROR:")
     assert reader.receive().decode() == f"ERROR: topic_not_found topic={topic}"
-    assert reader.ask("LIST").startswith("OK")
+    assert not reader.ask("LIST").startswith("ERROR:")
     reader.close()

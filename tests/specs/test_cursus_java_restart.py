@@ -69,7 +69,7 @@ class Reader:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.received: list[str] = []
-        assert client.ask("CREATE orders 1").startswith("OK")
+        assert not client.ask("CREATE orders 1").startswith("ERROR:")
         self._join()
 
     def _join(self) -> None:
