@@ -63,7 +63,11 @@ class ErrorCode(Enum):
 
 
 class BrokerError(Exception):
-    """Base of all errors a caller may see. ``message`` is lower case with facts last as ``key=value``."""
+    """Base of all errors a caller may see; its kinds say what to do, ``code`` says which error it is.
+
+    message: lower case, facts last as ``key=value``. retry: when asking again can help. retry_after_ms: after how long, None where nobody
+    knows.
+    """
 
     retry: ClassVar[Retry] = Retry.NEVER
 

@@ -82,6 +82,7 @@ class TopicName:
 
     @property
     def full(self) -> str:
+        """The full name: ``stream.topic``, or just ``topic`` in the stream ``default``."""
         return self.topic if self.stream == DEFAULT_STREAM else f"{self.stream}.{self.topic}"
 
 

@@ -44,7 +44,11 @@ class Ability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """Where a partition begins and ends. ``next`` is exclusive."""
+    """Where a partition begins and ends, in offsets: ``first_offset`` inclusive, ``next_offset`` exclusive.
+
+    incarnation: which life of the partition, another one after its topic was deleted and made again. epoch: which start of the broker the
+    bounds were told in. Both are 0 on wires that do not tell them.
+    """
 
     partition: int
     incarnation: int
@@ -79,46 +83,170 @@ class Membership:
 
 
 class Client(Protocol):
-    """An asynchronous client of one broker over one wire. Methods raise the kinds of ``polywire.errors``."""
+    """An asynchronous client of one broker over one wire; ``client.connect.connect`` makes one.
+
+    Methods raise the kinds of ``polywire.errors``: Unavailable when the connection is lost (nobody knows then whether what was asked was
+    done), Denied without the permission, Invalid(INVALID_REQUEST), before anything is sent, for what the wire cannot do (``abilities``).
+
+    Example:
+        client = await connect("127.0.0.1:9555")
+        [place] = await client.produce("orders", [Record(b"hello", key=b"a")])
+        [record] = await client.fetch("orders", place.partition, place.offset, records_max=1)
+    """
 
     @property
     def abilities(self) -> frozenset[Ability]:
         """What this wire can do."""
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable."""
+        """Close the connection; pending calls fail with Unavailable. Calling it again does nothing."""
 
-    async def create_topic(self, topic: str, partition_count: int) -> None: ...
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic.
 
-    async def delete_topic(self, topic: str) -> None: ...
+        Args:
+            topic: full name, 1 to 249 bytes of ``A-Z a-z 0-9 . _ - =``; the first dot ends the stream.
+            partition_count: 1 or more.
 
-    async def topics(self) -> list[TopicInfo]: ...
+        Raises:
+            Conflict: TOPIC_EXISTS.
+            Invalid: INVALID_TOPIC, INVALID_PARTITION_COUNT.
+        """
 
-    async def bounds(self, topic: str) -> list[PartitionBounds]: ...
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records.
 
-    async def offset_at(self, topic: str, partition: int, time_us: int) -> int: ...
+        Args:
+            topic: full name.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+        """
+
+    async def topics(self) -> list[TopicInfo]:
+        """Return the topics this peer may see, by name."""
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return where each partition of a topic begins and ends, by number.
+
+        Args:
+            topic: full name.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+        """
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Return the first offset whose record was appended at a time or after it; the next offset where there is none.
+
+        Args:
+            topic: full name.
+            partition: its number, from 0.
+            time_us: microseconds since 1970.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+        """
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records in order; without a partition the wire's own key function chooses. Answers in the records' order."""
+        """Append records in order, and return where each went, in their order.
+
+        Args:
+            topic: full name.
+            records: what to append; offset and append time are the broker's to give.
+            partition: where all of them go; None: the wire's own function of the key chooses for each.
+            level: what the acknowledgement means: MEMORY, WRITTEN (survives the broker) or SYNCED (survives a power loss).
+
+        Raises:
+            Invalid: RECORD_TOO_LARGE, or a record holds what the wire cannot carry.
+            Missing: PARTITION_MISSING.
+            Busy: over a limit, or the disk is full; nothing of the refused request was stored.
+            Unavailable: the connection was lost; nobody knows what was stored.
+        """
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Records from ``offset`` on; waits up to ``wait_ms`` for the first one where the wire can."""
+        """Return records from an offset on, in order; none where nothing can be read yet.
 
-    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership: ...
+        Args:
+            topic: full name.
+            partition: its number, from 0.
+            offset: of the first record wanted; compaction may have left only later ones.
+            records_max: most records to return. Fewer may come although there are more: ask again behind the last one.
+            wait_ms: how long to wait, in milliseconds, for the first record, where the wire can (``Ability.LONG_POLL``).
+
+        Raises:
+            Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE: below the first offset or above the next one.
+            Corrupt: stored bytes are damaged; the message tells the ``next_offset`` to go on at.
+        """
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Become a member of a group that shares a topic's partitions, or come back as the same one.
+
+        Args:
+            group: the group's name.
+            topic: full name.
+            member: a name of the caller's choosing, another one for each member.
+            assignor: how the group's partitions are dealt out from now on; None: as before, round robin at first.
+
+        Raises:
+            Busy: the group has as many members as it may have.
+        """
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
+        """Stay a member, and return one's place. Members not heard of for ten seconds are dropped.
 
-    async def leave(self, group: str, topic: str, member: str, generation: int) -> None: ...
+        Args:
+            group: the group's name.
+            topic: full name.
+            member: the name given to ``join``.
+            generation: as the last ``join`` returned it.
+
+        Raises:
+            Conflict: GENERATION_STALE: the group has changed, join again.
+            Missing: GROUP_MISSING, MEMBER_MISSING: join again.
+        """
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group; others get its partitions.
+
+        Args:
+            group: the group's name.
+            topic: full name.
+            member: the name given to ``join``.
+            generation: as the last ``join`` returned it.
+
+        Raises:
+            Conflict: GENERATION_STALE.
+            Missing: GROUP_MISSING, MEMBER_MISSING.
+        """
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store the next offset to read; with a member and generation it is fenced."""
+        """Store a group's position: the next offset to read. It may go back.
+
+        Args:
+            group: the group's name.
+            topic: full name.
+            partition: its number, from 0.
+            offset: one more than the offset of the last record that needs not be read again.
+            member: who commits; then a commit from before the group's last change is refused. Empty: nothing is checked.
+            generation: of that member, as the last ``join`` returned it.
+
+        Raises:
+            Conflict: GENERATION_STALE, PARTITION_NOT_ASSIGNED.
+            Missing: GROUP_MISSING, MEMBER_MISSING.
+        """
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """The group's next offset to read, None when it never committed (0 where the wire cannot tell)."""
+        """Return a group's next offset to read, None when it never committed (0 where the wire cannot tell).
+
+        Args:
+            group: the group's name.
+            topic: full name.
+            partition: its number, from 0.
+        """

@@ -35,15 +35,21 @@ SEND_PARTS_MAX: Final = 64  # buffers handed to one sendmsg, far below the syste
 
 
 class FramedSocket:
-    """A connected socket. Guards: after a failure it is closed, so a half-read answer is never taken for the next; ``owed`` tells
-    how many answers are still to come."""
+    """A connected socket.
+
+    Guards: after a failure it is closed, so a half-read answer is never taken for the next; ``owed`` tells how many answers are still to
+    come.
+    """
 
     __slots__ = ("_correlation", "_socket", "address", "limits", "open", "owed")
 
     def __init__(
         self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None, login: Login | None = None
     ) -> None:
-        """Connect, exchange the opening, and log in. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login."""
+        """Connect, exchange the opening, and log in.
+
+        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login.
+        """
         self.address: Final = f"{host}:{port}"
         self.open = True
         self.owed = 0
@@ -73,6 +79,7 @@ class FramedSocket:
             raise
 
     def close(self) -> None:
+        """Close the socket; answers still owed are lost."""
         self.open = False
         self._socket.close()
 

@@ -167,7 +167,10 @@ class _Progress:
 
 
 class BulkConnection:
-    """Sockets to one broker, one per call under way. Guards: a socket whose answer was not read to its end is never used again."""
+    """Sockets to one broker, one per call under way; ``connect`` makes it. Calls may come from any thread.
+
+    Guards: a socket whose answer was not read to its end is never used again.
+    """
 
     __slots__ = (
         "_arena",
@@ -193,8 +196,17 @@ class BulkConnection:
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> None:
-        """Nothing is sent before the first call; with ``login`` each connection logs in first. ``timeout_s`` limits each wait for the peer,
-        ``reconnect_s`` how long reading calls go on trying to reach a broker that is gone."""
+        """Remember where the broker is; nothing is sent before the first call.
+
+        Args:
+            host: name or address of the broker.
+            port: where its `polywire` wire listens.
+            timeout_s: longest wait for the peer, in seconds, of each call.
+            reconnect_s: how long, in seconds, reading calls go on trying to reach a broker that is gone.
+            clock: None: the system's.
+            tls: how to verify the broker; None: without TLS.
+            login: who logs in first, on each connection; None: nobody.
+        """
         self._host: Final = host
         self._port: Final = port
         self._timeout_s: Final = timeout_s
@@ -218,20 +230,30 @@ class BulkConnection:
         self._read(Verb.PING, Head(), Head)
 
     def topics(self, pattern: str | None = None) -> list[TopicInfo]:
-        """Topics by name; with ``pattern`` those whose full name matches it from end to end."""
+        """Return topics by name; with ``pattern`` (a regular expression) those whose full name matches it from end to end."""
         answer = self._read(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         chosen = re.compile(pattern or ".*")
         return [TopicInfo(t.name, t.id, t.partition_count) for t in answer.topics if chosen.fullmatch(t.name)]
 
     def describe(self, topic: str) -> TopicDetail:
-        """One topic. Raises Missing(TOPIC_MISSING)."""
+        """Return one topic's id, settings and incarnations. Raises Missing(TOPIC_MISSING)."""
         answer = self._read(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
         return _detail(answer)
 
     def create_topic(
         self, topic: str, partition_count: int | None = None, settings: dict[str, int | str | None] | None = None
     ) -> TopicDetail:
-        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid."""
+        """Make a topic, and return it.
+
+        Args:
+            topic: full name.
+            partition_count: None: the broker's default.
+            settings: as for ``PolywireClient.create_topic``.
+
+        Raises:
+            Conflict: TOPIC_EXISTS.
+            Invalid: INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST.
+        """
         head = messages.CreateTopic(topic, partition_count, settings=settings or {})
         return _detail(self._write(Verb.CREATE_TOPIC, head, messages.TopicDescription)[0])
 
@@ -240,7 +262,15 @@ class BulkConnection:
         self._write(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     def bounds(self, topics: Sequence[str], *, times_us: Sequence[int] = ()) -> list[PartitionRange]:
-        """Bounds of every partition of these topics, synced first. Raises Missing(TOPIC_MISSING)."""
+        """Return the bounds of every partition of these topics, synced first.
+
+        Args:
+            topics: full names, at most 1,000.
+            times_us: microseconds since 1970, at most 16: for each the first offset appended at it or after is told too.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+        """
         answer = self._read(Verb.BOUNDS, messages.AskBounds(list(topics), list(times_us)), messages.BoundsList)
         return [
             PartitionRange(
@@ -263,14 +293,25 @@ class BulkConnection:
         wait_ms: int = 0,
         bodies: bool = True,
     ) -> Iterator[StoredChunk]:
-        """Chunks that hold ``[offset, offset_end)`` in order; without an end, up to what can be read now.
+        """Yield chunks that hold ``[offset, offset_end)`` in order; without an end, up to what can be read now.
 
-        ``bytes_max`` ends it early, after at least one batch. ``wait_ms`` waits for the first record. A lost connection is replaced and
-        the range goes on where it stood. The broker sends ahead while a chunk is being used. Without ``bodies``
-        only headers are sent, for who wants to know offsets and times.
+        A lost connection is replaced and the range goes on where it stood. The broker sends ahead while a chunk is being used.
 
-        Raises Conflict(TOPIC_REPLACED) or Conflict(EPOCH_ENDED) when incarnation or epoch say that other data was meant,
-        Missing(OFFSET_OUT_OF_RANGE) when part of the range does not exist.
+        Args:
+            topic: full name.
+            partition: its number, from 0.
+            incarnation: which life of the partition is meant; 0: any.
+            offset: of the first record wanted. The first chunk may begin below it, the last end above ``offset_end``: skip those rows.
+            offset_end: exclusive; -1: none.
+            epoch: in which the offsets were learnt; -1: not checked.
+            bytes_max: ends it early, after at least one batch; -1: no limit.
+            wait_ms: how long to wait, in milliseconds, for the first record.
+            bodies: without, only headers of batches are sent, for who wants to know offsets and times.
+
+        Raises:
+            Conflict: TOPIC_REPLACED or EPOCH_ENDED: incarnation or epoch say that other data was meant.
+            Missing: OFFSET_OUT_OF_RANGE: part of the range does not exist.
+            Unavailable: the broker was gone for longer than ``reconnect_s``.
         """
         at = _Progress(topic, partition, offset, offset_end, bytes_max, bodies=bodies)
         retries = self.retries()
@@ -312,10 +353,20 @@ class BulkConnection:
         *,
         create: bool = False,
     ) -> ProduceResult:
-        """Append whole batches to a partition, or by key where it is -1; returns once all have reached ``level``.
+        """Append whole batches, and return where they went once all have reached ``level``. Made once, never again.
 
-        Batches that do not fit one frame together go in several requests, in order. Raises what the broker answers. After
-        Unavailable nobody knows whether they were stored, unless the batches carry a producer.
+        Args:
+            topic: full name.
+            partition: its number; -1: the partition of each record's key.
+            batches: stored batches. What does not fit one frame together goes in several requests, in order.
+            level: what the acknowledgement means.
+            create: whether a missing topic is made.
+
+        Raises:
+            Unavailable: nobody knows whether they were stored, unless the batches carry a producer.
+            Invalid: INVALID_BATCH, SEQUENCE_GAP.
+            Missing: TOPIC_MISSING, PARTITION_MISSING.
+            Busy: over a limit, or DISK_FULL.
         """
         head = messages.Produce(topic, partition, int(level), create)
         answers = [self._write(Verb.PRODUCE, head, messages.Produced, group) for group in _fitting(batches)]
@@ -333,7 +384,10 @@ class BulkConnection:
         *,
         window: int = PRODUCE_WINDOW,
     ) -> int:
-        """Append each batch as a request of its own, up to ``window`` ahead of the answers; returns how many records were stored."""
+        """Append each batch as a request of its own, up to ``window`` ahead of the answers; return how many records were stored.
+
+        The rest as for ``produce``. Raises what it raises; batches sent ahead may be stored then.
+        """
         head = messages.Produce(topic, partition, int(level))
         record_count = 0
         with self._lease() as wire:
@@ -349,7 +403,10 @@ class BulkConnection:
     def stage(
         self, token: bytes, topic: str, partition: int, batches: Sequence[Buffer], level: Level = Level.WRITTEN
     ) -> int:
-        """Store batches invisibly under a 16-byte token; returns how many records. Raises Busy(STAGE_FULL)."""
+        """Store batches invisibly under a token of 16 random bytes, for ``publish``; return how many records.
+
+        The rest as for ``produce``. Raises Busy(STAGE_FULL), Missing, Denied for another user's token.
+        """
         head = messages.Stage(token, topic, partition, int(level))
         answers = [self._write(Verb.STAGE, head, messages.Staged, group) for group in _fitting(batches)]
         return sum([answer.record_count for answer, _ in answers])
@@ -357,7 +414,14 @@ class BulkConnection:
     def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
         """Make everything staged under these tokens visible at once, exactly once per (writer, number), so it may be asked again.
 
-        Raises Missing(STAGE_MISSING).
+        Args:
+            writer: who publishes, at most 255 bytes.
+            number: grows from publish to publish of one writer.
+            tokens: at most 10,000.
+
+        Raises:
+            Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
+            Invalid: SEQUENCE_GAP: the number is more than 2^32 above the last one.
         """
         answer = self._read(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
         ranges = tuple((r.name, r.partition, r.first_offset, r.next_offset) for r in answer.ranges)
@@ -368,7 +432,7 @@ class BulkConnection:
         self._read(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     def commit_position(self, topic: str, partition: int, group: str, offset: int) -> None:
-        """Set a group's next offset to read (for showing lag)."""
+        """Store a group's next offset to read, unchecked (for showing lag)."""
         self._read(Verb.COMMIT, messages.Commit(topic, partition, 1, group, offset), Head)
 
     def _settle(self, wire: FramedSocket, waiting: list[int]) -> int:
@@ -389,7 +453,7 @@ class BulkConnection:
                     yield chunk
 
     def retries(self) -> Iterator[None]:
-        """One item per further attempt, each after a pause, until ``reconnect_s`` have passed since the first was asked for."""
+        """Yield once per further attempt, each after a pause, until ``reconnect_s`` have passed since the first was asked for."""
         deadline = self._clock.monotonic() + self.reconnect_s
         while self._clock.monotonic() < deadline:
             sleep(RECONNECT_INTERVAL_S)
@@ -456,8 +520,17 @@ _connections_lock = threading.Lock()
 def connect(
     address: str, *, timeout_s: float = TIMEOUT_S, reconnect_s: float = RECONNECT_S, login: Login | None = None
 ) -> BulkConnection:
-    """The process's connection to ``host:port``, made once; a forked child makes its own. ``polywire://`` in front is allowed,
-    ``polywire+tls://`` asks for TLS; a name and a password may stand before the host (``client.login``), or are given as ``login``."""
+    """Return the process's connection to ``host:port``, made once; a forked child makes its own.
+
+    Args:
+        address: ``polywire://`` in front is allowed, ``polywire+tls://`` asks for TLS; a name and a password may stand before the host.
+        timeout_s: longest wait for the peer, in seconds.
+        reconnect_s: how long, in seconds, reading calls go on trying to reach a broker that is gone.
+        login: who logs in; it goes before what the address says.
+
+    Raises:
+        Invalid: INVALID_REQUEST: a broken address. Nobody is asked before the first call.
+    """
     found, address = split_login(address)
     login = login or found
     bare = address.removeprefix(TLS_SCHEME)

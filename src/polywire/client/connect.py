@@ -19,10 +19,19 @@ SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
 
 
 async def connect(url: str) -> Client:
-    """A connected client for ``polywire://host:port``, the same with another wire's name, or plain ``host:port``; with ``+tls`` behind
-    the scheme under TLS (``client.tls``). ``polywire://name:password@host:port`` logs in (``client.login``).
+    """Return a connected client for ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire.
 
-    Raises Invalid(INVALID_REQUEST) for another scheme or a broken address, Unavailable when nobody answers, Denied(LOGIN_FAILED).
+    Args:
+        url: the scheme is cursus, flux, iggy, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS (``client.tls``).
+            ``polywire://name:password@host:port`` logs in (``client.login``).
+
+    Raises:
+        Invalid: INVALID_REQUEST: another scheme, a broken address, or a login on a wire that has none.
+        Unavailable: nobody answers.
+        Denied: LOGIN_FAILED.
+
+    Example:
+        client = await connect("polywire+tls://billing:secret@broker.example:9555")
     """
     scheme, separator, address = url.partition("://")
     if not separator:

@@ -40,16 +40,20 @@ class Connection(asyncio.Protocol, ABC):
         """Forget the calls under way; returns what they wait for."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where to write; asyncio calls it."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all calls under way; asyncio calls it."""
         self.fail(Unavailable(ErrorCode.STOPPING, f"connection lost reason={exc or self.HANGING_UP}"))
 
     def pause_writing(self) -> None:
+        """Hold further requests back; asyncio calls it when the peer takes nothing."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        """Let requests through again; asyncio calls it."""
         self._writable.set()
 
     def fail(self, error: Unavailable) -> None:
@@ -107,6 +111,7 @@ class OrderedConnection(Connection, Generic[_Reply]):
         return [call.done for call in calls]
 
     def data_received(self, data: bytes) -> None:
+        """Give complete replies to the calls they belong to; asyncio calls it."""
         self._received += data
         at = 0
         try:
@@ -132,7 +137,7 @@ class OrderedConnection(Connection, Generic[_Reply]):
                 call.done.set_result(call.replies)
 
     async def exchange(self, requests: bytes, count: int) -> list[_Reply]:
-        """Send requests at once; returns their ``count`` replies, one at least. Raises Unavailable."""
+        """Send requests at once, and return their ``count`` replies, one at least. Raises Unavailable."""
         transport = self._opened()
         call: _Call[_Reply] = _Call(self._loop.create_future(), count)
         self._calls.append(call)

@@ -26,7 +26,7 @@ RECORDS_MAX: Final = 1000
 
 
 class Bound(Enum):
-    """Where to begin when there is no position."""
+    """Where to begin when there is no position: with the first record there is, or with the next one to come."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -48,24 +48,38 @@ class Delivered:
 
     @property
     def value(self) -> bytes | None:
+        """The record's value; None: it has none."""
         return self.record.value
 
     @property
     def key(self) -> bytes | None:
+        """The record's key; None: it has none."""
         return self.record.key
 
     @property
     def offset(self) -> int:
+        """The record's offset in its partition."""
         return self.record.offset
 
 
 async def consume(
     client: Client, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
 ) -> AsyncGenerator[Delivered, None]:
-    """Records of a topic as they come, for ever; close the iterator to stop.
+    """Yield a topic's records as they come, for ever; close the iterator to stop.
 
-    group: share the topic with the group's other members and go on at its stored positions; positions are stored while consuming and on
-        closing. start: where to begin without one.
+    Records of one partition come in order. With a group a position is stored about once a second and on closing, of records that were handed
+    out: after a crash some come again, none is left out.
+
+    Args:
+        client: of any wire; without groups there (``Ability.GROUPS``) each consumer reads all partitions.
+        topic: full name.
+        group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
+        member: one's name in the group; None: a new one.
+        start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+
+    Raises:
+        Missing: TOPIC_MISSING, or OFFSET_OUT_OF_RANGE when a position lies in front of what is still kept.
+        Unavailable: the connection was lost.
     """
     consumer = _Consumer(client, topic, group, member or f"polywire-{secrets.token_hex(6)}", start)
     try:

@@ -95,14 +95,25 @@ class CursusClient(Scope):
 
     @classmethod
     async def open(cls, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> CursusClient:
-        """Connect. Raises Unavailable."""
+        """Connect, within ten seconds.
+
+        Args:
+            host: name or address of the broker.
+            port: where its Cursus wire listens.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
         return cls(await _open(host, port, tls), host, port, tls)
 
     @property
     def abilities(self) -> frozenset[Ability]:
+        """What the Cursus wire can do."""
         return ABILITIES
 
     async def close(self) -> None:
+        """Close all connections; pending calls fail with Unavailable."""
         self._closed = True
         for connection in (self._connection, *self._idle, *self._waiting):
             connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
@@ -116,10 +127,12 @@ class CursusClient(Scope):
         self._counts[topic] = number(told, "partitions")
 
     async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         fields(await self._ask(f"DELETE topic={_topic(topic)}"))
         self._counts.pop(topic, None)
 
     async def topics(self) -> list[TopicInfo]:
+        """Return the topics there are, each counted by asking for it; ``id`` is empty."""
         names = fields(await self._ask("LIST")).get("topics", "")
         found = []
         for name in filter(None, names.split(",")):
@@ -134,6 +147,7 @@ class CursusClient(Scope):
         return number(fields(await self._ask(f"METADATA topic={_topic(topic)}")), "partitions")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return where each partition begins and ends; incarnation and epoch, which the wire has not, are 0."""
         told = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
         found = []
         for entry in filter(None, told.get("offsets", "").split(",")):
@@ -144,11 +158,16 @@ class CursusClient(Scope):
         return found
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
         raise cannot("look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
+        """Append records, and return where each went; see ``Client``. A missing topic is made, with three partitions.
+
+        Records without a key take turns. Raises Invalid for null values, headers, ids and times, which the wire cannot carry.
+        """
         if not records:
             return []
         for attempt in range(2):
@@ -205,6 +224,7 @@ class CursusClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
+        """Return records from an offset on; see ``Client``. A read that waits (``wait_ms``) has a connection of its own."""
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
@@ -228,24 +248,27 @@ class CursusClient(Scope):
                 connection.fail(Unavailable(ErrorCode.STOPPING, "a read was given up"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """The wire knows one assignor, ``range``; another is refused."""
+        """Become a member of a group; see ``Client``. The wire knows one assignor, ``range``; another is refused."""
         if assignor is not None and assignor is not Assignor.RANGE:
             raise cannot("choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Stay a member, and return one's place. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
         return await self._groups.heartbeat(_word(group), _topic(topic), _word(member), generation)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group; others get its partitions."""
         await self._groups.leave(_word(group), _topic(topic), _word(member), generation)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
+        """Store a group's next offset to read; without ``member`` nothing is checked. See ``Client``."""
         await self._groups.commit(_word(group), _topic(topic), partition, offset, member=member, generation=generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """0 also when nothing was ever committed: the wire cannot tell."""
+        """Return a group's next offset to read; 0 also when nothing was ever committed: the wire cannot tell."""
         return await self._groups.position(_word(group), _topic(topic), partition)
 
 

@@ -107,25 +107,39 @@ class FluxClient(Scope):
     async def open(
         cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
     ) -> FluxClient:
-        """Connect. Raises Unavailable."""
+        """Connect.
+
+        Args:
+            host: name or address of the broker.
+            port: where its FLUX wire listens.
+            timeout_s: longest wait, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     @property
     def abilities(self) -> frozenset[Ability]:
+        """What the FLUX wire can do."""
         return ABILITIES
 
     async def close(self) -> None:
+        """Close the connection; pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic; see ``Client``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
         payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
         understood(field, payload, b"topic")
 
     async def delete_topic(self, topic: str) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
         raise _impossible("delete topics")
 
     async def topics(self) -> list[TopicInfo]:
-        """Names come from the metadata; partitions are counted by asking for them."""
+        """Return the topics there are; their partitions are counted by asking for them. ``id`` is empty."""
         payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
         names = [name.decode("utf-8", "surrogateescape") for name in understood(items, payload, b"topics")]
         return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
@@ -148,14 +162,21 @@ class FluxClient(Scope):
         return reply.error is None
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell where partitions begin."""
         raise _impossible("tell where partitions begin")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look records up by time."""
         raise _impossible("look records up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
+        """Append records one by one, sent ahead of their answers, and return where each went; see ``Client``.
+
+        Raises Invalid(INVALID_REQUEST) where ``partition`` is given, or a record holds null values, white space, headers, ids or times,
+        none of which the wire can carry; Invalid(RECORD_TOO_LARGE) for one that does not fit a line.
+        """
         if partition is not None:
             raise _impossible("choose a partition")
         tail = b" acks=" + _ACKS[level].value
@@ -178,7 +199,7 @@ class FluxClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """The wire cannot wait: with nothing to read the answer is empty at once, whatever ``wait_ms``."""
+        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         text, hw = await self._consume(topic, partition, offset)
         records: list[Record] = []
         for _ in range(SETTLE_MAX):
@@ -211,26 +232,30 @@ class FluxClient(Scope):
         return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Become a member of a group; see ``Client``."""
         suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
         payload = await self._connection.ask(b"JOIN|%b %b %b" % (_word(group), _topic(topic), _word(member)) + suffix)
         return _membership(payload)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Stay a member, and return one's place. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
         payload = await self._connection.ask(b"SYNC|" + _member(group, topic, member, generation))
         return _membership(payload)
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group; others get its partitions."""
         await self._connection.ask(b"LEAVE|" + _member(group, topic, member, generation))
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
+        """Store a group's next offset to read; see ``Client``. Raises Invalid without ``member``, which the wire needs."""
         if not member:
             raise _impossible("store a position without being a member")
         await self._connection.ask(b"COMMIT|%b %d %d" % (_member(group, topic, member, generation), partition, offset))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """0 also when nothing was ever committed: the wire cannot tell."""
+        """Return a group's next offset to read; 0 also when nothing was ever committed: the wire cannot tell."""
         payload = await self._connection.ask(b"OFFSET|%b %b %d" % (_word(group), _topic(topic), partition))
         return understood(number, payload, b"offset")
 

@@ -138,8 +138,10 @@ def read_records(text: bytes, hw: int) -> Batch:
 
 
 def settle(text: bytes, following: bytes) -> bytes | None:
-    """The value of the first record of ``text``, given the text of a reply that begins with the record after it; None when it does
-    not settle the matter."""
+    """Return the value of the first record of ``text``; None when ``following`` does not settle the matter.
+
+    ``following`` is the text of a reply that begins with the record after it.
+    """
     head, _, _ = text.partition(b":")
     border = b",%d:" % (int(head) + 1)
     start = len(head) + 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A member of a group; ``wire`` is the one it joined over."""
+    """A member of a group; ``wire`` is the one it joined over, ``idle_ms`` the time since it was last heard of."""
 
     id: str
     wire: str
@@ -29,8 +29,11 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group on one topic. ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1. ``owner`` is a
-    user's name, empty where it is nobody's."""
+    """A group on one topic.
+
+    ``positions`` are next offsets to read, by partition; without members ``generation`` may be -1. ``owner`` is a user's name, empty
+    where it is nobody's.
+    """
 
     topic: str
     name: str
@@ -57,7 +60,16 @@ class PartitionLag:
 
 
 async def lags_of(client: PolywireClient, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
-    """The lag in every partition of the group's topic; none where the topic does not exist (any more)."""
+    """Return the lag in every partition of the group's topic; none where the topic does not exist (any more).
+
+    Args:
+        client: asks for bounds and times.
+        group: as ``PolywireClient.groups`` returned it.
+        clock: None: the system's.
+
+    Raises:
+        Denied: the topic may not be read.
+    """
     now_us = (clock or SystemClock()).now_us()
     try:
         bounds = await client.bounds(group.topic)

@@ -133,15 +133,27 @@ class IggyClient(Scope):
     async def open(
         cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
     ) -> IggyClient:
-        """Connect. Raises Unavailable."""
+        """Connect.
+
+        Args:
+            host: name or address of the broker.
+            port: where its Iggy wire listens.
+            timeout_s: longest wait, in seconds, for this and each further connection.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
         another = partial(open_connection, _Connection, host, port, timeout_s=timeout_s, tls=tls)
         return cls(await another(), another)
 
     @property
     def abilities(self) -> frozenset[Ability]:
+        """What the Iggy wire of 2023 can do."""
         return ABILITIES
 
     async def close(self) -> None:
+        """Close all connections, which makes their members leave; pending calls fail with Unavailable."""
         for connection in (self._connection, *self._members.values()):
             connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
         self._members.clear()
@@ -163,10 +175,12 @@ class IggyClient(Scope):
         self._partitions.pop(topic, None)
 
     async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         self._partitions.pop(topic, None)
         await self._connection.ask(Code.DELETE_TOPIC, _topic(topic))
 
     async def topics(self) -> list[TopicInfo]:
+        """Return the topics of all streams, by full name; ``id`` is empty."""
         found: list[TopicInfo] = []
         for stream in _checked(asking.read_streams, await self._connection.ask(Code.GET_STREAMS)):
             payload = await self._connection.ask(Code.GET_TOPICS, ident(stream.id))
@@ -176,9 +190,11 @@ class IggyClient(Scope):
         return sorted(found, key=lambda info: info.name)
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell the epoch of a partition."""
         raise _impossible("tell the epoch of a partition")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
         polled = await self._poll(topic, partition, 2, max(time_us, 0), 1)
         if polled.records:
             return polled.records[0].offset
@@ -190,7 +206,11 @@ class IggyClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records; each goes out with an id, its own or a new one, by which it is found again."""
+        """Append records, and return where each went; see ``Client``. A missing topic is made, with three partitions.
+
+        Each record goes out with an id, its own or a new one, by which it is found again. Raises Invalid(INVALID_REQUEST) for
+        ``Level.SYNCED``, null and empty values, times of origin and events, which the wire cannot carry.
+        """
         if level is Level.SYNCED:
             raise _impossible("ask for synced records")
         if any(record.origin_time_us is not None or record.event is not None for record in records):
@@ -243,8 +263,10 @@ class IggyClient(Scope):
         return known
 
     async def _find(self, topic: str, partition: int, sent: Sequence[tuple[bytes, int]]) -> list[int]:
-        """Offsets of requests, by first id and number of records, that this connection has sent to a partition in this order; -1 for one
-        that is not there. The newest is looked at first: unless somebody else writes, a look per request is enough."""
+        """Return offsets of requests, by first id and number of records, that this connection has sent to a partition in this order.
+
+        -1 for one that is not there. The newest is looked at first: unless somebody else writes, a look per request is enough.
+        """
         newest = await self._poll(topic, partition, 4, 0, 1)
         end = newest.records[0].offset + 1 if newest.records else 0
         at = max(end - sum(count for _, count in sent), 0)
@@ -290,7 +312,7 @@ class IggyClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """The wire cannot wait: with nothing to read the answer is empty at once, whatever ``wait_ms``."""
+        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset must not be negative offset={offset}")
         return list((await self._poll(topic, partition, 1, offset, records_max)).records)
@@ -298,7 +320,7 @@ class IggyClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member over a connection of its own; the group is made when it is missing."""
+        """Become a member of a group, over a connection of its own; see ``Client``. A missing group, or topic, is made."""
         if assignor is Assignor.RANGE:
             raise _impossible("choose how partitions are dealt out")
         await self._partition_count(topic)
@@ -317,10 +339,12 @@ class IggyClient(Scope):
         return await self._membership(connection, body)
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Return one's place in a group, of which one stays a member as long as the connection lives."""
         connection = self._member(group, topic, member)
         return await self._membership(connection, _topic(topic) + U32.pack(_group_number(group)))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group, and close the member's connection. Raises Missing(MEMBER_MISSING)."""
         connection = self._member(group, topic, member)
         await connection.ask(Code.LEAVE_GROUP, _topic(topic) + U32.pack(_group_number(group)))
         del self._members[group, topic, member]

@@ -105,27 +105,57 @@ class Kafka07Client(Scope):
     async def open(
         cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
     ) -> Kafka07Client:
-        """Connect. Raises Unavailable."""
+        """Connect.
+
+        Args:
+            host: name or address of the broker.
+            port: where its Kafka 0.7 wire listens.
+            timeout_s: longest wait, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
         return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
 
     @property
     def abilities(self) -> frozenset[Ability]:
+        """What the Kafka 0.7 wire can do."""
         return ABILITIES
 
     async def close(self) -> None:
+        """Close the connection; pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     # In the wire's own words
 
     async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
-        """Addresses to begin at, newest first: at or before a time, ``LATEST`` or ``EARLIEST``. Raises Unavailable when refused."""
+        """Return addresses to begin reading at, newest first.
+
+        Args:
+            topic: the topic's name.
+            partition: its number, from 0.
+            time_ms: milliseconds since 1970, at or before which to begin; or ``LATEST``, ``EARLIEST``.
+            count: most addresses to return.
+
+        Raises:
+            Unavailable: the broker refused, or the connection was lost.
+        """
         [answer] = await self._connection.exchange(encode_offsets(_topic(topic), partition, time_ms, count), 1)
         return understood(parse_offsets_answer, answer)
 
     async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
-        """Messages from an address on, none at the end.
+        """Return messages from an address on, none at the end.
 
-        Raises Missing(OFFSET_OUT_OF_RANGE, PARTITION_MISSING), Invalid for an impossible topic, and for a message above ``FETCH_BYTES_MAX``.
+        Args:
+            topic: the topic's name.
+            partition: its number, from 0.
+            address: where a message begins: 0, one of ``addresses``, or where an earlier read ended.
+            bytes_max: how much to ask for; a message that is longer is asked for again with more.
+
+        Raises:
+            Missing: OFFSET_OUT_OF_RANGE, PARTITION_MISSING.
+            Invalid: an impossible topic; RECORD_TOO_LARGE for a message above ``FETCH_BYTES_MAX``.
         """
         while True:
             frame = encode_fetch(_topic(topic), partition, address, bytes_max)
@@ -141,7 +171,10 @@ class Kafka07Client(Scope):
     async def read_many(
         self, topic: str, places: Sequence[tuple[int, int]], *, bytes_max: int = FETCH_BYTES
     ) -> list[Fetched | BrokerError]:
-        """``read`` for several (partition, address) at once, an error or a result for each."""
+        """Do what ``read`` does for several (partition, address) at once, and return a result or an error for each, in order.
+
+        A result may be cut (``Fetched.is_cut``) where the first message is longer than ``bytes_max``.
+        """
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
         [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
         results: list[Fetched | BrokerError] = []
@@ -154,8 +187,10 @@ class Kafka07Client(Scope):
         return results
 
     async def write(self, topic: str, partition: int, message_set: bytes) -> tuple[int, int]:
-        """Send a set; returns the partition's end before and after it, which others may have moved as well. Raises Unavailable when it
-        was refused."""
+        """Send a set, and return the partition's end (an address) before and after it, which others may have moved as well.
+
+        Raises Unavailable when it was refused.
+        """
         name = _topic(topic)
         end = encode_offsets(name, partition, LATEST, 1)
         before, after = await self._connection.exchange(end + encode_produce(name, partition, message_set) + end, 2)
@@ -166,7 +201,7 @@ class Kafka07Client(Scope):
         await self._connection.exchange(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
 
     async def partition_count(self, topic: str) -> int:
-        """Partitions of a topic, also of one that does not exist yet."""
+        """Return the number of partitions of a topic, also of one that does not exist yet. Raises Invalid(INVALID_TOPIC)."""
         for first in range(0, PARTITION_COUNT_MAX, PARTITIONS_PROBED):
             entries = [FetchEntry(_topic(topic), first + step, 0, 0) for step in range(PARTITIONS_PROBED)]
             [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
@@ -178,7 +213,10 @@ class Kafka07Client(Scope):
         return PARTITION_COUNT_MAX
 
     def decode(self, data: memoryview, address: int) -> Fetched:
-        """Values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken."""
+        """Return the values of the complete messages of a set, wrappers opened. Raises Unavailable for a set that is broken.
+
+        ``address`` is that of the set's first byte.
+        """
         end = understood(_whole_end, data)
         found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
         expander = Expander(FETCH_BYTES_MAX)
@@ -210,23 +248,33 @@ class Kafka07Client(Scope):
     # Client
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot create topics; producing makes them."""
         raise _impossible("create topics")
 
     async def delete_topic(self, topic: str) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot delete topics."""
         raise _impossible("delete topics")
 
     async def topics(self) -> list[TopicInfo]:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot list topics."""
         raise _impossible("list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot tell offsets of bounds; ``addresses`` tells their addresses."""
         raise _impossible("tell offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot look offsets up by time; ``addresses`` does so in its own words."""
         raise _impossible("look offsets up by time")
 
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
+        """Append records, and return where each went, the offset being -1 where it cannot be told; see ``Client``.
+
+        A key chooses the partition and is not sent. A missing topic is made. Raises Invalid for another level than WRITTEN, null values,
+        headers, ids and times, which the wire cannot carry, and Invalid(RECORD_TOO_LARGE).
+        """
         if level is not Level.WRITTEN:
             raise _impossible("choose what an acknowledgement means")
         values = [_value(record) for record in records]
@@ -293,7 +341,10 @@ class Kafka07Client(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """The wire cannot wait: with nothing to read the answer is empty at once, whatever ``wait_ms``."""
+        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait.
+
+        The offset is found by counting from the nearest place that is known. Raises Invalid(INVALID_REQUEST) when that is too far.
+        """
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset is not negative offset={offset}")
         at, address = self._nearest(topic, partition, offset)
@@ -347,20 +398,25 @@ class Kafka07Client(Scope):
             del marks[::2]
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
         raise _impossible("form groups")
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
         raise _impossible("form groups")
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot form groups."""
         raise _impossible("form groups")
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions; ``kafka07_streams.Consumer`` keeps them in a file."""
         raise _impossible("store positions")
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Refuse with Invalid(INVALID_REQUEST): the wire cannot store positions."""
         raise _impossible("store positions")
 
 

@@ -46,8 +46,8 @@ POLL_INTERVAL_S: Final = 0.05  # between rounds without anything new; the wire c
 class Producer:
     """Gathers messages and sends them as MULTIPRODUCE, one set per topic and partition, compressed if asked for.
 
-    Invariant: ``_waiting`` messages were not sent; ``send`` flushes when there are ``batch_records`` of them or the oldest waits longer than
-    ``linger_s``. Messages of one topic and partition keep their order.
+    compression: of each set. batch_records: send when so many wait. linger_s: send when the oldest has waited longer, in seconds; looked at
+    when a message is added. Messages of one topic and partition keep their order; what still waits at the end needs a ``flush``.
     """
 
     def __init__(
@@ -95,8 +95,10 @@ class Producer:
         return partitions_of(key, memoryview(array("q", (0, len(key), 0, 0))), count, KeyHash.FNV32)[0]
 
     async def flush(self) -> None:
-        """Send what waits, and wait until the broker has carried it out. Raises Unavailable when the connection was lost; then nobody knows
-        what was stored."""
+        """Send what waits, and wait until the broker has carried it out.
+
+        Raises Unavailable when the connection was lost; then nobody knows what was stored.
+        """
         async with self._lock:
             waiting, self._waiting = self._waiting, {}
             self._count = self._bytes = 0
@@ -122,8 +124,8 @@ class Message:
 class Consumer:
     """Reads partitions of a topic side by side and remembers how far it came.
 
-    Invariant: ``positions`` counts only what was handed out. With ``path`` they are read from and written to a file, as JSON
-    ``{topic: {partition: address}}``, whole or not at all.
+    Invariant: ``positions`` (address by partition) counts only what was handed out. With ``path`` they are read from and written to a
+    file, as JSON ``{topic: {partition: address}}``, whole or not at all.
     """
 
     def __init__(
@@ -136,7 +138,11 @@ class Consumer:
         start: int = EARLIEST,
         path: Path | None = None,
     ) -> None:
-        """start: ``EARLIEST`` or ``LATEST``, where to begin without a position, and where to go on when one lies outside of the log."""
+        """Begin at ``positions``, or those in the file ``path``.
+
+        start: ``EARLIEST`` or ``LATEST``, where to begin without a position, and where to go on when one lies outside of the log.
+        partitions: None: all. Raises Invalid(INVALID_REQUEST) for another start.
+        """
         if start not in (EARLIEST, LATEST):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer starts at EARLIEST or LATEST start={start}")
         self._client: Final = client
@@ -147,7 +153,7 @@ class Consumer:
         self.positions: dict[int, int] = dict(positions or (_stored(path).get(topic, {}) if path else {}))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, for ever."""
+        """Yield messages as they come, for ever."""
         while True:
             found = await self.poll()
             for message in found:
@@ -157,7 +163,7 @@ class Consumer:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def poll(self) -> list[Message]:
-        """What there is now, without counting it as handed out."""
+        """Return what there is now, without counting it as handed out. Raises Unavailable, Missing(PARTITION_MISSING)."""
         if self._partitions is None:
             self._partitions = list(range(await self._client.partition_count(self._topic)))
         for partition in self._partitions:
@@ -210,6 +216,7 @@ class SyncProducer:
         batch_records: int = BATCH_RECORDS,
         linger_s: float = LINGER_S,
     ) -> None:
+        """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Producer``. Raises Unavailable, Invalid for another wire."""
         self._client: Final = SyncClient(url)
 
         async def make(client: Client) -> Producer:
@@ -227,11 +234,11 @@ class SyncProducer:
         self.close()
 
     def send(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = ANY_PARTITION) -> None:
-        """See ``Producer``."""
+        """Add a message; see ``Producer.send``."""
         self._client.run(lambda _: self._producer.send(topic, value, key=key, partition=partition))
 
     def flush(self) -> None:
-        """See ``Producer``."""
+        """Send what waits; see ``Producer.flush``."""
         self._client.run(lambda _: self._producer.flush())
 
     def close(self) -> None:
@@ -246,6 +253,7 @@ class SyncConsumer:
     """The blocking twin of ``Consumer``, with a connection of its own."""
 
     def __init__(self, url: str, topic: str, *, start: int = EARLIEST, path: Path | None = None) -> None:
+        """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Consumer``. Raises Unavailable, Invalid for another wire."""
         self._client: Final = SyncClient(url)
 
         async def make(client: Client) -> Consumer:
@@ -269,7 +277,7 @@ class SyncConsumer:
         return self._consumer.positions
 
     def commit(self) -> None:
-        """See ``Consumer``."""
+        """Write the positions to the file; see ``Consumer.commit``. Raises OSError."""
         self._consumer.commit()
 
     def close(self) -> None:

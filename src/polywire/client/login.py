@@ -38,8 +38,11 @@ def login_of(name: str, password: str | None) -> Login:
 
 
 def split_login(address: str) -> tuple[Login | None, str]:
-    """Who logs in to ``[scheme://][name[:password]@]host:port``, and the address without that; ``%40`` and the like stand for what an
-    address cannot hold. Raises Invalid(INVALID_REQUEST)."""
+    """Return who logs in to ``[scheme://][name[:password]@]host:port``, and the address without that.
+
+    ``%40`` and the like stand for what an address cannot hold; without a password it is the one of the environment. Raises
+    Invalid(INVALID_REQUEST).
+    """
     scheme, separator, rest = address.rpartition("://")
     words, at, place = rest.rpartition("@")
     if not at:

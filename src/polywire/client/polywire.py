@@ -161,7 +161,15 @@ class _Connection(Connection):
 
 
 class PolywireClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``Client`` and what only this wire can do."""
+    """One connection to a broker; made by ``open``. Implements ``Client`` and what only this wire can do.
+
+    Calls may be made concurrently. ``limits`` are those the broker told when the connection was opened (sizes in bytes, times in ms).
+
+    Example:
+        async with await PolywireClient.open("127.0.0.1", 9555) as client:
+            async for delivered in client.consume("orders", group="billing"):
+                print(delivered.value)
+    """
 
     __slots__ = ("_connection", "limits")
 
@@ -179,7 +187,20 @@ class PolywireClient(Scope):
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> PolywireClient:
-        """Connect, exchange the opening, and log in. Raises Unavailable, and Denied(LOGIN_FAILED) or Busy for the login."""
+        """Connect, exchange the opening, and log in.
+
+        Args:
+            host: name or address of the broker.
+            port: where its `polywire` wire listens.
+            timeout_s: longest wait, in seconds, until all of it is done.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+            login: who logs in; None: nobody.
+
+        Raises:
+            Unavailable: nobody answers in time, or what answers does not speak this wire.
+            Denied: LOGIN_FAILED.
+            Busy: the broker has too many logins to check; come back later.
+        """
         loop = asyncio.get_running_loop()
         connection = _Connection(loop)
         try:
@@ -199,41 +220,76 @@ class PolywireClient(Scope):
 
     @property
     def abilities(self) -> frozenset[Ability]:
+        """What this wire can do: everything."""
         return ABILITIES
 
     async def close(self) -> None:
+        """Close the connection; pending calls fail with Unavailable."""
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def ping(self) -> None:
-        """Return when the broker answers."""
+        """Return when the broker answers. Raises Unavailable."""
         await self._ask(Verb.PING, Head(), Head)
 
     async def create_topic(
         self, topic: str, partition_count: int | None = None, *, settings: dict[str, int | str | None] | None = None
     ) -> None:
+        """Make a topic.
+
+        Args:
+            topic: full name, as for ``Client.create_topic``.
+            partition_count: None: the broker's default.
+            settings: by name: ``retention_age_us`` (microseconds), ``retention_bytes`` (of each partition), ``compaction`` (1: keep the
+            newest
+                record of each key), ``compression`` (none, lz4 or zstd), ``key_hash`` (fnv32, fnv64, xxh32 or murmur3). What is absent is the
+                broker's default.
+
+        Raises:
+            Conflict: TOPIC_EXISTS.
+            Invalid: INVALID_TOPIC, INVALID_PARTITION_COUNT, or INVALID_REQUEST for a setting there is not.
+        """
         head = messages.CreateTopic(topic, partition_count, settings=settings or {})
         await self._ask(Verb.CREATE_TOPIC, head, messages.TopicDescription)
 
     async def describe(self, topic: str) -> messages.TopicDescription:
-        """Id, incarnations and settings of a topic."""
+        """Return id, incarnations and settings of a topic. Raises Missing(TOPIC_MISSING)."""
         return await self._ask(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
 
     async def grow_topic(self, topic: str, partition_count: int) -> None:
-        """Add partitions up to this count."""
+        """Add partitions to a topic until it has as many as this.
+
+        Args:
+            topic: full name.
+            partition_count: how many there shall be; there are never fewer than before. Keys go to other partitions from then on.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Invalid: INVALID_PARTITION_COUNT.
+            Busy: others changed the topic meanwhile.
+        """
         await self._ask(Verb.GROW_TOPIC, messages.GrowTopic(topic, partition_count), Head)
 
     async def purge_topic(self, topic: str) -> None:
-        """Remove all records; offsets go on."""
+        """Remove all records of a topic; offsets go on where they were. Raises Missing(TOPIC_MISSING).
+
+        After another error some partitions are purged and others not: ask again.
+        """
         await self._ask(Verb.PURGE_TOPIC, messages.PurgeTopic(topic), Head)
 
     async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         await self._ask(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
     async def topics(self) -> list[TopicInfo]:
+        """Return the topics this user may produce to or consume from, by name."""
         answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
         return [TopicInfo(entry.name, entry.id, entry.partition_count) for entry in answer.topics]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return where each partition of a topic begins and ends, by number. Raises Missing(TOPIC_MISSING).
+
+        What is told has been synced to the disk before.
+        """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic]), messages.BoundsList)
         return [
             PartitionBounds(entry.partition, entry.incarnation, entry.epoch, entry.first_offset, entry.next_offset)
@@ -241,6 +297,10 @@ class PolywireClient(Scope):
         ]
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset; see ``Client``.
+
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for a partition there is not.
+        """
         answer = await self._ask(Verb.BOUNDS, messages.AskBounds([topic], [time_us]), messages.BoundsList)
         partitions = answer.topics[0].partitions
         if not 0 <= partition < len(partitions):
@@ -256,7 +316,21 @@ class PolywireClient(Scope):
         level: Level = Level.WRITTEN,
         create: bool = True,
     ) -> list[Produced]:
-        """See ``Client``; a missing topic is made unless ``create`` is false. Records without any key go to one partition together."""
+        """Append records in order, and return where each went; see ``Client``.
+
+        Args:
+            topic: full name.
+            records: what to append.
+            partition: where all go; None: by key. Records without any key go to one partition together.
+            level: what the acknowledgement means.
+            create: whether a missing topic is made, with the broker's default settings.
+
+        Raises:
+            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
+            Invalid: RECORD_TOO_LARGE, INVALID_BATCH. Records before the one that is meant may have been stored.
+            Busy: over a limit, or DISK_FULL.
+            Unavailable: the connection was lost; nobody knows what was stored.
+        """
         places: list[Produced] = []
         for group in _cut(records):
             number = BY_KEY if partition is None else partition
@@ -266,7 +340,20 @@ class PolywireClient(Scope):
     async def produce_batch(
         self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN, create: bool = False
     ) -> list[Produced]:
-        """Append one stored batch, to the partition of each key where ``partition`` is -1; answers where each record went."""
+        """Append one stored batch (``records.rows.from_records`` makes one), and return where each record went.
+
+        Args:
+            topic: full name.
+            partition: its number; -1: the partition of each record's key.
+            batch: at most ``limits.batch_bytes_max`` bytes. One that names a producer is stored once, however often it is sent.
+            level: what the acknowledgement means.
+            create: whether a missing topic is made.
+
+        Raises:
+            Invalid: INVALID_BATCH, or SEQUENCE_GAP of its producer.
+            Conflict: PRODUCER_FENCED.
+            Missing: TOPIC_MISSING, PARTITION_MISSING.
+        """
         head = messages.Produce(topic, partition, int(level), create)
         answered, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
         return _places(_decode(answered, messages.Produced), b"".join(parts))
@@ -274,6 +361,10 @@ class PolywireClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
+        """Return records from an offset on; see ``Client``. Waits at most ``limits.wait_ms_max``, whatever ``wait_ms``.
+
+        Reads some 4 MiB at a time, so fewer than ``records_max`` may come although there are more.
+        """
         at, wait = offset, wait_ms
         while True:
             head = messages.Fetch(
@@ -292,45 +383,83 @@ class PolywireClient(Scope):
     async def stage(
         self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
     ) -> int:
-        """Store a batch invisibly under a 16-byte token; returns its records."""
+        """Store a batch invisibly, for ``publish``; return how many records it has.
+
+        Args:
+            token: 16 random bytes of the caller's choosing. What is staged under it waits ``limits.stage_expiry_ms`` after the last call.
+            topic: full name.
+            partition: its number, or -1: by key.
+            batch: a stored batch, as for ``produce_batch``.
+            level: what the acknowledgement means.
+
+        Raises:
+            Busy: STAGE_FULL: the broker holds as much staged data as it may.
+            Missing: TOPIC_MISSING, PARTITION_MISSING.
+            Denied: another user has used this token.
+        """
         head = messages.Stage(token, topic, partition, int(level))
         answered, _ = await self._connection.ask(Verb.STAGE, head, [batch])
         return _decode(answered, messages.Staged).record_count
 
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
-        """Make everything staged under these tokens visible at once, once per (writer, number)."""
+        """Make everything staged under these tokens visible at once, once for each (writer, number), synced to the disk.
+
+        Asking again is safe: a number not above the writer's last one is answered as ``duplicate``, and changes nothing.
+
+        Args:
+            writer: who publishes, at most 255 bytes.
+            number: grows from publish to publish of one writer.
+            tokens: at most 10,000.
+
+        Raises:
+            Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
+            Invalid: SEQUENCE_GAP: the number is more than 2^32 above the last one.
+            Denied: another user's writer or token.
+        """
         return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
 
     async def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop what was staged under these tokens."""
+        """Drop what was staged under these tokens; unknown ones are ignored."""
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Become a member of a group; see ``Client``. Raises Denied for a group of another user."""
         head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
         return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Stay a member, and return one's place; see ``Client``."""
         head = messages.Member(group, topic, member, generation)
         return _membership(await self._ask(Verb.HEARTBEAT, head, messages.Membership))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group; see ``Client``."""
         await self._ask(Verb.LEAVE, messages.Member(group, topic, member, generation), Head)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
+        """Store a group's next offset to read; see ``Client``. Raises Denied for a group of another user."""
         head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
         await self._ask(Verb.COMMIT, head, Head)
 
     async def position(
         self, group: str, topic: str, partition: int, *, kind: PositionKind = PositionKind.GROUP
     ) -> int | None:
+        """Return the next offset to read, None when nothing was ever committed.
+
+        Args:
+            group: the group's name, or a consumer's.
+            topic: full name.
+            partition: its number, from 0.
+            kind: whether the name is a group's or a consumer's.
+        """
         number = 1 if kind is PositionKind.GROUP else 0
         head = messages.AskPosition(topic, partition, number, group)
         return (await self._ask(Verb.POSITION, head, messages.Position)).offset
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
-        """Groups that have members or positions, by topic and name; with ``group`` those of this name."""
+        """Return groups that have members or positions, by topic and name; with ``group`` those of this name."""
         found: list[GroupInfo] = []
         after: list[str] = []
         more = True
@@ -343,29 +472,36 @@ class PolywireClient(Scope):
         return found
 
     async def delete_group(self, group: str, topic: str) -> None:
-        """End a group of a topic, its members and its positions."""
+        """End a group of a topic, its members and its positions. Raises Missing(GROUP_MISSING), Denied for another user's."""
         await self._ask(Verb.DELETE_GROUP, messages.DeleteGroup(group, topic), Head)
 
     async def transactions(self) -> list[TransactionInfo]:
-        """Transactional ids by name: one's own, and for administrators everybody's."""
+        """Return transactional ids by name: one's own, and for administrators everybody's."""
         return await self._kept(Verb.TRANSACTIONS, messages.KeptList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
-        """Forget a transactional id; its open transaction is aborted."""
+        """Forget a transactional id; its open transaction is aborted. Raises Missing(TRANSACTION_MISSING), Denied for another user's."""
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteKept(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
-        """Writers by name: one's own, and for administrators everybody's."""
+        """Return writers and their last numbers, by name: one's own, and for administrators everybody's."""
         return await self._kept(Verb.WRITERS, messages.KeptList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
-        """Forget a writer: what it publishes again is stored again."""
+        """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), Denied for another user's."""
         await self._ask(Verb.DELETE_WRITER, messages.DeleteKept(writer), Head)
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> AsyncGenerator[Delivered, None]:
-        """Records of a topic as they come, for ever; see ``client.consume``."""
+        """Return an iterator over a topic's records as they come, for ever; see ``client.consume.consume``.
+
+        Args:
+            topic: full name.
+            group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
+            member: one's name in the group; None: a new one.
+            start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+        """
         return consume(self, topic, group=group, member=member, start=start)
 
     async def _kept(self, verb: Verb, kind: type[messages.KeptList[_E]], info: Callable[..., _I]) -> list[_I]:

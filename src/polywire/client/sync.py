@@ -22,12 +22,19 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """A client whose methods block. Close it, or use it in a ``with``."""
+    """A client whose methods block. Close it, or use it in a ``with``. Calls may come from any thread.
+
+    Example:
+        with connect("127.0.0.1:9555") as client:
+            client.produce("orders", [Record(b"hello", key=b"a")])
+            for delivered in client.consume("orders", group="billing"):
+                print(delivered.value)
+    """
 
     __slots__ = ("_client", "_loop", "_thread")
 
     def __init__(self, url: str) -> None:
-        """Connect. Raises what ``connect`` raises."""
+        """Connect to ``url``, as ``client.connect.connect`` does. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
         self._loop: Final = asyncio.new_event_loop()
         self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
         self._thread.start()
@@ -56,52 +63,84 @@ class SyncClient:
             self._stop()
 
     def create_topic(self, topic: str, partition_count: int) -> None:
-        """See ``Client``, as for all that follows."""
+        """Make a topic; see ``Client.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
         self._run(self._client.create_topic(topic, partition_count))
 
     def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         self._run(self._client.delete_topic(topic))
 
     def topics(self) -> list[TopicInfo]:
+        """Return the topics this peer may see."""
         return self._run(self._client.topics())
 
     def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return where each partition of a topic begins and ends, by number. Raises Missing(TOPIC_MISSING)."""
         return self._run(self._client.bounds(topic))
 
     def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset."""
         return self._run(self._client.offset_at(topic, partition, time_us))
 
     def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
+        """Append records in order, and return where each went, in their order; see ``Client.produce``.
+
+        Args:
+            topic: full name.
+            records: what to append.
+            partition: where all of them go; None: chosen for each by its key.
+            level: what the acknowledgement means.
+
+        Raises:
+            Unavailable: the connection was lost; nobody knows what was stored.
+            Busy: over a limit, or the disk is full.
+        """
         return self._run(self._client.produce(topic, records, partition=partition, level=level))
 
     def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
+        """Return up to ``records_max`` records from an offset on; see ``Client.fetch``.
+
+        Waits up to ``wait_ms`` milliseconds for the first one where the wire can. Raises Missing(TOPIC_MISSING, OFFSET_OUT_OF_RANGE).
+        """
         return self._run(self._client.fetch(topic, partition, offset, records_max=records_max, wait_ms=wait_ms))
 
     def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Become a member of a group, and return the partitions given to it; see ``Client.join``."""
         return self._run(self._client.join(group, topic, member, assignor=assignor))
 
     def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Stay a member, at least every few seconds. Raises Conflict(GENERATION_STALE) when the group has changed: join again."""
         return self._run(self._client.heartbeat(group, topic, member, generation))
 
     def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Give up one's place in a group; others get its partitions."""
         self._run(self._client.leave(group, topic, member, generation))
 
     def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
+        """Store a group's next offset to read, checked against the group where ``member`` is given; see ``Client.commit``."""
         self._run(self._client.commit(group, topic, partition, offset, member=member, generation=generation))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return a group's next offset to read, None when it never committed (0 where the wire cannot tell)."""
         return self._run(self._client.position(group, topic, partition))
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
     ) -> Iterator[Delivered]:
-        """Records of a topic as they come, for ever; see ``client.consume``. Close the iterator to stop."""
+        """Return an iterator over a topic's records as they come, for ever; close it to stop. See ``client.consume.consume``.
+
+        Args:
+            topic: full name.
+            group: whom to share the topic with, and whose positions to go on at; None: read everything alone, and store nothing.
+            member: one's name in the group; None: a new one.
+            start: where to begin without a position: ``EARLIEST``, ``LATEST``, or microseconds since 1970.
+        """
         records = consume(self._client, topic, group=group, member=member, start=start)
         try:
             while True:
@@ -111,7 +150,7 @@ class SyncClient:
                 self._run(records.aclose())
 
     def run(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Run something on the connection's thread, given the asynchronous client, and wait for it."""
+        """Run something on the connection's thread, given the asynchronous client, and return its result. Raises what it raises."""
         return self._run(work(self._client))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -131,7 +170,7 @@ class SyncClient:
 
 
 def connect(url: str) -> SyncClient:
-    """A connected blocking client; see ``client.connect.connect``."""
+    """Return a connected blocking client for a URL; see ``client.connect.connect``. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
     return SyncClient(url)
 
 

@@ -16,7 +16,10 @@ JOINED_BYTES_MAX: Final = 64 * 1024  # small parts go into one record
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS 1.2 and newer, everything verified."""
+    """Return a context for TLS 1.2 and newer that verifies everything.
+
+    Authorities are the system's, or those that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name in the environment.
+    """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -34,16 +37,19 @@ class TlsSocket:
         self._socket: Final = context.wrap_socket(plain, server_hostname=host)
 
     def setsockopt(self, *args: Any) -> None:
+        """Set an option of the socket underneath."""
         self._socket.setsockopt(*args)
 
     def settimeout(self, timeout_s: float | None) -> None:
+        """Limit each wait to so many seconds; None: wait for ever."""
         self._socket.settimeout(timeout_s)
 
     def close(self) -> None:
+        """Close both."""
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Bytes that nobody asked for, encrypted or not."""
+        """Return bytes that nobody asked for, encrypted or not."""
         if self._socket.pending():
             return b"?"
         return socket.socket.recv(self._socket, size, flags)

@@ -107,8 +107,10 @@ class _Patience:
 
 
 def _insist(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
-    """Do ``step``; when the broker is gone or busy, do ``again`` instead until it works. Raises Unavailable, Busy, and what cannot be
-    mended by trying again."""
+    """Do ``step``; when the broker is gone or busy, do ``again`` instead until it works.
+
+    Raises Unavailable, Busy, and what cannot be mended by trying again.
+    """
     patience = _Patience(connection)
     while True:
         try:
@@ -121,7 +123,10 @@ def _insist(connection: BulkConnection, step: Callable[[], None], again: Callabl
 
 
 class StageWriter:
-    """Guards: a token under which a batch may have arrived twice, or in doubt, is never handed out."""
+    """Stages batches under random tokens, sent ahead of their answers.
+
+    Guards: a token under which a batch may have arrived twice, or in doubt, is never handed out.
+    """
 
     __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens", "_write")
 
@@ -149,12 +154,14 @@ class StageWriter:
             self._close_token()
 
     def finish(self) -> list[bytes]:
+        """Wait until everything was acknowledged, and return the tokens to publish, in order. Raises as ``put``."""
         self._close_token()
         self._ahead.drop()
         self._abandon(self._doubtful)
         return self._tokens
 
     def abandon(self) -> None:
+        """Drop everything that was staged. Raises Unavailable; then it expires."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -194,7 +201,10 @@ class StageWriter:
 
 
 class ProduceWriter:
-    """Guards: a batch is held until it was acknowledged."""
+    """Appends batches at once, sent ahead of their answers.
+
+    Guards: a batch is held until it was acknowledged.
+    """
 
     __slots__ = ("_ahead", "_connection", "_held", "_level")
 
@@ -211,6 +221,8 @@ class ProduceWriter:
         _insist(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
+        """Wait until everything was acknowledged; there are no tokens to return. Raises as ``put``."""
+
         def again() -> None:
             self._send_again()
             self._ahead.drain()
@@ -220,6 +232,7 @@ class ProduceWriter:
         return []
 
     def abandon(self) -> None:
+        """Stop waiting for answers; what was sent may be stored."""
         self._ahead.drop()
 
     def _answered(self) -> None:

@@ -64,8 +64,10 @@ class LogSettings:
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:
-        """Room in the last slot that is not for data; not for changes either (where all slots wait for a disk without space, positions would
-        use it up); and not even for removals: freeing a slot, or a segment, takes a group."""
+        """Capacity of the last slot that is kept: not for data; not for changes either; and not even for removals.
+
+        Where all slots wait for a disk without space, positions would use it up; freeing a slot, or a segment, takes a group.
+        """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 2 * PAGE_BYTES
         return kept, kept * 3 // 4, kept // 2
 

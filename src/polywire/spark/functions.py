@@ -50,8 +50,20 @@ _NUMBERS: Final = {
 
 
 def parse_json(records: DataFrame, schema: str) -> DataFrame:
-    """Fields of JSON objects; ``schema`` is Spark's (``id long, carrier string``). A field of another type makes its record corrupt,
-    an absent one is null, one that the schema does not name is left in ``_value``. Raises Invalid for names that begin with ``_``."""
+    """Return the fields of JSON objects as columns.
+
+    Args:
+        records: with a column ``value``, as the source has them.
+        schema: in Spark's words (``id long, carrier string``). A field of another type makes its record corrupt, an absent one is null,
+        one that
+            the schema does not name is left in ``_value``.
+
+    Raises:
+        Invalid: no schema, or a name in it begins with ``_``.
+
+    Example:
+        parsed = parse_json(spark.readStream.format("polywire").option("subscribe", "orders").load(), "id long, carrier string")
+    """
     kind = read_schema(schema)
     text = f.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
@@ -68,16 +80,34 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
 
 def parse_avro(records: DataFrame, schema: str) -> DataFrame:
-    """Fields of Avro records written with ``schema`` (Avro's JSON): bare, in single-object encoding, or behind the five bytes of a schema
-    registry, which are skipped. Needs fastavro (extra ``avro``) here and on the workers. Raises Invalid for a schema without columns."""
+    """Return the fields of Avro records as columns.
+
+    Needs fastavro (extra ``avro``) here and on the workers.
+
+    Args:
+        records: with a column ``value``: bare, in single-object encoding, or behind the five bytes of a schema registry, which are skipped.
+        schema: what they were written with, Avro's JSON.
+
+    Raises:
+        Invalid: a schema without columns.
+    """
     kind = avro.spark_schema(schema)
     decoded = records.withColumn("_parsed", avro.datum_udf(schema, kind)(f.col("value")))
     return _spread(decoded, kind, f.col("_parsed.row"), f.col("_parsed.error"))
 
 
 def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
-    """Fields of values that are whole Avro files (Object Container), read by the schema inside and resolved to ``schema``. One row for each
-    record of a file, numbered in ``_part``; a file that cannot be read to its end is one corrupt row."""
+    """Return the fields of values that are whole Avro files (Object Container) as columns.
+
+    One row for each record of a file, numbered in ``_part``; a file that cannot be read to its end is one corrupt row.
+
+    Args:
+        records: with a column ``value``. Each is read by the schema inside.
+        schema: what its records are resolved to, Avro's JSON.
+
+    Raises:
+        Invalid: a schema without columns.
+    """
     kind = avro.spark_schema(schema)
     decoded = records.withColumn("_parsed", avro.file_udf(schema, kind)(f.col("value")))
     exploded = decoded.select("*", f.posexplode_outer("_parsed.rows").alias("_part", "_row"))
@@ -85,7 +115,7 @@ def parse_avro_files(records: DataFrame, schema: str) -> DataFrame:
 
 
 def parse_text(records: DataFrame) -> DataFrame:
-    """Values as a column ``text``, as wires that carry text have them (FLUX, Cursus); what is not UTF-8 is corrupt."""
+    """Return values as a column ``text``, as wires that carry text have them (FLUX, Cursus); what is not UTF-8 is corrupt."""
     text = f.col("value").cast("string")
     parsed = records.withColumn("_parsed", f.struct(f.when(f.is_valid_utf8(text), text).alias("text")))
     reason = f.when(~f.is_valid_utf8(text), "not UTF-8")
@@ -93,8 +123,18 @@ def parse_text(records: DataFrame) -> DataFrame:
 
 
 def parse_events(records: DataFrame, schema: str) -> DataFrame:
-    """Fields of event-sourced records (Cursus): a JSON payload, and ``_type``, ``_schema_version``, ``_version`` (of the aggregate) and
-    ``_metadata`` beside it. The source must have been read with ``includeHeaders``. An event without a version is corrupt."""
+    """Return the fields of event-sourced records (Cursus) as columns.
+
+    ``_type``, ``_schema_version``, ``_version`` (of the aggregate) and ``_metadata`` stand beside those of the JSON payload. An event
+    without a version is corrupt.
+
+    Args:
+        records: read with the option ``includeHeaders``.
+        schema: of the payload, as for ``parse_json``.
+
+    Raises:
+        Invalid: the records have no headers, or what ``parse_json`` raises.
+    """
     _require_headers(records)
     parsed = parse_json(records, schema)
     version = header_text("_headers", "event.aggregate_version").cast("long")
@@ -111,18 +151,26 @@ def parse_events(records: DataFrame, schema: str) -> DataFrame:
 
 
 def header(headers: str, name: str) -> Column:
-    """Bytes of the last header of this name; null where there is none."""
+    """Return the bytes of the last header of this name, null where there is none; ``headers`` names the column."""
     return f.try_element_at(f.filter(f.col(headers), lambda pair: pair["key"] == name), f.lit(-1))["value"]
 
 
 def header_text(headers: str, name: str) -> Column:
-    """A header as text."""
+    """Return a header as text; see ``header``."""
     return header(headers, name).cast("string")
 
 
 def header_number(headers: str, name: str, kind: str) -> Column:
-    """A header that a wire with typed headers (Iggy) wrote as a number: ``kind`` is bool, int8 to int64, uint8 to uint32, float32 or
-    float64. Null where the header has another width. Raises Invalid for another kind."""
+    """Return a header that a wire with typed headers (Iggy) wrote as a number; null where it has another width.
+
+    Args:
+        headers: name of the column.
+        name: of the header.
+        kind: bool, int8 to int64, uint8 to uint32, float32 or float64.
+
+    Raises:
+        Invalid: another kind.
+    """
     layout = _NUMBERS.get(kind)
     if layout is None:
         raise Invalid(
@@ -147,25 +195,31 @@ def header_number(headers: str, name: str, kind: str) -> Column:
 
 
 def sound(parsed: DataFrame) -> DataFrame:
-    """Rows that could be read."""
+    """Return the rows that could be read."""
     return parsed.where(f.col(CORRUPT).isNull())
 
 
 def corrupt(parsed: DataFrame) -> DataFrame:
-    """Rows that could not, with their bytes in ``_value`` and the reason in ``_corrupt``."""
+    """Return the rows that could not, with their bytes in ``_value`` and the reason in ``_corrupt``."""
     return parsed.where(f.col(CORRUPT).isNotNull())
 
 
 def table_columns(parsed: DataFrame) -> DataFrame:
-    """A parser's columns as a table wants them: bytes are kept only where they could not be read."""
+    """Return a parser's columns as a table wants them: bytes are kept only where they could not be read."""
     if CORRUPT not in parsed.columns or VALUE not in parsed.columns:
         return parsed
     return parsed.withColumn(VALUE, f.when(f.col(CORRUPT).isNotNull(), f.col(VALUE)))
 
 
 def parser(text: str) -> Parse:
-    """A parser by its text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for one
-    of your own. Raises Invalid(INVALID_REQUEST)."""
+    """Return a parser by its text.
+
+    Args:
+        text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for one of your own.
+
+    Raises:
+        Invalid: INVALID_REQUEST: none of these, or a file that cannot be read.
+    """
     form, _, rest = text.partition(":")
     match form:
         case "json":
@@ -183,7 +237,7 @@ def parser(text: str) -> Parse:
 
 
 def imported(text: str) -> Callable[..., Any]:
-    """What ``module:function`` names. Raises Invalid(INVALID_REQUEST)."""
+    """Return what ``module:function`` names. Raises Invalid(INVALID_REQUEST)."""
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -196,7 +250,7 @@ def imported(text: str) -> Callable[..., Any]:
 
 
 def read_schema(text: str) -> StructType:
-    """A schema of columns a value may have. Raises Invalid for names that begin with ``_``: those are the record's place."""
+    """Return a schema of columns a value may have. Raises Invalid for names that begin with ``_``: those are the record's place."""
     try:
         kind = StructType.fromDDL(text)
     except PySparkException as error:

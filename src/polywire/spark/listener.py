@@ -40,7 +40,10 @@ class QueryProgress:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Spark calls it on a thread of its own. Guards: ``queries`` holds the latest of every query that is not over."""
+    """Tells ``told`` of every query that starts, gets on, or ends. Spark calls it on a thread of its own.
+
+    Guards: ``queries`` holds the latest of every query that is not over.
+    """
 
     def __init__(self, told: Callable[[QueryProgress], None] | None = None) -> None:
         self._told: Final = told
@@ -52,9 +55,11 @@ class ProgressListener(StreamingQueryListener):
         return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Begin with a query; Spark calls it."""
         self._keep(QueryProgress(str(event.id), event.name))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Tell of a micro-batch; Spark calls it."""
         report = event.progress
         batch = batch_progress(json.loads(report.json))
         known = self._queries.get(str(report.id))
@@ -65,6 +70,7 @@ class ProgressListener(StreamingQueryListener):
         """Nothing new is no news."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Tell of a query's end, with its error if it failed; Spark calls it."""
         known = self._queries.pop(str(event.id), QueryProgress(str(event.id), None))
         self._tell(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
 
@@ -78,7 +84,12 @@ class ProgressListener(StreamingQueryListener):
 
 
 def watch(spark: SparkSession, told: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
-    """Listen to all queries of a session from now on; ``spark.streams.removeListener`` ends it."""
+    """Listen to all queries of a session from now on, and return the listener; ``spark.streams.removeListener`` ends it.
+
+    Args:
+        spark: the session.
+        told: called with each ``QueryProgress``, on a thread of Spark's; None: only ``queries`` is kept.
+    """
     listener = ProgressListener(told)
     spark.streams.addListener(listener)
     return listener

@@ -186,8 +186,11 @@ def _group(options: Mapping[str, str]) -> str | None:
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:
-    """Spark (4.3) keeps what one query's filters left and hands it to the next query over the same DataFrame: whoever wants this says that
-    they know."""
+    """Whether to push filters down.
+
+    Spark (4.3) keeps what one query's filters left and hands it to the next query over the same DataFrame: whoever wants this says that
+    they know.
+    """
     text = options.get("pushFilters", "false").strip()
     if text.lower() == "true":
         refuse(

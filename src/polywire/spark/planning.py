@@ -51,6 +51,7 @@ class ReadRange:
 
     @property
     def record_count(self) -> int:
+        """How many offsets the range has; compaction may have left fewer records."""
         return self.offset_end - self.offset
 
 

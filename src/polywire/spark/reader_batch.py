@@ -41,7 +41,10 @@ class BatchReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task per group of ranges. Spark wants a list and replaces an empty one by a single None."""
+        """Return one task per group of ranges. Raises Missing for topics that are not there, or for losses (``failOnDataLoss``).
+
+        Spark wants a list and replaces an empty one by a single None.
+        """
         options = self._options
         narrowing = self._narrowing
         times_us = sorted({*planning.times_asked(options.starting, options.ending), *narrowing.times()})
@@ -56,15 +59,18 @@ class BatchReader(DataSourceReader):
         return list(input_partitions(options, ranges))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Yield what one task reads. Raises Missing for what is gone since the plan, Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
 
 class FilteringReader(BatchReader):
-    """Leaves out what the query's filters refuse by place. Only made where asked for: with Spark's switch off a reader that could take
-    filters fails every read."""
+    """Leaves out what the query's filters refuse by place.
+
+    Only made where asked for: with Spark's switch off a reader that could take filters fails every read.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """All filters stay Spark's to check: what is read less is only less to check."""
+        """Return all filters: they stay Spark's to check, what is read less is only less to check."""
         self._narrowing = narrowing_of(filters)
         return filters
 

@@ -47,12 +47,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached: dict[PartitionKey, Position] = {}
 
     def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins (``startingOffsets``). Raises Missing for topics that are not there."""
         options = self._options
         times_us = planning.times_asked(options.starting)
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         return encode_offset(planning.start_offset(found, options.starting, options.missing_time))
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of a micro-batch that the options ask for."""
         options = self._options
         if options.trigger_records_max is not None:
             return ReadMaxRows(options.trigger_records_max)
@@ -63,10 +65,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Fix where an ``availableNow`` run ends: at what can be read now."""
         found = snapshot.extents(snapshot.connect(self._options), self._options.subscription)
         self._ceiling = planning.latest_offset(found)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends, within ``limit`` and the options; ``start`` when there is nothing to do.
+
+        Raises Missing when records were lost (``failOnDataLoss``).
+        """
         known = decode_offset(start)
         connection = snapshot.connect(self._options)
         found = snapshot.extents(connection, self._options.subscription)
@@ -83,9 +90,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(planning.advance(known, found, records_max=records_max, ceiling=self._ceiling))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return what could be read when last asked, for Spark's progress reports."""
         return None if self._latest is None else encode_offset(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks that read ``[start, end)``."""
         options = self._options
         ranges = planning.batch_ranges(decode_offset(start), decode_offset(end))
         if ranges and not options.fail_on_data_loss:
@@ -103,6 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 connection.commit_position(key.topic, key.partition, group, position.next_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what one task reads. Raises Missing for what is gone since the plan, Unavailable."""
         return read_partition(self._options, self._schema, partition)
 
     def _refuse_losses(self, known: SourceOffset, found: Extents) -> None:

@@ -55,10 +55,19 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSession:
-    """The Spark session of this process, made on the first call; ``conf`` wins over every setting made here.
+    """Return the Spark session of this process, made on the first call, with the source registered.
 
-    Without ``master`` it is what the environment says, else this machine (``local[*]``). Raises Unavailable when no Java is found,
-    Invalid when pyspark is too old.
+    Args:
+        app_name: what Spark's pages call it.
+        master: where Spark runs; None: what the environment says, else this machine (``local[*]``).
+        **conf: Spark's settings by name; they win over every setting made here.
+
+    Raises:
+        Unavailable: no Java is found.
+        Invalid: pyspark is too old.
+
+    Example:
+        spark = session("orders", **{"spark.sql.shuffle.partitions": "8"})
     """
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if version < PYSPARK_VERSION_MIN:

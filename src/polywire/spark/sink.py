@@ -60,12 +60,15 @@ class BatchSink(DataSourceArrowWriter):
         self._write: Final = batch_write(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:  # type: ignore[override]
+        """Write one task's rows, and return what the driver needs to publish them."""
         return write_rows(self._options, self._write, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what all tasks have staged, once. Raises what the broker answers."""
         publish(self._options, messages, self._write.number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drop what tasks have staged."""
         abandon(self._options, messages)
 
 
@@ -77,17 +80,23 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._options: Final = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:  # type: ignore[override]
+        """Write one task's rows of a micro-batch, and return what the driver needs to publish them."""
         return write_rows(self._options, stream_write(self._options), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish micro-batch ``batchId``, once. Raises what the broker answers."""
         publish(self._options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop what tasks have staged for micro-batch ``batchId``."""
         abandon(self._options, messages)
 
 
 def batch_write(options: SinkOptions) -> Write:
-    """A batch write is itself unless a transaction names it; then it is one write per topic option, as Delta's are per table."""
+    """Return the name of a batch write: a new one unless a transaction names it.
+
+    Then it is one write per topic option, as Delta's are per table.
+    """
     transaction = options.transaction
     if transaction is None:
         return Write(f"spark-{uuid.uuid4()}", 0)

@@ -24,16 +24,20 @@ class Addressed(Protocol):
     """Options of a read or a write, as far as they say where the broker is."""
 
     @property
-    def addresses(self) -> tuple[str, ...]: ...
+    def addresses(self) -> tuple[str, ...]:
+        """Brokers to try in order, ``host:port`` each."""
 
     @property
-    def login(self) -> Login | None: ...
+    def login(self) -> Login | None:
+        """Who logs in; None: nobody."""
 
     @property
-    def timeout_s(self) -> float: ...
+    def timeout_s(self) -> float:
+        """Longest wait for one answer, in seconds."""
 
     @property
-    def reconnect_s(self) -> float: ...
+    def reconnect_s(self) -> float:
+        """How long, in seconds, a broker that is gone is tried again."""
 
 
 def connect(options: Addressed) -> BulkConnection:

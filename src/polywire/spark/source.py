@@ -24,31 +24,39 @@ class PolywireDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name for ``format``: ``polywire``."""
         return "polywire"
 
     def schema(self) -> StructType:
-        """Spark asks before it says whether the read is a stream, so only the one option that matters is looked at."""
+        """Return the columns of the source (docs/spark/source.md).
+
+        Spark asks before it says whether the read is a stream, so only the one option that matters is looked at.
+        """
         depart_quietly()
         asked = self.options.get("includeHeaders", "false").strip().lower()
         return source_schema(Headers(asked) if asked in [kind.value for kind in Headers] else Headers.NONE)
 
     def reader(self, schema: StructType) -> BatchReader:
+        """Return what reads a batch. Raises Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         options = read_options(dict(self.options), streaming=False)
         return FilteringReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        """Return what reads a stream. Raises Invalid for a wrong option or schema."""
         depart_quietly()
         check_schema(schema)
         return StreamReader(read_options(dict(self.options), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """Return what writes a batch. Raises Invalid for a wrong option or column, and for mode ``overwrite``."""
         depart_quietly()
         _refuse_overwriting(overwrite)
         return BatchSink(write_options(dict(self.options), streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        """Return what writes a stream. Raises Invalid for a wrong option or column, and for output mode ``complete``."""
         depart_quietly()
         _refuse_overwriting(overwrite)
         return StreamSink(write_options(dict(self.options), streaming=True), schema)

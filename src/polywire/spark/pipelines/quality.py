@@ -25,8 +25,10 @@ SIZE_BARS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition; ``topic`` is empty where rows do not say it. ``missing`` are offsets between first and last that no row has,
-    ``repeated`` rows beyond the first of an offset."""
+    """One partition; ``topic`` is empty where rows do not say it.
+
+    ``missing`` are offsets between first and last that no row has, ``repeated`` rows beyond the first of an offset.
+    """
 
     topic: str
     partition: int
@@ -53,8 +55,10 @@ class ProducerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The whole report. ``rate`` is (start of the interval in seconds since 1970, index in ``partitions``, records), ``sizes`` (bytes up to,
-    records)."""
+    """The whole report.
+
+    ``rate`` is (start of the interval in seconds since 1970, index in ``partitions``, records), ``sizes`` (bytes up to, records).
+    """
 
     title: str
     partitions: tuple[PartitionFacts, ...]

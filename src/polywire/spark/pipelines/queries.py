@@ -48,8 +48,11 @@ Parser = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run did. ``left_out`` counts rows that could not be taken (behind the watermark, without a time), ``corrupt`` values that
-    could not be read; see ``BatchProgress``."""
+    """What one run did.
+
+    ``left_out`` counts rows that could not be taken (behind the watermark, without a time), ``corrupt`` values that could not be read; see
+    ``BatchProgress``.
+    """
 
     records: int
     batches: int

@@ -119,13 +119,16 @@ class Folding(StatefulProcessor):
         self._every = every
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state of a key; Spark calls it."""
         self._kept = handle.getValueState("current", _STATE)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        """Take up a key's state that was written before; Spark calls it."""
         if initialState.version is not None:
             self._kept.update((initialState.version, initialState.version, initialState.state))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        """Fold the new events of one key, and yield states and dead letters; Spark calls it."""
         before = _current(self._kept)
         current, refused = fold_events(before, rows, self._fold)
         for row, reason in refused:
@@ -137,7 +140,8 @@ class Folding(StatefulProcessor):
         if current != before:
             self._kept.update((current.version, current.written, current.state))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing to close; Spark calls it."""
 
     def _dead_letter(self, row: Row, reason: str) -> Row:
         headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]
