@@ -16,6 +16,7 @@ INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isol
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
 DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
+SPELLED := src tests docs changes deploy examples benchmarks tools $(wildcard *.md *.toml *.py) Makefile
 CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard requirements/interop/*.lock))
 FUZZ_SECONDS ?= 30
@@ -23,9 +24,10 @@ WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
+QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick test-all fuzz bench docs audit sbom demo lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +48,7 @@ fmt: dev ## Format the code
 lint: dev ## Check format and style
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/codespell $(SPELLED)
 
 type: dev ## Check types
 	$(BIN)/mypy $(CHECKED)
@@ -60,7 +63,15 @@ test-pure: dev ## Run all tests uncompiled
 	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 
 test-pure-quick: dev ## Run the quick tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property) $(PYTEST_ARGS)
+	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS)
+
+coverage: dev ## Show which lines and branches the quick tests reach, both ways of running (build/coverage)
+	@rm -rf build/coverage && mkdir -p build/coverage
+	POLYWIRE_PURE=1 $(BIN)/coverage run -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	@$(BIN)/coverage report | tee build/coverage/table.txt
 
 test-all: test test-pure fuzz ## Run everything, both ways, and fuzz
 
