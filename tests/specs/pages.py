@@ -110,5 +110,9 @@ IGGY: Final = Page(
     "page",
     "Iggy's page on its binary protocol, as of 31 August 2023 (iggy-rs/iggy-docs ae2151fd, docs/specification/binary.md)",
 )
-KAFKA07: Final = Page("kafka07", "page", "Apache Kafka 0.7, wire format")
+KAFKA07: Final = Page(
+    "kafka07",
+    "page",
+    "Apache Kafka 0.7, its wiki on the wire format and its design page on messages; by sections of the wire's dossier, 31 is 3.1",
+)
 PAGES: Final = (CURSUS_JAVA, CURSUS_API, *FLUX_PAGES, IGGY, KAFKA07)

@@ -28,6 +28,7 @@ from polywire.protocols.kafka07.messages import (
 )
 from polywire.records.inflate import XERIAL_HEAD
 from tests.broker_process import BrokerProcess
+from tests.specs.pages import KAFKA07, Differs
 
 GZIP, SNAPPY = CompressionCodec.GZIP, CompressionCodec.SNAPPY
 RECORD_BYTES_MAX = 10_000_000
@@ -95,6 +96,11 @@ def closings(broker: BrokerProcess, reason: str) -> int:
     return sum(reason in line for line in broker.log_text().splitlines())
 
 
+@KAFKA07.says(
+    40,
+    "a set with a payload above 1,000,000 bytes is dropped without a word",
+    Differs("dropped", "stored, up to 10,000,000 bytes", "nothing is lost without a sign"),
+)
 @pytest.mark.parametrize("port", PORTS)
 def test_a_payload_may_be_as_long_as_a_record(broker: BrokerProcess, port: str) -> None:
     message_set = encode_set([b"before", b"x" * RECORD_BYTES_MAX, b"behind"])
@@ -104,6 +110,11 @@ def test_a_payload_may_be_as_long_as_a_record(broker: BrokerProcess, port: str) 
         assert peer.fetch(16, RECORD_BYTES_MAX + 10) == message_set[16:-16]
 
 
+@KAFKA07.says(
+    40,
+    "a set that is dropped leaves the connection open",
+    Differs("it does", "closed above 10,000,000 bytes, and the log says why", "nothing is lost without a sign"),
+)
 @pytest.mark.parametrize("port", PORTS)
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_longer_payload_closes_the_connection_and_the_log_says_why(
@@ -121,6 +132,7 @@ def test_a_longer_payload_closes_the_connection_and_the_log_says_why(
     assert closings(broker, reason) == before + 1
 
 
+@KAFKA07.says(10, "a request may have 100 MiB")
 @pytest.mark.parametrize("port", PORTS)
 def test_a_request_may_have_100_mib(broker: BrokerProcess, port: str) -> None:
     head = len(encode_produce(b"t" * 20, 0, b"")) - 4
@@ -137,6 +149,7 @@ def test_a_request_may_have_100_mib(broker: BrokerProcess, port: str) -> None:
             assert peer.fetch(number * 1_000_010, 1_000_010) == encode_message(values[number])
 
 
+@KAFKA07.says(10, "a request of a byte more than 100 MiB closes the connection")
 @pytest.mark.parametrize("port", PORTS)
 def test_a_longer_request_closes_the_connection(broker: BrokerProcess, port: str) -> None:
     with Peer(broker, port) as peer:
@@ -201,6 +214,7 @@ def unopenable() -> list[tuple[bytes, CompressionCodec]]:
     ]
 
 
+@KAFKA07.says(21, "compressed bytes that cannot be opened are an error")
 @pytest.mark.parametrize("port", PORTS)
 def test_a_compressed_payload_that_cannot_be_opened_closes_the_connection_however_short(
     broker: BrokerProcess, port: str
@@ -213,6 +227,13 @@ def test_a_compressed_payload_that_cannot_be_opened_closes_the_connection_howeve
                 assert peer.is_hung_up_on(), (payload, codec)
 
 
+@KAFKA07.says(
+    21,
+    "a compressed set may expand to any size",
+    Differs(
+        "expanded without end", "closed above 16 MiB in a request", "what a peer can make the broker hold has a limit"
+    ),
+)
 @pytest.mark.parametrize("port", PORTS)
 def test_a_compressed_set_that_expands_too_far_closes_the_connection(broker: BrokerProcess, port: str) -> None:
     with Peer(broker, port) as peer:
