@@ -207,7 +207,13 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
         "an error begins with ERROR: and describes itself",
         (
             (
-                *(("FOO", "ERROR: "), ("CREATE $ x", "ERROR: "), ("CREATE", "ERROR: "), ("DELETE $", "ERROR: ")),
+                *(
+                    ("LIST", ""),
+                    ("FOO", "ERROR: "),
+                    ("CREATE $ x", "ERROR: "),
+                    ("CREATE", "ERROR: "),
+                    ("DELETE $", "ERROR: "),
+                ),
                 *(
                     ("CONSUME $ 0 0", "ERROR: command_failed reason="),
                     ("STREAM $ 0 0", "ERROR: command_failed reason="),
