@@ -65,7 +65,8 @@ class State:
     """Catalogue, positions, groups, producers, writers, aggregates, transactors and the wires' own state.
 
     Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
-    ``usage`` counts what is there, by owner.
+    ``usage`` counts what is there, by owner; ``touched`` holds the names of groups that have changed since somebody last took them, None
+    while nobody wants to know.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class State:
         "positions",
         "producers",
         "quotas",
+        "touched",
         "transactors",
         "usage",
         "writers",
@@ -100,6 +102,12 @@ class State:
         self.transactors = Transactors(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}
+        self.touched: set[str] | None = None
+
+    def touch(self, group: str) -> None:
+        """Something of the groups of this name is about to change, or has."""
+        if self.touched is not None:
+            self.touched.add(group)
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """A view of one wire's own state."""
@@ -128,7 +136,7 @@ class State:
         """Make a change true."""
         match change:
             case changes.PositionStored() | changes.PositionsStored():
-                self.positions.store(change)
+                self._store_position(change)
             case changes.TopicCreated():
                 self.positions.bind(self.catalog.apply_created(change).name.full, change.id)
             case changes.PartitionsAdded():
@@ -138,6 +146,7 @@ class State:
                 self.producers.drop_partitions(removed)
                 self.aggregates.drop_partitions(removed)
                 self.positions.drop_partitions(change.id, change.partition_count)
+                self._touch_topic(change.id)
             case changes.TopicDeleted():
                 self._delete_topic(change)
             case changes.TopicConfigured():
@@ -146,6 +155,7 @@ class State:
                 pass  # the log's own entries trim; the change tells when, and gives the caller an answer
             case changes.PositionsDeleted():
                 self.positions.delete(change)
+                self.touch(change.name)
             case changes.GroupStored():
                 self._drop_group((change.topic, change.name))
                 self._put_group(restored(change))
@@ -154,10 +164,7 @@ class State:
             case changes.GroupDeleted():
                 self._drop_group((change.topic, change.name))
             case changes.GroupBound():
-                self._unbind((change.wire, change.name))
-                self.bindings[change.wire, change.name] = Binding(change.topic, change.owner, change.at_us)
-                self.binding_wires.add(change.wire)
-                self.usage.charge(Kind.BINDINGS, change.owner, 1, binding_size(change.name, change.topic))
+                self._bind(change)
             case changes.GroupUnbound():
                 self._unbind((change.wire, change.name))
             case changes.TransactorDeleted():
@@ -189,9 +196,20 @@ class State:
         self, positions: Iterable[changes.PositionStored], stored: changes.PositionsStored | None = None
     ) -> None:
         for position in positions:
-            self.positions.store(position)
+            self._store_position(position)
         if stored is not None:
-            self.positions.store(stored)
+            self._store_position(stored)
+
+    def _store_position(self, change: changes.PositionStored | changes.PositionsStored) -> None:
+        self.positions.store(change)
+        if self.touched is not None and change.kind is PositionKind.GROUP:
+            self.touched.add(change.name)
+
+    def _touch_topic(self, topic_id: bytes) -> None:
+        """Partitions of a topic ended: so did the positions that groups had in them."""
+        topic = self.catalog.find_id(topic_id)
+        for name in () if topic is None or self.touched is None else self.group_names.get(topic.name.full, ()):
+            self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
         """A batch of a producer came back in recovery; one that the state already knows of changes nothing."""
@@ -227,19 +245,29 @@ class State:
             self._unbind(binding)
         topic.partitions = []  # they have their topic: not each the other, or both would wait for a collection of garbage
 
+    def _bind(self, change: changes.GroupBound) -> None:
+        self._unbind((change.wire, change.name))
+        self.bindings[change.wire, change.name] = Binding(change.topic, change.owner, change.at_us)
+        self.binding_wires.add(change.wire)
+        self.touch(change.name)
+        self.usage.charge(Kind.BINDINGS, change.owner, 1, binding_size(change.name, change.topic))
+
     def _unbind(self, binding: tuple[str, str]) -> None:
         bound = self.bindings.pop(binding, None)
         if bound is not None:
+            self.touch(binding[1])
             self.usage.charge(Kind.BINDINGS, bound.owner, -1, -binding_size(binding[1], bound.topic))
 
     def _put_group(self, group: Group) -> None:
         self.groups[group.topic, group.name] = group
+        self.touch(group.name)
         self.group_names.setdefault(group.topic, set()).add(group.name)
         self._charge_group(group, 1)
 
     def _drop_group(self, key: tuple[str, str]) -> None:
         group = self.groups.pop(key, None)
         if group is not None:
+            self.touch(group.name)
             self._charge_group(group, -1)
             names = self.group_names[key[0]]
             names.discard(key[1])
@@ -261,6 +289,7 @@ class State:
             self._put_group(was.applied(change))
             return
         self.groups[change.topic, change.name] = was.applied(change)
+        self.touch(change.name)
         self._charge_members(was.owner, change.gone, -1)
         self._charge_members(was.owner, [member.id for member in change.joined], 1)
 

@@ -187,6 +187,12 @@ class Wires:
     flux_pipes: Annotated[
         bool, Parameter(help="Take keys and values with pipes on the FLUX wire, as its own broker does.")
     ] = True
+    flux_exports: Annotated[
+        bool,
+        Parameter(
+            help="Keep groups.json and offsets.json in the data directory, for programs that look there for the FLUX wire's groups."
+        ),
+    ] = True
     flux_line_bytes_max: Annotated[
         int, Parameter(help="Longest request of the FLUX wire, its line ending included.")
     ] = LINE_BYTES_MAX
@@ -259,6 +265,7 @@ def serve(
             cursus_idle_timeout_s=wires.cursus_idle_timeout,
             flux_admin=wires.flux_admin,
             flux_pipes=wires.flux_pipes,
+            flux_exports=wires.flux_exports,
             flux_line_bytes_max=wires.flux_line_bytes_max,
             kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,

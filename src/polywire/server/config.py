@@ -108,6 +108,7 @@ class ServeConfig:
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
     flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; without it a line has the four
     sections of its page and no more.
+    flux_exports: whether groups.json and offsets.json in the data directory tell of the FLUX wire's groups, where this wire is spoken.
     flux_line_bytes_max: of a request on the FLUX wire, its line ending included; 1 KiB to 1 MiB.
     cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
@@ -151,6 +152,7 @@ class ServeConfig:
     flux_admin: bool = True
     flux_strict_leaders: bool = False
     flux_pipes: bool = True
+    flux_exports: bool = True
     flux_line_bytes_max: int = LINE_BYTES_MAX
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
@@ -289,6 +291,13 @@ class ServeConfig:
         """Whether the listener for all wires takes them without TLS, too."""
         address = parse_address(self.any_wire)
         return address is None or self.insecure or address.is_loopback
+
+    def speaks(self, wire: str, *, has_users: bool) -> bool:
+        """Whether this wire is spoken anywhere, on a listener of its own or on the one for all of them."""
+        addresses = self.served(has_users=has_users, has_anonymous=True)
+        any_wires = self.any_wires(has_users=has_users)
+        anywhere = ANY in addresses and (any_wires is None or wire in any_wires)
+        return anywhere or wire in addresses or wire + TLS_SUFFIX in addresses
 
     def any_wires(self, *, has_users: bool = False) -> frozenset[str] | None:
         """The wires that the listener for all of them recognises; None: every one."""

@@ -25,10 +25,12 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Denied
+from polywire.log.worker import Worker
 from polywire.protocols.base import SessionFactory
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.cursus.state import CursusSettings
+from polywire.protocols.flux import exports
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.iggy.factory import IggyFactory
@@ -49,6 +51,7 @@ from polywire.server.reload import Reload
 from polywire.server.tls import server_tls
 from polywire.server.users import load_users
 from polywire.server.zookeeper import Registration
+from polywire.store.file import FileStore
 from polywire.types import Level
 
 log = structlog.get_logger("polywire.server")
@@ -111,6 +114,7 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
             tls=tls,
         )
         server.registration = _registration(config, listeners)
+        server.exports = _exports(broker, config)
     except BrokerError:
         broker.close()
         raise
@@ -125,7 +129,7 @@ class Server:
     Invariant: ``_stopping`` is set once, by the first signal or by failed storage.
     """
 
-    __slots__ = ("_audit", "_config", "_exit_code", "_lines", "_loop", "_stopping", "registration", "shares")
+    __slots__ = ("_audit", "_config", "_exit_code", "_lines", "_loop", "_stopping", "exports", "registration", "shares")
 
     def __init__(self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog) -> None:
         self._audit = audit
@@ -134,6 +138,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._exit_code = EXIT_OK
+        self.exports: exports.Exports | None = None
         self.registration: Registration | None = None
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
@@ -181,6 +186,8 @@ class Server:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()
         collector.stop()
+        if self.exports is not None:
+            self.exports.stop()
         with contextlib.suppress(BrokerError):  # failed storage was reported already
             broker.close()
         await _hang_up(hub)
@@ -212,6 +219,17 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registr
     registration = Registration(config.kafka07_zookeeper, places[0])
     registration.start()
     return registration
+
+
+def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
+    """The files that tell of the FLUX wire's groups, begun; where there are to be none, those of an earlier start are removed."""
+    store = FileStore(config.data_dir)
+    if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
+        exports.remove(store)
+        return None
+    found = exports.Exports(broker, store, Worker("flux-exports", broker.loop))
+    found.start()
+    return found
 
 
 def _registered(broker: Broker) -> list[Topic]:

@@ -1,7 +1,7 @@
 """The Store port: immutable named blobs, and the only consistency primitive there is, *write this name only if it does not exist*.
 
-Promises: a blob that can be seen is whole, and never changes; who puts a name that exists is told so and changes nothing. Must not know:
-what a blob holds.
+Promises: a blob that can be seen is whole, and never changes; who puts a name that exists as new is told so and changes nothing. A name can
+be given to another blob, which no promise rests on. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Blob(Protocol):
 class Store(Protocol):
     """Named immutable blobs. A name is one file name, or a directory, a slash and a file name (``segments/0001.pws``).
 
-    Every verb but ``put_new`` of a new name may be repeated without harm. Failures of what lies below raise Unavailable(STORAGE_FAILED).
+    Every verb but ``put_new`` may be repeated without harm. Failures of what lies below raise Unavailable(STORAGE_FAILED).
     BlobExists and BlobMissing are no kinds of BrokerError, because they never leave the floors that name blobs: the log settles a
     collision by reading, and a blob that is named but missing is Corrupt to it.
     """
@@ -76,6 +76,12 @@ class Store(Protocol):
         lie in the same memory.
 
         Raises BlobExists, Busy(DISK_FULL) without space, Unavailable otherwise; then nothing is visible.
+        """
+
+    def put(self, name: str, parts: Iterable[Buffer]) -> None:
+        """Store the parts, in order, as the blob of this name, in place of the one it named: who opens the name has one or the other, whole.
+
+        Nothing is synced, so this is for what is made anew after a crash. Raises Busy(DISK_FULL), Unavailable; then nothing has changed.
         """
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:

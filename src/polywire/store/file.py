@@ -1,7 +1,7 @@
 """Blobs as files of one directory: temporary file, write, sync, link, directory sync.
 
-Promises: a name appears whole and durable or not at all, and is never overwritten; what was written does not stay in the page cache; few
-files stay open. Must not know: what a blob holds.
+Promises: a new name appears whole and durable or not at all, and is never overwritten as new; what was written does not stay in the page
+cache; few files stay open. Must not know: what a blob holds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ WRITE_OUT_BYTES: Final = 4 * 1024 * 1024  # of a new blob, before the disk is as
 FREED_BYTES: Final = (
     16 * 1024 * 1024
 )  # of a deleted file at once: some 5 ms of the disk, its journal and the page cache
+
+NEW_MODE: Final = 0o640
+REPLACED_MODE: Final = 0o600  # other programs are meant to read such a file: those of its owner
 
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
@@ -193,6 +196,19 @@ class FileStore:
                 temporary.unlink(missing_ok=True)
             _sync_directory(path.parent)
 
+    def put(self, name: str, parts: Iterable[Buffer]) -> None:
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.new")  # one at a time: what a crash left is in nobody's way
+        with _storage_errors("write", path):
+            self._make_directory(path.parent)
+            try:
+                temporary.unlink(missing_ok=True)
+                _write_file(temporary, parts, mode=REPLACED_MODE, sync=False)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        self._open.drop(name)
+
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         blob = self.open(name)
         stop = blob.size if stop is None else min(stop, blob.size)
@@ -285,11 +301,13 @@ def _others_have_it_open(descriptor: int) -> bool | None:
     return False
 
 
-def _write_file(path: Path, parts: Iterable[Buffer]) -> None:
-    """A new file of these parts, on the disk on return; what was written is not kept in the page cache."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_CLOEXEC, 0o640)
+def _write_file(path: Path, parts: Iterable[Buffer], *, mode: int = NEW_MODE, sync: bool = True) -> None:
+    """A new file of these parts; with ``sync`` it is on the disk on return, and not kept in the page cache."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_CLOEXEC, mode)
     try:
         _write_parts(descriptor, parts)
+        if not sync:
+            return
         os.fsync(descriptor)
         _advise(descriptor, 0, 0, "POSIX_FADV_DONTNEED")
     finally:

@@ -54,6 +54,10 @@ class MemoryStore:
             content += part
         self._blobs[name] = bytes(content)
 
+    def put(self, name: str, parts: Iterable[Buffer]) -> None:
+        check_blob_name(name)
+        self._blobs[name] = b"".join(bytes(part) for part in parts)
+
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         return self._content(name)[start:stop]
 

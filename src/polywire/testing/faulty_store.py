@@ -36,6 +36,7 @@ class Verb(Enum):
     """The Store's verbs."""
 
     PUT_NEW = "put_new"
+    PUT = "put"
     GET = "get"
     OPEN = "open"
     LIST = "list"
@@ -48,7 +49,7 @@ _ALLOWED = {
     Fault.SLOW: frozenset(Verb),
     Fault.TORN: frozenset({Verb.PUT_NEW, Verb.GET}),
     Fault.STALE: frozenset({Verb.LIST}),
-    Fault.LOST_REPLY: frozenset({Verb.PUT_NEW, Verb.DELETE}),
+    Fault.LOST_REPLY: frozenset({Verb.PUT_NEW, Verb.PUT, Verb.DELETE}),
 }
 
 
@@ -86,6 +87,12 @@ class FaultyStore:
         self._store.put_new(name, parts)
         self._newest = name
         self._end(Verb.PUT_NEW, name, fault)
+
+    def put(self, name: str, parts: Iterable[Buffer]) -> None:
+        fault = self._begin(Verb.PUT, name)
+        self._store.put(name, parts)
+        self._newest = name
+        self._end(Verb.PUT, name, fault)
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         fault = self._begin(Verb.GET, name)

@@ -107,6 +107,25 @@ def test_failures_leave_nothing_behind(
     store.put_new("one", [b"x"])
 
 
+def test_a_blob_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path)
+    store.put("one", [b"first"])
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(Busy):
+            store.put("one", [b"second"])
+    (tmp_path / ".one.new").write_bytes(b"left by a crash")
+    assert store.get("one") == b"first"
+    store.put("one", [b"third"])
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert store.get("one") == b"third"
+
+
 def test_a_bad_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "bad sector")

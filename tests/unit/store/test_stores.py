@@ -70,6 +70,19 @@ def test_a_name_is_never_overwritten(store: Store) -> None:
     assert store.get("one") == b"first"
 
 
+def test_a_name_can_be_given_to_another_blob(store: Store) -> None:
+    store.put("blobs/one", [b"fir", b"st"])
+    blob = store.open("blobs/one")
+    store.put("blobs/one", (part for part in (b"sec", b"ond")))
+    assert store.get("blobs/one") == b"second"
+    found = bytearray(5)
+    assert blob.pread_into(found, 0) == 5
+    assert found == b"first", "who has it open reads on"
+    with pytest.raises(BlobExists):
+        store.put_new("blobs/one", [b"third"])
+    assert store.list("blobs/") == ["blobs/one"]
+
+
 def test_of_many_writers_one_wins(store: Store) -> None:
     outcomes: list[str] = []
     barrier = threading.Barrier(4)

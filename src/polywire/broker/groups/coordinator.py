@@ -385,6 +385,20 @@ class Coordinator:
         found = self._state.groups.get((topic, group))
         return None if found is None else self._view(found, self._clock.monotonic())
 
+    def kept(self, group: str, topic: str) -> GroupView | None:
+        """One group as it is kept: with the partitions it was last dealt, and with those who have expired until somebody takes them out."""
+        found = self._state.groups.get((topic, group))
+        return None if found is None else self._shown(found, self._clock.monotonic())
+
+    def watch(self) -> None:
+        """Keep the names of groups that change, or whose members are heard of, for ``take_touched``."""
+        self._state.touched = set()
+
+    def take_touched(self) -> set[str]:
+        """Those names, since they were last asked for: of groups on any wire, and of what has positions like a group."""
+        touched, self._state.touched = self._state.touched, set()
+        return touched or set()
+
     def has_member(self, group: str, topic: str, member: str) -> bool:
         """Whether the group exists and counts this member, expired or not."""
         found = self._state.groups.get((topic, group))
@@ -392,7 +406,9 @@ class Coordinator:
 
     def _view(self, group: Group, now: float) -> GroupView:
         gone = self._expired(group, now)
-        group = group.changed(gone=gone, partition_count=self._host.partition_count(group.topic))
+        return self._shown(group.changed(gone=gone, partition_count=self._host.partition_count(group.topic)), now)
+
+    def _shown(self, group: Group, now: float) -> GroupView:
         seen = self._seen.get((group.topic, group.name), {})
         members = tuple(
             MemberView(
@@ -498,6 +514,7 @@ class Coordinator:
     def _mark(self, group: Group, member: str, now: float) -> None:
         seen = self._seen.setdefault((group.topic, group.name), {})
         seen[member] = max(seen.get(member, now), now)  # a connected member stays one
+        self._state.touch(group.name)
 
     def _forget(self, group: Group) -> None:
         """The group changed. Times are kept of members only; otherwise the table would grow with every consumer that ever was."""

@@ -1,0 +1,253 @@
+"""The files ``groups.json`` and ``offsets.json`` in the data directory, which the wire's pages name: for other programs (dossier §12).
+
+Promises: each is whole at every moment and at most a second behind; nothing is done while nothing changes, and a change costs its group and
+one writing; whatever becomes of them, the broker goes on. They are never read back. Must not know: lines, sockets, how groups are kept.
+
+What is in them is what this wire shows: the groups that were joined over it, each with the topic that it follows, all its members, whatever
+wires they speak, and its offsets in that topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from polywire.broker.broker import Broker
+from polywire.broker.groups.coordinator import GroupView
+from polywire.errors import BrokerError
+from polywire.protocols.flux.metadata import WIRE
+from polywire.store.base import Store
+from polywire.types import PositionKind
+
+GROUPS: Final = "groups.json"
+OFFSETS: Final = "offsets.json"
+FILES: Final = (GROUPS, OFFSETS)
+INTERVAL_S: Final = 0.5  # between two looks: with the encoding and the writing, less than a second
+BYTES_MAX: Final = 16 * 1024 * 1024  # of both, and so of what is held for them: some 50,000 groups of three members
+RETRY_S: Final = 10.0  # after a file could not be written
+AGAIN_S: Final = 60.0  # after there was too much for them
+NAMES_MAX: Final = 100_000  # that wait to be encoded: more are all
+
+_ENTITIES: Final = {
+    char.encode(): b"\\u%04x" % ord(char) for char in "<>&\u2028\u2029"
+}  # as the reference escapes them, for pages that embed the text
+
+log = structlog.get_logger("polywire.flux")
+
+Job = Callable[[], Any]
+Told = Callable[[Any, BrokerError | None], None]
+
+
+class Worker(Protocol):
+    """A thread for what may wait for a disk."""
+
+    def run(self, job: Job, told: Told) -> None:
+        """Run ``job`` there, then ``told(result, error)`` on the loop."""
+
+    def stop(self) -> None:
+        """Finish the jobs given."""
+
+
+class Phase(Enum):
+    """Where an export is: at rest, encoding what changed, or waiting for the files."""
+
+    RESTING = "resting"
+    ENCODING = "encoding"
+    WRITING = "writing"
+
+
+class Exports:
+    """Keeps the two files. ``_pieces``: by file, what is in it by group, encoded.
+
+    Invariant: ``_size`` is that of all pieces, at most ``bytes_max``; what is in ``_names`` or touched is not in them yet. With ``_anew``
+    there are none, and all groups are to be encoded.
+    """
+
+    def __init__(self, broker: Broker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
+        self._broker: Final = broker
+        self._store: Final = store
+        self._worker: Final = worker
+        self._bytes_max: Final = bytes_max
+        self._pieces: Final[dict[str, dict[str, bytes]]] = {name: {} for name in FILES}
+        self._size = 0
+        self._names: set[str] = set()
+        self._changed: set[str] = set()  # files that are behind their pieces
+        self._phase = Phase.RESTING
+        self._paused_until = 0.0
+        self._anew = True
+        self._has_failed = False
+        self._timer: Any = None
+
+    def start(self) -> None:
+        """Begin with all groups there are; files of an earlier start that nothing is to be said in go."""
+        self._broker.groups.watch()
+        self._changed.update(FILES)
+        self._look()
+
+    def stop(self) -> None:
+        """Write what is behind, and end."""
+        self._timer.cancel()
+        self._worker.stop()
+        self._take()
+        self._begin()
+        self._encode(until=float("inf"))
+        with suppress(BrokerError):
+            self._job()()
+
+    def _look(self) -> None:
+        """See what has changed, and write it unless that is being done or has to wait."""
+        self._timer = self._broker.loop.call_later(INTERVAL_S, self._look)
+        self._take()
+        if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
+            return
+        self._begin()
+        if self._names or self._changed:
+            self._phase = Phase.ENCODING
+            self._broker.sliced.put(self._step)
+
+    def _take(self) -> None:
+        """Note which groups have changed."""
+        touched = self._broker.groups.take_touched()
+        if not self._anew:
+            self._names |= touched
+            if len(self._names) > NAMES_MAX:
+                self._let_go()
+
+    def _begin(self) -> None:
+        if self._anew:
+            self._anew = False
+            self._names.update(self._broker.groups.bound(WIRE))
+
+    def _let_go(self) -> None:
+        for pieces in self._pieces.values():
+            pieces.clear()
+        self._size = 0
+        self._names.clear()
+        self._changed.update(FILES)
+        self._anew = True
+
+    def _step(self, end: float) -> bool:
+        """A slice; returns whether there is more."""
+        if self._phase is not Phase.ENCODING or self._encode(until=end):
+            return self._phase is Phase.ENCODING
+        self._phase = Phase.WRITING
+        self._worker.run(self._job(), self._written)
+        return False
+
+    def _encode(self, *, until: float) -> bool:
+        """Encode groups that changed until that time; returns whether there are more."""
+        now = self._broker.clock.monotonic
+        while self._names:
+            self._encode_group(self._names.pop())
+            if self._size > self._bytes_max:
+                self._give_up()
+            elif now() >= until:
+                break
+        return bool(self._names)
+
+    def _encode_group(self, name: str) -> None:
+        groups = self._broker.groups
+        topic = groups.topic_of(WIRE, name)
+        view = None if topic is None else groups.kept(name, topic)
+        offsets = {} if topic is None else self._broker.positions_in(topic, PositionKind.GROUP, name)
+        self._keep(GROUPS, name, b"" if view is None else group_json(view, now_us=self._broker.clock.now_us()))
+        self._keep(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
+
+    def _keep(self, file: str, name: str, piece: bytes) -> None:
+        """What a file says of a group, nothing where it is empty."""
+        pieces = self._pieces[file]
+        was = pieces.get(name, b"")
+        if piece == was:
+            return
+        self._changed.add(file)
+        self._size += self._weight(name, piece) - self._weight(name, was)
+        if piece:
+            pieces[name] = piece
+        else:
+            del pieces[name]
+
+    @staticmethod
+    def _weight(name: str, piece: bytes) -> int:
+        return len(name.encode()) + len(piece) if piece else 0
+
+    def _give_up(self) -> None:
+        """There is too much: part of it would mislead, so there is nothing until it may have become less."""
+        log.warning("groups are too much for files, which are removed", files=FILES, limit=self._bytes_max)
+        self._let_go()
+        self._paused_until = self._broker.clock.monotonic() + AGAIN_S
+
+    def _job(self) -> Job:
+        """What brings the files up to date; it sees the pieces as they are now."""
+        wanted = {file: dict(self._pieces[file]) for file in self._changed}
+        self._changed = set()
+        return partial(_write, self._store, wanted)
+
+    def _written(self, _: object, error: BrokerError | None) -> None:
+        self._phase = Phase.RESTING
+        if error is None:
+            if self._has_failed:
+                log.info("groups are written to files again", files=FILES)
+            self._has_failed = False
+            return
+        if not self._has_failed:
+            log.warning("groups cannot be written to files, which are behind", files=FILES, reason=error.message)
+        self._has_failed = True
+        self._changed.update(FILES)
+        self._paused_until = max(self._paused_until, self._broker.clock.monotonic() + RETRY_S)
+
+
+def remove(store: Store) -> None:
+    """Remove what an earlier start left, where there are to be no files."""
+    for name in FILES:
+        with suppress(BrokerError):
+            store.delete(name)
+
+
+def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
+    """Replace files, or remove them where nothing is to be said."""
+    for file, pieces in wanted.items():
+        if pieces:
+            store.put(file, (_object(pieces), b"\n"))
+        else:
+            store.delete(file)
+
+
+def group_json(view: GroupView, *, now_us: int) -> bytes:
+    """What ``groups.json`` says of a group."""
+    ids = [member.id for member in view.members]
+    shares = {member.id: list(member.partitions) or None for member in view.members}
+    fields = {
+        "topic": view.topic,
+        "generation": view.generation,
+        "assignor": view.assignor.value,
+        "member_order": ids or None,
+        "assignments": {name: shares[name] for name in sorted(ids, key=str.encode)},
+        "members": [
+            {"consumer_id": member.id, "last_heartbeat_unix_ms": now_us // 1000 - int(member.idle_s * 1000)}
+            for member in view.members
+        ],
+    }
+    return _encoded(fields)
+
+
+def offsets_json(topic: str, offsets: Mapping[int, int]) -> bytes:
+    """What ``offsets.json`` says of a group."""
+    return _encoded({topic: dict(sorted((str(number), offset) for number, offset in offsets.items()))})
+
+
+def _object(pieces: Mapping[str, bytes]) -> bytes:
+    """Encoded values as one object, by key."""
+    return b"{" + b",".join([_encoded(name) + b":" + pieces[name] for name in sorted(pieces, key=str.encode)]) + b"}"
+
+
+def _encoded(value: object) -> bytes:
+    encoded = msgspec.json.encode(value)
+    for char, entity in _ENTITIES.items():
+        encoded = encoded.replace(char, entity)
+    return encoded
