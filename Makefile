@@ -27,7 +27,7 @@ PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -96,6 +96,9 @@ sbom: $(VENV)/.installed ## Write dist/polywire.cdx.json: what an installed Poly
 
 demo: $(VENV)/.demo $(VENV)/.installed ## Send 336,776 real flights through Polywire and Spark
 	@$(PYTHON) examples/flights.py
+
+wheel-test: $(VENV)/.base ## Build wheels, compiled and not, and try each alone in an empty environment (needs the network)
+	$(PYTHON) -m tools.wheels
 
 lock: ## Renew requirements/*.lock from pyproject.toml (needs uv on the PATH)
 	requirements/lock.sh

@@ -1,7 +1,8 @@
-"""What is shipped for operators names what there is: options of the command, and rights that the broker does not need."""
+"""What is shipped for operators names what there is: options of the command, rights that the broker does not need, what a release builds."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -41,3 +42,15 @@ def test_the_unit_starts_the_command_as_it_is() -> None:
 )
 def test_the_unit_gives_no_right_that_is_not_needed(name: str, value: str) -> None:
     assert values(name) == [value]
+
+
+def test_a_release_builds_for_every_python_and_tries_each_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    classifiers = project["project"]["classifiers"]
+    pythons = {words[-1] for words in (name.split(" :: ") for name in classifiers) if "." in words[-1]}
+    wheels = project["tool"]["cibuildwheel"]
+    assert set(wheels["build"].split()) == {f"cp{python.replace('.', '')}-*" for python in pythons}
+    assert wheels["test-command"] == "python -I {project}/tools/installed.py --compiled"
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    assert "installed.py --pure" in workflow, "the source distribution is tried, too"
+    assert (ROOT / "tools" / "installed.py").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -17,7 +19,8 @@ from polywire.build_info import VERSION, compilable_modules
 
 ROOT: Final = Path(__file__).parents[2]
 INSTALL: Final = ("-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet")
-BUILD_SECONDS_MAX: Final = 300
+BUILD_SECONDS_MAX: Final = 600
+TRIAL: Final = ROOT / "tools" / "installed.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 
@@ -58,20 +61,16 @@ def source_distribution(checkout: Path) -> Path:
     return checkout / "dist" / name
 
 
-@pytest.fixture(scope="module")
-def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, so that nothing is used that is not in it; not compiled, to be quick."""
-    place = tmp_path_factory.mktemp("wheel")
+def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
+    """Built from the source distribution, so that nothing is used that is not in it."""
     arguments = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(place))
-    run(sys.executable, "-m", "pip", "wheel", *arguments, str(source_distribution), cwd=place, CC="no-such-compiler")
+    run(sys.executable, "-m", "pip", "wheel", *arguments, str(source_distribution), cwd=place, **extra)
     [built] = place.glob("*.whl")
     return built
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment_with(wheel: Path, place: Path) -> Path:
     """Interpreter of a new environment with the wheel, which sees what polywire depends on but not the checkout."""
-    place = tmp_path_factory.mktemp("environment")
     venv.create(place, with_pip=True, symlinks=True)
     [packages] = {Path(path) for path in sys.path if path.endswith("site-packages") and "cyclopts" in os.listdir(path)}
     own = next((place / "lib").glob("python*")) / "site-packages"
@@ -81,6 +80,27 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = place / "bin" / "python"
     run(str(python), *INSTALL, str(wheel), cwd=place)
     return python
+
+
+@pytest.fixture(scope="module")
+def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not compiled, as where there is no compiler; also quick to make."""
+    return build_wheel(source_distribution, tmp_path_factory.mktemp("wheel"), CC="no-such-compiler")
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_with(wheel, tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture(scope="module")
+def compiled_python(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of a new environment with a compiled wheel, where this machine has a compiler."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"NOT TRIED: a compiled wheel, for want of a C compiler ({compiler})")
+    built = build_wheel(source_distribution, tmp_path_factory.mktemp("compiled-wheel"))
+    return environment_with(built, tmp_path_factory.mktemp("compiled-environment"))
 
 
 def test_the_source_distribution_has_what_builds_it(source_distribution: Path) -> None:
@@ -112,3 +132,24 @@ def test_every_module_is_the_installed_one(python: Path, tmp_path: Path) -> None
     for name in (*compilable_modules(), "polywire.server.lifecycle", "polywire.client.sync", "pyspark_polywire"):
         place = run(str(python), "-c", f"import {name} as module; print(module.__file__)", cwd=tmp_path).strip()
         assert Path(place).is_relative_to(python.parents[1]), name
+
+
+@pytest.mark.parametrize(("environment", "kind"), [("python", "--pure"), ("compiled_python", "--compiled")])
+def test_what_is_installed_serves(environment: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    installed: Path = request.getfixturevalue(environment)
+    told = run(str(installed), "-I", str(TRIAL), kind, cwd=tmp_path)
+    assert "wrote and read over cursus, flux, iggy, kafka07, polywire" in told
+
+
+def test_the_trial_refuses_a_checkout(tmp_path: Path) -> None:
+    """What would pass for the installed package and is none makes the trial fail."""
+    done = subprocess.run(
+        [sys.executable, TRIAL, "--pure"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 1
+    assert "not the installed package" in done.stderr

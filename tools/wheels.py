@@ -1,0 +1,82 @@
+"""``python -m tools.wheels``: what users install, tried as they get it (``make wheel-test``).
+
+Promises: the wheel is built from the source distribution in an isolated environment, with a compiler and without one; each is installed alone
+into an empty environment away from the checkout, and has to serve there (``tools/installed.py``). Needs the network. Must not know: how
+releases are made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+TRIAL: Final = ROOT / "tools" / "installed.py"
+# A compiler that compiles nothing stands for a machine that has none.
+KINDS: Final[Mapping[str, Mapping[str, str]]] = {"--compiled": {}, "--pure": {"CC": "/bin/false", "CXX": "/bin/false"}}
+NOT_OURS: Final = ("PYTHONPATH", "POLYWIRE_PURE", "VIRTUAL_ENV")
+
+
+def run(*command: str | Path, cwd: Path, extra: Mapping[str, str] | None = None) -> str:
+    """Run a command with nothing of this checkout in its environment, and return what it wrote; end where it fails, telling why."""
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment | dict(extra or {}), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"{done.stdout}{done.stderr}failed with exit code {done.returncode}: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def new_environment(place: Path) -> Path:
+    """An empty environment; its interpreter."""
+    venv.create(place, with_pip=True, clear=True)
+    return place / "bin" / "python"
+
+
+def try_kind(kind: str, source: Path, folder: Path) -> None:
+    """Build a wheel of one kind, and try it."""
+    builder = new_environment(folder / "builder")
+    pip = (builder, "-m", "pip", "--disable-pip-version-check")
+    run(
+        *pip,
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-cache-dir",
+        "--wheel-dir",
+        folder,
+        source,
+        cwd=folder,
+        extra=KINDS[kind],
+    )
+    [wheel] = folder.glob("*.whl")
+    print(f"{kind.lstrip('-')}: {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    python = new_environment(folder / "environment")
+    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wheel, cwd=folder)
+    shutil.copy(TRIAL, folder)  # the checkout must not be beside it either
+    print(run(python, "-I", folder / TRIAL.name, kind, cwd=folder).splitlines()[-1], flush=True)
+
+
+def main() -> None:
+    """Try both kinds."""
+    with tempfile.TemporaryDirectory(prefix="polywire-wheels-") as name:
+        folder = Path(name)
+        build = f"import setuptools.build_meta as backend; backend.build_sdist({name!r})"
+        run(sys.executable, "-c", build, cwd=ROOT)
+        [source] = folder.glob("*.tar.gz")
+        for kind in KINDS:
+            place = folder / kind.lstrip("-")
+            place.mkdir()
+            try_kind(kind, source, place)
+
+
+if __name__ == "__main__":
+    main()
