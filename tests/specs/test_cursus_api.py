@@ -5,6 +5,7 @@ The page frames a command as a topic and a payload, and calls it a text: both ar
 
 from __future__ import annotations
 
+import gzip
 import random
 import socket
 from collections.abc import Iterator
@@ -27,6 +28,14 @@ GONE = "what a topic was called by is no place for its bytes: who asks for a del
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("cursus") / "data", "--any", "127.0.0.1:0") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that drops what it has had in the last 30 minutes."""
+    options = ("--any", "127.0.0.1:0", "--cursus-dedup-minutes", "30")
+    with BrokerProcess(tmp_path_factory.mktemp("dropping") / "data", *options) as process:
         yield process
 
 
@@ -59,12 +68,11 @@ class Peer:
         """A text with the topic in place of ``$``."""
         return text.replace("$", self.topic)
 
-    def send(self, text: str) -> None:
-        """A command; ``$`` stands for the topic."""
-        body = self.named(text).encode()
-        if self._envelope is not None:
-            body = len(self._envelope).to_bytes(2, "big") + self._envelope + body
-        self._socket.sendall(len(body).to_bytes(4, "big") + body)
+    def send(self, *texts: str) -> None:
+        """Commands, all at once; ``$`` stands for the topic."""
+        front = b"" if self._envelope is None else len(self._envelope).to_bytes(2, "big") + self._envelope
+        bodies = [front + self.named(text).encode() for text in texts]
+        self._socket.sendall(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
 
     def ask(self, text: str) -> str:
         """A command, and its answer."""
@@ -263,7 +271,7 @@ def test_a_message_keeps_what_is_around_it(peer: Peer) -> None:
 
 
 @CURSUS_API.says(64, "messages are dealt to partitions in turn")
-@CURSUS_API.says(74, "a message goes to a partition by key or in turn, and to the disk")
+@CURSUS_API.says(74, "a message goes to one partition, in turn, and to the disk")
 def test_messages_are_dealt_to_partitions_in_turn(peer: Peer) -> None:
     peer.ask("CREATE $ 3")
     for number in range(9):
@@ -275,7 +283,49 @@ def test_messages_are_dealt_to_partitions_in_turn(peer: Peer) -> None:
             assert [reader.take() for _ in range(3)] == [b"%d" % (partition + turn) for turn in (0, 3, 6)]
 
 
-@CURSUS_API.says(83, "a partition is counted from 0, and so is an offset")
+@CURSUS_API.says(83, "an offset counts the bytes of the segment in front of it; partitions are counted from 0")
+@CURSUS_API.says(84, "one CONSUME reads up to 8192 bytes")
+@CURSUS_API.says(174, "and no setting changes that")
+def test_an_offset_counts_bytes_and_an_answer_has_few(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    texts = [f"{number}".zfill(1_000) for number in range(20)]
+    for text in texts:
+        peer.ask(f"PUBLISH $ {text}")
+    found: list[str] = []
+    offset = 0
+    while len(found) < len(texts):
+        with peer.another() as reader:
+            reader.ask("SUBSCRIBE $")
+            reader.send(f"CONSUME $ 0 {offset}")
+            part = [message.decode() for message in iter(reader.take, None)]
+        size = sum(4 + len(message) for message in part)
+        assert 0 < size <= 8_192
+        offset += size
+        found += part
+    assert found == texts
+    peer.send(f"CONSUME $ 0 {2 * 1_004}", "CONSUME $ 0 1", "PUBLISH $ " + "x" * 20_000, f"CONSUME $ 0 {offset}")
+    assert [(peer.take() or b"").decode() for _ in range(8)] == texts[2:10]
+    assert (peer.take() or b"").startswith(b"ERROR: invalid offset")
+    assert (peer.take() or b"").decode() == peer.named(f"{SENT} Published to '$'")
+    assert len(peer.take() or b"") == 20_000, "a message is never cut"
+
+
+@CURSUS_API.says(82, "CONSUME takes a topic, a partition and an offset")
+@CURSUS_API.says(110, "only CONSUME has several messages for an answer")
+def test_the_answer_to_the_next_command_tells_where_messages_end(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    for text in ("first", "second"):
+        peer.ask(f"PUBLISH $ {text}")
+    for _ in range(2):
+        peer.send("CONSUME $ 0 0", "CONSUME $ 0 9", "DELETE nonexistent")
+        assert [peer.take() for _ in range(4)] == [
+            *(b"first", b"second", b"second"),
+            b"ERROR: topic 'nonexistent' not found",
+        ]
+    peer.send("CONSUME $ 0 19")
+    assert peer.take() is None, "nothing further was asked"
+
+
 @CURSUS_API.says(85, "each message comes as its length and its bytes")
 @CURSUS_API.says(87, "CONSUME's example")
 @CURSUS_API.says(111, "one such frame behind the other")
@@ -302,3 +352,56 @@ def test_a_topic_that_was_deleted_begins_anew(peer: Peer) -> None:
     peer.ask("PUBLISH $ new")
     peer.send("CONSUME $ 0 0")
     assert peer.take() == b"new"
+
+
+@CURSUS_API.says(24, "where gzip is used, messages are compressed before they are framed, both ways")
+@CURSUS_API.says(26, "and expanded without further ado")
+@pytest.mark.parametrize("port", PORTS)
+def test_messages_may_be_gzipped(broker: BrokerProcess, port: str) -> None:
+    topic = f"t{random.getrandbits(60)}"
+    with socket.create_connection(broker.addresses[port], timeout=20) as plain:
+        stream = plain.makefile("rb")
+
+        def told() -> str:
+            return gzip.decompress(stream.read(int.from_bytes(stream.read(4), "big"))).decode()
+
+        for text, answer in (
+            (f"CREATE {topic} 1", f"{DONE} Topic '{topic}' now has 1 partitions"),
+            (f"PUBLISH {topic} first", f"{SENT} Published to '{topic}'"),
+            (f"PUBLISH {topic} second", f"{SENT} Published to '{topic}'"),
+            ("DELETE nonexistent", "ERROR: topic 'nonexistent' not found"),
+            (f"CONSUME {topic} 0 0", "first"),
+        ):
+            body = gzip.compress(b"\x00\x06orders" + text.encode())
+            plain.sendall(len(body).to_bytes(4, "big") + body)
+            assert told() == answer
+        assert told() == "second"
+
+
+@CURSUS_API.says(
+    74,
+    "a message that was published in the last 30 minutes is dropped",
+    Differs(
+        "dropped, in whichever topic it was (gone since December 2025)",
+        "stored; `--cursus-dedup-minutes 30` drops it in its own topic",
+        "two messages may say the same, and both count",
+    ),
+)
+def test_the_same_message_twice_is_two_messages(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    for _ in range(2):
+        assert peer.ask("PUBLISH $ x") == peer.named(f"{SENT} Published to '$'")
+    peer.send("CONSUME $ 0 0")
+    assert [peer.take(), peer.take()] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_a_repeat_is_dropped_where_that_is_set(dropping: BrokerProcess, port: str) -> None:
+    with Peer(dropping, port, b"admin") as peer:
+        peer.ask("CREATE $ 1")
+        for text in ("x", "x", "y", "x"):
+            assert peer.ask(f"PUBLISH $ {text}") == peer.named(f"{SENT} Published to '$'")
+        assert peer.put(peer.topic, b"y") == "OK"
+        peer.ask("PUBLISH $ end")
+        peer.send("CONSUME $ 0 0")
+        assert [peer.take() for _ in range(3)] == [b"x", b"y", b"end"]

@@ -210,6 +210,12 @@ class Wires:
     cursus_idle_timeout: Annotated[
         float, Parameter(help="Seconds that a connection of the Cursus wire without a stream may say nothing.")
     ] = CURSUS_IDLE_TIMEOUT_S
+    cursus_dedup_minutes: Annotated[
+        float,
+        Parameter(
+            help="Minutes for which the Cursus wire's legacy dialect drops a payload that its topic has had, 0 for none."
+        ),
+    ] = 0.0
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
@@ -263,6 +269,7 @@ def serve(
             cursus_dialect=wires.cursus_dialect,
             cursus_compression=wires.cursus_compression,
             cursus_idle_timeout_s=wires.cursus_idle_timeout,
+            cursus_dedup_minutes=wires.cursus_dedup_minutes,
             flux_admin=wires.flux_admin,
             flux_pipes=wires.flux_pipes,
             flux_exports=wires.flux_exports,

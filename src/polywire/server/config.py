@@ -113,6 +113,7 @@ class ServeConfig:
     cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
     cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
+    cursus_dedup_minutes: how long the legacy dialect of the Cursus wire drops a payload that its topic has had; 0 for never.
     kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
     iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
@@ -149,6 +150,7 @@ class ServeConfig:
     cursus_dialect: str = AUTO
     cursus_compression: str = AUTO
     cursus_idle_timeout_s: float = CURSUS_IDLE_TIMEOUT_S
+    cursus_dedup_minutes: float = 0.0
     flux_admin: bool = True
     flux_strict_leaders: bool = False
     flux_pipes: bool = True

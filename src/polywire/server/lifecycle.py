@@ -283,6 +283,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
         compression="" if config.cursus_compression == AUTO else config.cursus_compression,
         idle_timeout_s=config.cursus_idle_timeout_s,
+        repeats_s=60 * config.cursus_dedup_minutes,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
     bench = Workbench(broker.loop)

@@ -5,17 +5,22 @@ Promises: an answer is filled once: at once, by a callback of the broker or by a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, PeerError
+from polywire.protocols.cursus.compression import Algorithm
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
 from polywire.protocols.ordered import Place
 from polywire.protocols.slices import Slices
+from polywire.protocols.workbench import Work, Workbench
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
+
+PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed beside the loop: gzip takes 2 ms for so many
 
 
 class Asker(Protocol):
@@ -24,6 +29,10 @@ class Asker(Protocol):
     @property
     def broker(self) -> Broker:
         """Whose loop and clock long answers are made with."""
+
+    @property
+    def bench(self) -> Workbench:
+        """Where long answers are compressed."""
 
     @property
     def structured(self) -> bool: ...
@@ -37,22 +46,46 @@ class Asker(Protocol):
 
 
 class Answer(Place[Asker]):
-    """A place in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells."""
+    """A place in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells.
 
-    __slots__ = ("body", "dialect")
+    packing: what its bodies are compressed with, each by itself.
+    """
 
-    def __init__(self, session: Asker, dialect: Dialect, *, blocking: bool = False) -> None:
+    __slots__ = ("_work", "body", "dialect", "packing")
+
+    def __init__(
+        self, session: Asker, dialect: Dialect, packing: Algorithm | None = None, *, blocking: bool = False
+    ) -> None:
         self.session = session
         self.dialect = dialect
+        self.packing = packing
+        self._work: Work | None = None
         self.blocking = blocking
         self.body = b""
         self.parts = None
         self.released = None
         self.cancel = None
 
-    def ok(self, body: bytes) -> None:
-        """One frame with this body."""
-        self.fill([frame(body)])
+    def ok(self, *bodies: bytes) -> None:
+        """A frame for each body; mostly one."""
+        packing = self.packing
+        if packing is None or self.session.closed:
+            self.fill([frame(body) for body in bodies])
+        elif sum(map(len, bodies)) <= PACKED_HERE_BYTES_MAX:
+            self.fill(_packed(packing, bodies))
+        else:
+            self._work = self.session.bench.put(partial(_packed, packing, bodies), self._ready, _nothing)
+            self.cancel = self._work.leave
+
+    def _ready(self, frames: Any) -> None:
+        """The bodies were compressed."""
+        assert self._work is not None, "they were put there"
+        self._work.leave()
+        if isinstance(frames, PeerError):
+            self.packing = None
+            self.refuse(Refused("command_failed", 'reason="the answer could not be compressed"'))
+        else:
+            self.fill(frames)
 
     def make(self, parts: Iterator[bytes]) -> None:
         """One frame whose body takes long to make; the iterator gives it, a little at a time."""
@@ -79,3 +112,11 @@ class Answer(Place[Asker]):
             self.ok(self.body)
         else:
             self.fail(error)
+
+
+def _packed(packing: Algorithm, bodies: Sequence[bytes]) -> list[bytes]:
+    return [frame(packing.compress(body)) for body in bodies]
+
+
+def _nothing() -> None:
+    """Nothing of a peer's is looked at meanwhile."""

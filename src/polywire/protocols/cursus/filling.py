@@ -21,7 +21,9 @@ from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (dossier §5.1), one record always
-VALUES_BYTES_MAX: Final = 256 * 1024  # values framed one by one before other connections get a turn
+VALUES_BYTES_MAX: Final = (
+    8_192  # values framed one by one for one answer, as the page of the legacy dialect says; one value always
+)
 SMALL_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 

@@ -65,7 +65,7 @@ class LongFrame:
             return
         self._body = self._received if body is None else memoryview(body)
         try:
-            self._storing = self._session.take_long(self._body)
+            self._storing = self._session.take_long(self._body, self._packed)
         except NotYet:
             self._park()
             return

@@ -537,11 +537,23 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
+    """One record without a key; a repeat, where those are dropped, is answered as what it repeats."""
     topic = writable_topic(session, name)
-    partition = choose_partition(session, topic, b"")
+    broker, repeats = session.state.broker, session.state.repeats
     answer = session.later(Dialect.LEGACY)
     answer.body = reply
-    session.state.broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+    if repeats is None:
+        partition = choose_partition(session, topic, b"")
+        broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+        return None
+    digest = repeats.digest(topic.id, value)
+    if repeats.has(digest):
+        broker.settle(Level.WRITTEN, answer.done)
+        return None
+    partition = choose_partition(session, topic, b"")
+    done = partial(repeats.stored, digest, answer.done)
+    broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=done)
+    repeats.add(digest)
     return None
 
 

@@ -33,7 +33,7 @@ from polywire.protocols.cursus.places import (
     start_offset,
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.streaming import ValuePush
+from polywire.protocols.cursus.values import consume_values
 from polywire.protocols.slices import Slices
 from polywire.types import NAME_BYTES_MAX
 
@@ -58,7 +58,7 @@ class Place:
 def consume(session: CursusSession, request: Request, /) -> Reply | None:
     """CONSUME in each of its dialects."""
     if request.dialect is Dialect.LEGACY:
-        return _consume_legacy(session, request)
+        return consume_values(session, request)
     options = request.options
     needed = ("topic", "partition", "member") if request.dialect is Dialect.MODERN else ("topic", "partition", "offset")
     if not all(options.get(key) for key in needed):
@@ -298,21 +298,6 @@ class Consuming:
             return
         self._drop()
         self._answer.fail(error)
-
-
-def _consume_legacy(session: CursusSession, request: Request) -> Reply | None:
-    """One frame per value, then the connection closes; an error tells the end itself, and the connection goes on."""
-    if len(request.words) != 3:
-        raise Refused(
-            "invalid_consume_syntax",
-            legacy="invalid CONSUME syntax. Expected: CONSUME <topic> <partition> <offset>",
-        )
-    number = partition_number(request.options["partition"])
-    offset = given_offset(request)
-    topic = readable_topic(session, request.options["topic"])
-    partition = readable_partition(topic, number)
-    ValuePush(session, partition, offset or 0).begin()
-    return None
 
 
 COMMANDS: Final[Mapping[str, Command]] = {

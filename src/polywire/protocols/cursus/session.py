@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import ANYBODY, Action
@@ -35,7 +35,7 @@ from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.state import CursusState
 from polywire.protocols.ordered import OrderedSession
 from polywire.protocols.waiting import believed
-from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
+from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Workbench
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
@@ -103,11 +103,13 @@ class CursusSession(OrderedSession[Answer]):
         "_heard_at",
         "_leader",
         "_long",
+        "_packed",
         "_placed",
         "_pushing",
         "_take_batch",
         "_timer",
         "_topic_wait",
+        "_unused",
         "features",
         "group",
         "principal",
@@ -126,12 +128,14 @@ class CursusSession(OrderedSession[Answer]):
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
+        self._packed: Algorithm | None = None
         self._placed: Answer | None = None
         self._leader = ""
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
         self._asleep = False
         self._topic_wait = "", 0.0
+        self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
         self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
 
@@ -218,6 +222,7 @@ class CursusSession(OrderedSession[Answer]):
         self._closed = True
         self._placed = None
         self._timer.cancel()
+        self._is_used()
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
@@ -229,6 +234,7 @@ class CursusSession(OrderedSession[Answer]):
 
     def _take(self, body: memoryview) -> bool:
         """Carry out one frame; False when it must wait and be offered again."""
+        self._is_used()
         packed = self._compression or sniffed(body)
         if packed is not None and body and self._is_nobody() and self._compression is None:
             self.later(Dialect.MODERN).refuse(Refused("authentication_required", "command=BATCH"))
@@ -240,6 +246,7 @@ class CursusSession(OrderedSession[Answer]):
             body = plain
         elif len(body) > LONG_BYTES:
             return self._begin_long(body, None)
+        self._packed = packed
         try:
             if self._is_batch(body):
                 storing = self._take_batch(self, body, self.state.scratch)
@@ -270,8 +277,9 @@ class CursusSession(OrderedSession[Answer]):
         self._long = LongFrame(self, body, packed)
         return True
 
-    def take_long(self, body: memoryview) -> Stored | None:
+    def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
         """Begin what a long frame asks for; a batch is returned, to be stored. Raises NotYet."""
+        self._packed = packed
         if self._is_batch(body):
             return self._take_batch(self, body, self.state.large_scratch)
         self._take_text(body)
@@ -330,7 +338,7 @@ class CursusSession(OrderedSession[Answer]):
         else:
             if reply is not None:
                 bodies = [reply] if isinstance(reply, bytes) else reply
-                self.later(request.dialect).fill([frame(body) for body in bodies])
+                self.later(request.dialect).ok(*bodies)
         if refusal is not None:
             self._place(request).refuse(refusal)
         del refusal  # its trace has this call: not each the other
@@ -340,6 +348,11 @@ class CursusSession(OrderedSession[Answer]):
         return self._placed or self.later(request.dialect)
 
     # What commands ask for
+
+    @property
+    def bench(self) -> Workbench:
+        """Where long work is done, one piece at a time."""
+        return self.state.bench
 
     @property
     def address(self) -> tuple[str, int]:
@@ -371,8 +384,12 @@ class CursusSession(OrderedSession[Answer]):
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
         """The place of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a
-        place is refused there."""
-        answer = Answer(self, dialect, blocking=blocking)
+        place is refused there.
+
+        The page of the legacy dialect compresses whole messages both ways; other peers send compressed batches, and read plain answers.
+        """
+        packing = self._packed if dialect is Dialect.LEGACY else None
+        answer = Answer(self, dialect, packing, blocking=blocking)
         self._answers.append(answer)
         self._placed = answer
         self._blocking += blocking
@@ -405,6 +422,17 @@ class CursusSession(OrderedSession[Answer]):
         """Take no further request; close once everything owed was sent."""
         self._ending = True
         self._end_when_done()
+
+    def close_unused(self) -> None:
+        """Close the connection unless something further is asked soon, or has been already."""
+        self._is_used()
+        state = self.state
+        self._unused = state.broker.loop.call_later(state.settings.unused_s, self.output.close)
+
+    def _is_used(self) -> None:
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
 
     def push(self, pushing: Pushing) -> None:
         """Give the connection to a stream: nothing the peer sends is read any more."""

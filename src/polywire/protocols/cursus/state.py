@@ -17,6 +17,7 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
+from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.workbench import Workbench
 from polywire.types import TopicName
@@ -28,6 +29,7 @@ WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
+REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class CursusSettings:
     topic_wait_s: how long a write waits for its topic to appear (§2.6).
     keepalive_s: between two empty frames on a stream (§5.2).
     linger_s: how long a connection whose stream ended may ask for another one (§5.2).
+    unused_s: how long a connection may ask for something else after a CONSUME whose end only its own end tells (§5.1).
+    repeats_s: how long what the legacy dialect publishes is remembered, to drop the same payload for the same topic (§4.5); 0 drops nothing.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -55,6 +59,8 @@ class CursusSettings:
     topic_wait_s: float = 0.5
     keepalive_s: float = 5.0
     linger_s: float = 10.0
+    unused_s: float = 0.5
+    repeats_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what no connection could be served with. Raises Invalid(INVALID_REQUEST)."""
@@ -64,6 +70,11 @@ class CursusSettings:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 f"idle timeout is out of range seconds={self.idle_timeout_s} limit={IDLE_TIMEOUT_S_MAX}",
+            )
+        if not 0 <= self.repeats_s <= REPEATS_S_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"repeats cannot be dropped for so long seconds={self.repeats_s} limit={REPEATS_S_MAX}",
             )
 
 
@@ -109,9 +120,10 @@ class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
-    confirmed: which members have used which generation.
+    confirmed: which members have used which generation. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     bench: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
+    byte_places: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
     piece_bytes_max: of the messages that are stored as one batch.
     """
 
@@ -126,7 +138,11 @@ class CursusState:
     stream_count: int = 0
     confirmed: Confirmed = field(default_factory=Confirmed)
     large_scratch: Scratch = field(default_factory=Scratch)
+    byte_places: dict[int, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
+    repeats: Repeats | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.piece_bytes_max = self.broker.settings.batch_bytes_max - PIECE_ROOM_BYTES
+        lasting_s = self.settings.repeats_s
+        self.repeats = Repeats(lasting_s, self.broker.clock.monotonic) if lasting_s else None

@@ -1,4 +1,4 @@
-"""STREAM: records pushed as they become readable, and the legacy CONSUME, which pushes values and closes (dossier §5.1, §5.2).
+"""STREAM: records pushed as they become readable (dossier §5.2).
 
 Promises: what a peer does not take is not read for it either; a stream that ends says why, and where to go on. Nothing here commits.
 Must not know: sockets.
@@ -159,37 +159,6 @@ class Push(ABC):
 
 def _nothing() -> None:
     """A read cannot be taken back; its result is dropped."""
-
-
-class ValuePush(Push):
-    """The legacy CONSUME: one frame per value up to the end as it was, then the connection closes."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self, session: CursusSession, partition: Partition, offset: int) -> None:
-        super().__init__(session, partition, max(offset, partition.log.first_offset))
-        self._last = partition.log.readable_offset
-
-    def begin(self) -> None:
-        """Take over the connection."""
-        self._session.push(self)
-        self._pump()
-
-    def _end(self) -> int:
-        return min(self._last, self._partition.log.readable_offset)
-
-    def _filling(self) -> Filling:
-        return Filling(self._session.state.scratch, None, 0)
-
-    def _at_end(self) -> bool:
-        self.drop()
-        self._session.end()
-        return False
-
-    def _failed(self, error: BrokerError) -> None:
-        del error
-        self.drop()
-        self._session.end()
 
 
 class Stream(Push):

@@ -11,8 +11,9 @@ import pytest
 
 from polywire.errors import Invalid, PeerError
 from polywire.protocols.cursus import long_frame
+from polywire.protocols.cursus.answers import PACKED_HERE_BYTES_MAX
 from polywire.protocols.cursus.compression import Algorithm, algorithm, register, sniffed
-from polywire.protocols.cursus.messages import frame
+from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.cursus.state import CursusSettings
 from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
 from tests.unit.protocols.cursus.dialogue import World
@@ -26,10 +27,15 @@ LIST = {
 }
 
 
+def expanded(name: str, bodies: list[bytes]) -> list[bytes]:
+    """Compressed bodies."""
+    return [bytes(algorithm(name).expand(memoryview(body), 64 << 20)) for body in bodies]
+
+
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial"])
 def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
     peer = World().connect()
-    assert peer.say(bytes.fromhex(LIST[name])) == [b"(no topics)"]
+    assert expanded(name, peer.say(bytes.fromhex(LIST[name]))) == [b"(no topics)"]
     peer.ask("CREATE topic=orders partitions=1")
     packed = algorithm(name).compress(batch("orders", 0, messages(1, 2)))
     assert json.loads(peer.ask(packed))["last_offset"] == 1
@@ -37,7 +43,7 @@ def test_frames_are_recognised_by_their_first_bytes(name: str) -> None:
 
 def test_a_raw_block_is_taken_when_the_listener_is_set_to_it() -> None:
     peer = World(cursus=CursusSettings(compression="snappy")).connect()
-    assert peer.say(bytes.fromhex(LIST["snappy"])) == [b"(no topics)"]
+    assert expanded("snappy", peer.say(bytes.fromhex(LIST["snappy"]))) == [b"(no topics)"]
     peer.feed(frame(b"LIST"))
     assert peer.gave_up
 
@@ -63,10 +69,46 @@ def test_the_framing_format_of_snappy_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "xerial"])
+def test_answers_of_the_legacy_dialect_are_compressed_as_their_requests_are(name: str) -> None:
+    peer = World().connect()
+    for text, answer in (
+        (b"CREATE orders 1", "\u2705 Topic 'orders' now has 1 partitions"),
+        (b"PUBLISH orders x", "\U0001f4e4 Published to 'orders'"),
+        (b"DELETE none", "ERROR: topic 'none' not found"),
+        (b"LIST", "orders"),
+    ):
+        (found,) = expanded(name, peer.say(algorithm(name).compress(enveloped("admin", text))))
+        assert found.decode() == answer
+    assert peer.ask("LIST", "admin") == "orders"
+    assert peer.ask(algorithm(name).compress(b"LIST_GROUPS")) == "OK count=0 groups="
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_long_answer_is_compressed_beside_the_loop(goes: bool) -> None:
+    world = World()
+    peer, other = world.connect(), world.connect()
+    names = [f"{number}".zfill(100) for number in range(PACKED_HERE_BYTES_MAX // 100)]
+    for name in names:
+        peer.ask(f"CREATE topic={name} partitions=1")
+    peer.feed(frame(algorithm("gzip").compress(enveloped("admin", b"LIST"))) + frame(enveloped("admin", b"HELP")))
+    assert peer.take_bodies() == []
+    if goes:
+        peer.session.close()
+    peer.pass_by()
+    answers = peer.take_bodies()
+    assert len(answers) == (0 if goes else 2)
+    if not goes:
+        assert sorted(expanded("gzip", answers[:1])[0].decode().split(", ")) == names
+        assert answers[1].startswith(b"Available commands:")
+    json.loads(other.ask(algorithm("gzip").compress(batch(names[0], 0, messages(1)))))
+
+
+@pytest.mark.parametrize("name", ["gzip", "lz4", "xerial"])
 def test_a_text_that_is_too_long_takes_memory_once(name: str) -> None:
     size = 60 << 20
     packed = algorithm(name).compress(bytes(size))
     peer = World().connect()
+    peer.ask("PROTOCOL_INFO")
     tracemalloc.start()
     try:
         assert peer.ask(packed) == 'ERROR: malformed_input reason="command is too long" command='
@@ -82,7 +124,7 @@ def test_users_add_algorithms_by_name() -> None:
 
     register(Algorithm("zlib", expand, lambda body: b"\xfe\x01" + zlib.compress(body), b"\xfe\x01"))
     peer = World().connect()
-    assert peer.say(algorithm("zlib").compress(b"LIST")) == [b"(no topics)"]
+    assert peer.say(algorithm("zlib").compress(b"LIST_GROUPS")) == [b"OK count=0 groups="]
     with pytest.raises(Invalid, match="may begin an uncompressed frame"):
         register(Algorithm("bad", expand, bytes, b"LI"))
     with pytest.raises(Invalid, match="unknown compression name=none-such"):

@@ -138,17 +138,6 @@ def test_a_batch_has_as_many_records_as_asked_for() -> None:
     assert [offset for offset, _, _ in found] == [1, 2]
 
 
-def test_the_legacy_way_is_one_frame_each_and_the_end() -> None:
-    _, peer = filled(2)
-    assert peer.say(enveloped("admin", b"CONSUME c1 0 1")) == [b"v2"]
-    assert peer.closed
-    _, peer = filled(2)
-    assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [
-        b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
-    ]
-    assert not peer.closed  # an error tells the end itself
-
-
 def test_reads_below_what_is_kept_tell_the_bounds() -> None:
     world, peer = filled()
     broker = world.memory.broker

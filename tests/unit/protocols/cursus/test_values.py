@@ -1,0 +1,147 @@
+"""CONSUME of the legacy dialect: values by byte offset."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+
+from polywire.protocols.cursus import values
+from polywire.protocols.cursus.messages import enveloped, frame
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
+from tests.unit.protocols.cursus.dialogue import Dialogue, World
+
+REFUSED = [b"ERROR: invalid offset: no message begins there"]
+UNUSED_S = 0.5
+
+
+def filled(*contents: bytes) -> tuple[World, Dialogue]:
+    """A topic ``c1`` of one partition with these values."""
+    world = World()
+    peer = world.connect()
+    peer.ask("CREATE c1 1", "admin")
+    add(world, *contents)
+    return world, peer
+
+
+def add(world: World, *contents: bytes) -> None:
+    broker = world.memory.broker
+    batch = from_records([Record(value=value) for value in contents])
+    broker.produce(broker.topic("c1").partitions[0], batch, level=Level.WRITTEN, done=None)
+    world.memory.run()
+
+
+def consumed(peer: Dialogue, start: int) -> list[bytes]:
+    return peer.say(enveloped("admin", b"CONSUME c1 0 %d" % start))
+
+
+def starts_of(contents: list[bytes]) -> list[int]:
+    """Byte offsets of values, and of the end."""
+    return [0, *accumulate(4 + len(value) for value in contents)]
+
+
+def test_values_are_found_by_the_bytes_before_them() -> None:
+    chance = random.Random(1)
+    contents = [bytes(chance.choice([0, 0, 1, 7, 200])) for _ in range(60)]
+    starts = starts_of(contents)
+    world, peer = filled(*contents[:20])
+    for at in range(20, 60, 4):
+        add(world, *contents[at : at + 4])
+    for byte in range(starts[-1] + 3):
+        found = consumed(peer if byte % 2 else world.connect(), byte)
+        if byte in starts[:-1]:
+            expected = contents[starts.index(byte) :]
+            assert found == expected[: len(found)], byte
+            assert found
+        else:
+            assert found == ([] if byte >= starts[-1] else REFUSED), byte
+
+
+def test_an_answer_has_few_bytes_and_the_next_goes_on() -> None:
+    contents = [bytes([number % 256]) * 1_000 for number in range(40)]
+    contents[20] = bytes(300_000)
+    world, peer = filled(*contents)
+    found: list[bytes] = []
+    byte = answers = 0
+    while part := consumed(peer, byte):
+        size = sum(4 + len(value) for value in part)
+        assert size <= 8_192 or len(part) == 1
+        byte += size
+        found += part
+        answers += 1
+    assert found == contents
+    assert answers == 3 + 1 + 3
+    add(world, b"more")
+    assert consumed(peer, byte) == [b"more"]
+
+
+def test_the_latest_place_is_known_and_any_is_found_in_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 5_000
+    _, peer = filled(*[b""] * count)
+    monkeypatch.setattr(
+        values, "LOOKS_MAX", 20
+    )  # 0.6 ** 17 * 5_000 < 1, and three for what is nearer than a look can tell
+    assert len(consumed(peer, 4 * (count - 10))) == 10
+    assert len(consumed(peer, 8)) == 2_048
+    monkeypatch.setattr(values, "LOOKS_MAX", 1)  # which is enough for a place that is known
+    assert len(consumed(peer, 8 + 8_192)) == 2_048, "the place where that stopped"
+    assert consumed(peer, 4 * (count - 10)) == REFUSED
+
+
+def test_places_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "BYTE_PLACES_MAX", 2)
+    world, peer = filled(b"x")
+    peer.ask("CREATE c2 4", "admin")
+    for partition in range(4):
+        assert peer.say(enveloped("admin", b"CONSUME c2 %d 0" % partition)) == []
+    assert len(world.factory.state.byte_places) == 2
+
+
+def test_the_connection_closes_unless_something_further_is_asked() -> None:
+    world, peer = filled(b"x")
+    assert consumed(peer, 0) == [b"x"]
+    world.memory.advance(UNUSED_S - 0.1)
+    assert peer.ask("LIST", "admin") == "c1"
+    world.memory.advance(2 * UNUSED_S)
+    assert not peer.closed
+    peer.feed(frame(enveloped("admin", b"CONSUME c1 0 0")) + frame(enveloped("admin", b"LIST")))
+    peer.pass_by()
+    assert peer.take_bodies() == [b"x", b"c1"]
+    world.memory.advance(2 * UNUSED_S)
+    assert not peer.closed
+    consumed(peer, 0)
+    world.memory.advance(2 * UNUSED_S)
+    assert peer.closed
+
+
+def test_a_peer_that_is_done_gets_its_values() -> None:
+    _, peer = filled(b"x", b"y")
+    peer.feed(frame(enveloped("admin", b"CONSUME c1 0 0")))
+    peer.finish()
+    assert peer.take_bodies() == [b"x", b"y"]
+    assert peer.closed
+
+
+def test_an_error_tells_the_end_itself() -> None:
+    world, peer = filled(b"x")
+    told = b'ERROR: invalid partition ID: strconv.Atoi: parsing "x": invalid syntax'
+    assert peer.say(enveloped("admin", b"CONSUME c1 x 0")) == [told]
+    assert consumed(peer, 1) == REFUSED
+    world.memory.advance(2 * UNUSED_S)
+    assert not peer.closed
+
+
+def test_what_was_removed_is_not_found_and_nought_is_the_first_that_is_kept() -> None:
+    world, peer = filled(b"one", b"two")
+    broker = world.memory.broker
+    broker.purge_topic(broker.topic("c1"))
+    world.memory.run()
+    assert consumed(peer, 0) == []
+    add(world, b"three", b"four")
+    assert consumed(peer, 0) == [b"three", b"four"]
+    assert consumed(peer, 7) == REFUSED
+    assert consumed(peer, 14) == [b"three", b"four"]
+    assert consumed(peer, 14 + 9) == [b"four"]
