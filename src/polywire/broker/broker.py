@@ -8,7 +8,7 @@ applying it with the function recovery uses. Must not know: wires, sockets, file
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,10 +26,9 @@ from polywire.broker.owners import ITSELF, NOBODY, Caller, Owners
 from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.sliced import SlicedWork
+from polywire.broker.sliced import OrderedWork, SlicedWork
 from polywire.broker.state import State
 from polywire.broker.topic_verbs import ENTRY_BYTES, TopicVerbs
-from polywire.broker.topic_work import TopicWork
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transacting import Transacting
 from polywire.broker.transactions import NO_WRITE, PublishDone, Transactions
@@ -70,6 +69,7 @@ class Broker(TopicVerbs, PositionVerbs):
         "groups",
         "loop",
         "owners",
+        "publish_work",
         "settings",
         "sliced",
         "staging",
@@ -83,7 +83,8 @@ class Broker(TopicVerbs, PositionVerbs):
         self.loop: Final = loop
         self.clock = clock
         self.sliced: Final = SlicedWork(loop, clock)
-        self._topic_work = TopicWork(self.sliced, loop, clock)
+        self._topic_work = OrderedWork(self.sliced, loop, clock)
+        self.publish_work: Final = OrderedWork(self.sliced, loop, clock)
         self._log = log
         self._append = log.append
         self._state = state
@@ -327,6 +328,12 @@ class Broker(TopicVerbs, PositionVerbs):
         token, Busy(BUSY, DISK_FULL); then nothing is published.
         """
         self.staging.publish(writer, number, tokens, by=by, done=done)
+
+    def publishing(
+        self, writer: str, number: int, tokens: Sequence[bytes], *, by: Caller = NOBODY, done: PublishDone | None
+    ) -> Iterator[None]:
+        """The same a little at a time, for thousands of batches; to be put into ``publish_work``. Raises as ``publish``."""
+        return self.staging.publishing(writer, number, tokens, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NOBODY) -> None:
         """Drop staged batches; unknown tokens are ignored. Raises Invalid(INVALID_REQUEST), Denied(DENIED) for another user's."""

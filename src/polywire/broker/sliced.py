@@ -7,13 +7,19 @@ what the work is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from polywire.clock import Clock
 from polywire.log.base import Loop
 
 SLICE_S: Final = 0.002  # what a pass of the loop spends on it; small enough that an answer in passing waits for little
+
+BUSY_PAUSE_S: Final = 0.005  # before the log is asked again when it has no room
+
+Steps = Iterator[bool]
+"""A change, step by step: each yields whether the log has to be given time before the next."""
 
 Step = Callable[[float], bool]
 """Works until this time (monotonic) or until it is done; returns whether there is more to do."""
@@ -55,3 +61,42 @@ class SlicedWork:
             self._is_due = False
             if waiting:
                 self._call()
+
+
+class OrderedWork:
+    """Long changes, one at a time, in the order they were asked for: at most one is half done.
+
+    Invariant: unless nothing waits, ``_work`` is in ``sliced`` or a timer is about to put it there.
+    """
+
+    __slots__ = ("_clock", "_loop", "_sliced", "_waiting")
+
+    def __init__(self, sliced: SlicedWork, loop: Loop, clock: Clock) -> None:
+        self._sliced: Final = sliced
+        self._loop: Final = loop
+        self._clock: Final = clock
+        self._waiting: Final[deque[Steps]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def put(self, steps: Steps) -> None:
+        """Have this done when everything put here before is done. It must raise nothing."""
+        self._waiting.append(steps)
+        if len(self._waiting) == 1:
+            self._sliced.put(self._work)
+
+    def _work(self, end: float) -> bool:
+        """Do a slice; whether there is more to do in the loop's next pass."""
+        now = self._clock.monotonic
+        while self._waiting:
+            for needs_time in self._waiting[0]:
+                if needs_time:
+                    self._loop.call_later(BUSY_PAUSE_S, partial(self._sliced.put, self._work))
+                    return False
+                if now() >= end:
+                    return True
+            self._waiting.popleft()
+        return False

@@ -27,8 +27,9 @@ from polywire.broker.catalog import Catalog
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.state import State
-from polywire.broker.topic_work import AT_ONCE_MAX, Steps, TopicWork, when_there_is_room
+from polywire.broker.topic_work import AT_ONCE_MAX, when_there_is_room
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -51,7 +52,7 @@ class TopicVerbs(ABC):
     _catalog: Catalog
     _log: Log
     _state: State
-    _topic_work: TopicWork
+    _topic_work: OrderedWork
 
     @abstractmethod
     def topic(self, full_name: str) -> Topic:

@@ -7,8 +7,8 @@ A writer and a token are used by their owner only. Must not know: wires.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -23,13 +23,14 @@ from polywire.broker.topics import Partition, Topic
 from polywire.broker.writers import size_of
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log
+from polywire.log.base import Done, Log, Publication
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
 NO_WRITE: Final = ("", 0)  # what is staged without a word about the publish it is meant for
 STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered, as many as batches may lie staged
-TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job, and the group that publishes stays small
+TOKENS_MAX: Final = 10_000  # per publish: one per task of a Spark job
+LOT_TOKENS: Final = 100  # looked at, or dropped, in one go: some tenths of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,15 @@ class _Stagers:
         for owner, size in sizes.items():
             self._count(owner, -size)
 
-    def left_over(self, writer: str, number: int) -> list[bytes]:
-        """Tokens for this or an earlier number of a writer that were neither published nor abandoned."""
-        return sorted(token for token in self._tokens.get(writer, ()) if self._by_token[token].number <= number)
+    def of(self, writer: str) -> list[bytes]:
+        """Tokens meant for some publish of a writer that were neither published nor abandoned."""
+        return list(self._tokens.get(writer, ()))
+
+    def left_over(self, tokens: Sequence[bytes], writer: str, number: int) -> list[bytes]:
+        """Those of these tokens that are meant for this or an earlier number of a writer."""
+        get = self._by_token.get
+        known = [(token, get(token)) for token in tokens]
+        return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
 
 
 class _Publishing:
@@ -218,35 +225,98 @@ class Transactions:
         by: Caller,
         done: PublishDone | None,
     ) -> None:
-        """Publish staged batches, as ``Broker.publish`` says."""
+        """Publish staged batches, as ``Broker.publish`` says, at once."""
+        deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
+
+    def publishing(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        by: Caller,
+        done: PublishDone | None,
+    ) -> Iterator[None]:
+        """The same a little at a time: all is looked at and laid out before, and cleared away behind, the one step that publishes. Two must
+        not be under way at once: the second would find its tokens taken."""
         self._check(writer, number, tokens)
-        owner = self._state.writers.owner(writer)
-        self._owners.check(by, owner, "writer", writer)
-        self.check_tokens(tokens, by=by)
+        self._check_writer(writer, number, by)
+        for lot in lots(tokens):
+            self.check_tokens(lot, by=by)
+            yield
+        if not self._is_published(writer, number):
+            prepared, is_new = self._log.prepare(), False
+            try:
+                yield from prepared.add(tokens)
+                yield
+                is_new = self._publish(writer, number, tokens, prepared, by=by, done=done)
+            finally:
+                if not is_new:
+                    prepared.cancel()
+            if is_new:
+                yield from self._clear(writer, number, tokens)
+                return
+        for lot in lots(tokens):
+            self.abandon(lot, by=ITSELF)
+            yield
+        yield from self._abandon_left_over(writer, number)
+        self._answer_duplicate(writer, done)
+
+    def _is_published(self, writer: str, number: int) -> bool:
         last = self._state.writers.last(writer)
-        if last is not None and number <= last:
-            self.abandon([*tokens, *self._left_over(writer, number, tokens)], by=ITSELF)
-            self._answer_duplicate(writer, done)
-            return
-        self._check_step(writer, number, last)
+        return last is not None and number <= last
+
+    def _publish(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        prepared: Publication,
+        *,
+        by: Caller,
+        done: PublishDone | None,
+    ) -> bool:
+        """The one step; False where somebody else has published it meanwhile."""
+        self._check_writer(writer, number, by)
+        self.check_tokens(tokens, by=by)
+        if self._is_published(writer, number):
+            return False
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
-        self.check_staged(tokens)
-        change = changes.Published(writer, number, now_us, (), heir(owner, by))
+        self._check_living(prepared.incarnations)
+        change = changes.Published(writer, number, now_us, (), heir(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
         def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
             self._settle(writer, publishing, done, ranges, error)
 
         if tokens:
-            self._log.publish(tokens, changes.encode(change), level=Level.SYNCED, done=settled)
+            self._log.publish(prepared, changes.encode(change), level=Level.SYNCED, done=settled)
         else:
             self._log.change(changes.encode(change), level=Level.SYNCED, done=lambda _, error: settled((), error))
         self._publishing[writer] = publishing
         self._state.apply_change(change)
-        self._stagers.forget(tokens)
+        return True
+
+    def _check_writer(self, writer: str, number: int, by: Caller) -> None:
+        self._owners.check(by, self._state.writers.owner(writer), "writer", writer)
+        self._check_step(writer, number, self._state.writers.last(writer))
+
+    def _clear(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
+        """Forget what was published, and what attempts that failed have left."""
+        for lot in lots(tokens):
+            self._stagers.forget(lot)
+            yield
         with suppress(Busy):  # it is published, whatever becomes of these: they expire
-            self.abandon(self._left_over(writer, number, tokens), by=ITSELF)
+            yield from self._abandon_left_over(writer, number)
+
+    def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
+        """Drop what is left of this write of a writer, or of an earlier one."""
+        for lot in lots(self._stagers.of(writer)):
+            left = self._stagers.left_over(lot, writer, number)
+            if left:
+                self.abandon(left, by=ITSELF)
+            yield
 
     def writers(self, *, by: Caller) -> list[changes.Published]:
         """The last publish of every writer that somebody may use, by name."""
@@ -279,10 +349,6 @@ class Transactions:
                 f"number is too far ahead of the last one published writer={writer!r} last={last} got={number} limit={limit}",
             )
 
-    def _left_over(self, writer: str, number: int, tokens: Sequence[bytes]) -> list[bytes]:
-        """What attempts that failed have left of this write, or of an earlier one."""
-        return [token for token in self._stagers.left_over(writer, number) if token not in tokens]
-
     def _check(self, writer: str, number: int, tokens: Sequence[bytes]) -> None:
         check_name(writer, self._settings.name_bytes_max)
         if not 0 <= number < 2**63:
@@ -297,7 +363,10 @@ class Transactions:
 
         Raises Missing(STAGE_MISSING, PARTITION_MISSING).
         """
-        for incarnation in self._log.staged_partitions(tokens):
+        self._check_living(self._log.staged_partitions(tokens))
+
+    def _check_living(self, incarnations: Iterable[int]) -> None:
+        for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(
                     ErrorCode.PARTITION_MISSING,
@@ -352,3 +421,9 @@ def check_token(token: bytes) -> None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"a token has {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):
         raise Invalid(ErrorCode.INVALID_REQUEST, "a token must not be all zeros")
+
+
+def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """A few tokens after the other."""
+    for start in range(0, len(tokens), LOT_TOKENS):
+        yield tokens[start : start + LOT_TOKENS]

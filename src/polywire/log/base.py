@@ -210,6 +210,21 @@ class Replay(Protocol):
         """The same, as it is now, encoded piece by piece; whoever asks goes on with it to its end."""
 
 
+class Publication(Protocol):
+    """A publish in the making. What it has taken nobody else publishes or abandons, and nothing is staged under it, until it is published or
+    cancelled."""
+
+    @property
+    def incarnations(self) -> Collection[int]:
+        """Partitions that something is staged for under the tokens taken so far."""
+
+    def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
+        """Take tokens, a little in each step. Raises Missing(STAGE_MISSING) for one that is unknown, expired or taken by somebody else."""
+
+    def cancel(self) -> None:
+        """Give back everything taken; not to be called once it is published."""
+
+
 class Log(Protocol):
     """All partitions of one shard. Everything called between two commits becomes one group, in call order.
 
@@ -285,9 +300,12 @@ class Log(Protocol):
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
         """Incarnations for which batches are staged under these tokens. Raises Missing(STAGE_MISSING)."""
 
+    def prepare(self) -> Publication:
+        """Begin a publish of many batches."""
+
     def publish(
         self,
-        tokens: Sequence[bytes],
+        tokens: Sequence[bytes] | Publication,
         change: bytes,
         *,
         level: Level,
@@ -296,7 +314,7 @@ class Log(Protocol):
         """Number every staged batch of these tokens, in token order, and add ``change``, as one group. ``done`` gets
         (incarnation, first offset, next offset) per partition.
 
-        Raises Missing(STAGE_MISSING) when a token is unknown or expired; then nothing is added.
+        Raises Missing(STAGE_MISSING) when a token is unknown or expired, Busy; then nothing is added, and a publication is cancelled.
         """
 
     def abandon(self, tokens: Sequence[bytes]) -> None:

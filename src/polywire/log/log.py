@@ -19,6 +19,7 @@ from polywire.log.callbacks import Notifications, Vital, VitalLoop
 from polywire.log.disk import Disk
 from polywire.log.journal.flusher import Syncer
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
+from polywire.log.journal.publishing import FilePublication, Publishable, prepared
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.write_batch import (
@@ -35,7 +36,6 @@ from polywire.log.journal.write_batch import (
     Told,
     Trim,
     Turn,
-    published_size,
     sealed_content,
 )
 from polywire.log.partition.partition import FilePartition
@@ -251,13 +251,14 @@ class FileLog:
         found = self._history.staging.find(tokens)
         return {batch.incarnation for staged in found for batch in staged.batches}
 
-    def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
-        found = self._history.staging.find(dict.fromkeys(tokens))
-        size = ENTRY_BYTES + (len(change) + 7 & ~7) + published_size(found)
-        self._admit(size, Need.CHANGE)
-        for staged in found:
-            staged.claimed = True
-        self._add(Publish(found, change, level, done), size, closing=True)
+    def prepare(self) -> FilePublication:
+        return FilePublication(self._history)
+
+    def publish(self, tokens: Publishable, change: bytes, *, level: Level, done: PublishDone) -> None:
+        with prepared(self._history, tokens) as made:
+            size = ENTRY_BYTES + (len(change) + 7 & ~7) + made.size
+            self._admit(size, Need.CHANGE)
+        self._add(Publish(made, change, level, done), size, closing=True)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
         found = [self._history.staging.get(token) for token in dict.fromkeys(tokens)]

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final
 
 from polywire.errors import ErrorCode, Missing
 from polywire.log.journal.staging import StagedBatch, StagedToken, Staging
 from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.partition.reader import Overlay, Reader
+from polywire.log.partition.reader import Overlay, Published, Reader
 from polywire.log.partition.sealed_ranges import RunIndex
 from polywire.log.segments.segment_set import Segments
 
-Laid = tuple[FilePartition, bytes, StagedBatch, tuple[int, int, int]]
-"""(partition, numbered header, staged batch, (offset, address, time)) of a batch that was published."""
-
+_NUMBERS: Final = Struct("<32xQQq")  # of a batch's header (decision 0001): offset, address, time
 LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
 
 
@@ -118,22 +117,21 @@ class History:
 
     # Staging
 
-    def lay(self, laid: Iterable[Laid], serial: int) -> None:
-        """Staged batches became part of their partitions, in a group of this slot."""
-        overlays, number = self.reader.overlays, self._next_overlay
-        for partition, header, batch, (offset, address, time_us) in laid:
-            batch.laid = True
-            overlays[number] = Overlay(header, batch, serial)
-            partition.overlays.append((offset, number))
-            partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
-            partition.tail_bytes += batch.length
-            number += 1
-        self._next_overlay = number
+    def add_overlay(self, overlay: Overlay) -> int:
+        """A batch is published, or about to be; returns the overlay's number."""
+        number = self._next_overlay
+        self._next_overlay += 1
+        self.reader.overlays[number] = overlay
+        return number
 
-    def publish(self, laid: Iterable[Laid], tokens: Iterable[StagedToken], serial: int) -> None:
-        """Staged batches became part of their partitions in the group just written, and their tokens are gone."""
-        self.lay(laid, serial)
-        self.unstage([staged.token for staged in tokens])
+    def lay(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
+        """A staged batch became part of its partition, with this header, in a group of this slot."""
+        number = self.add_overlay(Overlay(Published(header, serial), 0, batch))
+        offset, address, time_us = _NUMBERS.unpack_from(header)
+        batch.laid = True
+        partition.overlays.append(number)
+        partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
+        partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
         """Tokens are gone. What was laid into its partition stays needed until it is sealed."""

@@ -8,7 +8,7 @@ tests. Must not know: topics, groups, wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Loop, Need, PartitionLog, Replay
+from polywire.log.base import Done, Loop, Need, PartitionLog, Publication, Replay
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader, Column
 from polywire.testing.memory_partition import MemoryPartition
@@ -59,6 +59,32 @@ class _Entry:
 class _Staged:
     parts: list[tuple[int, bytes]]
     expires_at_us: int
+    claimed: bool = False
+
+
+class MemoryPublication:
+    """Implements ``Publication``."""
+
+    def __init__(self, find: Callable[[bytes], _Staged]) -> None:
+        self._find = find
+        self.tokens: Final[list[bytes]] = []
+        self.staged: Final[list[_Staged]] = []
+
+    @property
+    def incarnations(self) -> Collection[int]:
+        return {incarnation for staged in self.staged for incarnation, _ in staged.parts}
+
+    def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
+        for token in tokens:
+            staged = self._find(token)
+            staged.claimed = True
+            self.tokens.append(token)
+            self.staged.append(staged)
+            yield
+
+    def cancel(self) -> None:
+        for staged in self.staged:
+            staged.claimed = False
 
 
 class MemoryLog:
@@ -184,6 +210,8 @@ class MemoryLog:
         level: Level,
         done: Done | None,
     ) -> None:
+        if token in self._staged and self._staged[token].claimed:
+            raise Missing(ErrorCode.STAGE_MISSING, f"token is being published token={token.hex()}")
         self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
         staged = self._staged.setdefault(token, _Staged([], expires_at_us))
         staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
@@ -196,20 +224,40 @@ class MemoryLog:
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
         return {incarnation for token in tokens for incarnation, _ in self._find_staged(token).parts}
 
-    def publish(self, tokens: Sequence[bytes], change: bytes, *, level: Level, done: PublishDone) -> None:
-        parts = [part for token in tokens for part in self._find_staged(token).parts]
+    def prepare(self) -> MemoryPublication:
+        return MemoryPublication(self._find_staged)
+
+    def publish(self, tokens: Sequence[bytes] | Publication, change: bytes, *, level: Level, done: PublishDone) -> None:
+        publication = None if isinstance(tokens, Sequence) else tokens
+        if isinstance(publication, MemoryPublication):
+            tokens = publication.tokens
+            parts = [part for staged in publication.staged for part in staged.parts]
+        else:
+            assert isinstance(tokens, Sequence), "a publication of this log"
+            parts = [part for token in tokens for part in self._find_staged(token).parts]
         entry = _Entry(_Kind.PUBLISH, change=change, parts=parts, level=level)
         entry.done = lambda error: done([] if error else entry.ranges, error)
-        self._add(entry)
-        self.abandon(tokens)
-
-    def abandon(self, tokens: Sequence[bytes]) -> None:
+        try:
+            self._add(entry)
+        except BrokerError:
+            if publication is not None:
+                publication.cancel()
+            raise
         for token in tokens:
             self._staged.pop(token, None)
 
+    def abandon(self, tokens: Sequence[bytes]) -> None:
+        for token in tokens:
+            if token in self._staged and not self._staged[token].claimed:
+                del self._staged[token]
+
     def _find_staged(self, token: bytes) -> _Staged:
         staged = self._staged.get(token)
-        if staged is None or (self._elapsed is not None and staged.expires_at_us <= self._elapsed.now_us()):
+        if (
+            staged is None
+            or staged.claimed
+            or (self._elapsed is not None and staged.expires_at_us <= self._elapsed.now_us())
+        ):
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
         return staged
 

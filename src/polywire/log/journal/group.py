@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import cython
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -38,6 +39,7 @@ if cython.compiled:
         Lent,
         lend,
         lend_writable,
+        load_i64,
         load_u32,
         load_u64,
         move,
@@ -52,6 +54,7 @@ else:
         Lent,
         lend,
         lend_writable,
+        load_i64,
         load_u32,
         load_u64,
         move,
@@ -242,6 +245,40 @@ class GroupHead:
         """Enter an entry that is covered by a checksum of its own. Its bytes must be written padded to a multiple of 8."""
         lent: Lent = lend(content)
         self._enter(kind, lent.size, partition, argument, xxh64_raw(lent.p, 0, lent.size))
+
+    def published(self, content: Buffer, entries: Lendable, numbers: Lendable, epoch: int) -> None:
+        """Number the staged batches of a publish and enter them. ``content``, writable: the entries back to back, each a token and the
+        headers of its batches for one partition. ``entries``: (where it ends, which partition it is, -1 for none: the token is abandoned).
+        ``numbers`` of the partitions: (incarnation, next offset, next address, time); what they are afterwards is stored there.
+
+        Raises IndexError where one says what another does not have."""
+        lent: Lent = lend_writable(content)
+        ends: Lent = lend(entries)
+        of: Lent = lend_writable(numbers)
+        start: cython.Py_ssize_t = 0
+        at: cython.Py_ssize_t
+        i: cython.Py_ssize_t
+        for i in range(ends.size // 16):
+            end: cython.Py_ssize_t = load_i64(ends.p, 16 * i)
+            place: cython.Py_ssize_t = 32 * load_i64(ends.p, 16 * i + 8)
+            if end < start + 16 or end > lent.size or (end - start - 16) % 104 or place > of.size - 32:
+                raise IndexError(i)
+            if place < 0:
+                self._enter(4, end - start, 0, 0, xxh64_raw(lent.p, start, end - start))
+                start = end
+                continue
+            partition: cython.ulonglong = load_u64(of.p, place)
+            for at in range(start + 16, end, 104):
+                store_u64(lent.p, at + 16, partition)
+                store_u32(lent.p, at + 24, epoch)
+                store_u64(lent.p, at + 32, load_u64(of.p, place + 8))
+                store_u64(lent.p, at + 40, load_u64(of.p, place + 16))
+                store_u64(lent.p, at + 48, load_u64(of.p, place + 24))
+                seal_header(lent.p, at)
+                store_u64(of.p, place + 8, load_u64(of.p, place + 8) + load_u32(lent.p, at + 84))
+                store_u64(of.p, place + 16, load_u64(of.p, place + 16) + load_u32(lent.p, at + 80))
+            self._enter(3, end - start, partition, 0, xxh64_raw(lent.p, start, end - start))
+            start = end
 
     def staged(self, token: bytes, batch: Buffer, partition: int, expires_at_us: int) -> None:
         """Enter a staged batch; what is written is the token, then the batch."""

@@ -265,7 +265,7 @@ class Player:
                 ):
                     raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
                 batch = batches[number - missing]
-                self._history.lay([(partition, header, batch, (offset, address, time_us))], serial)
+                self._history.lay(partition, header, batch, serial)
                 if _NUMBERS.unpack_from(header)[0] & _PRODUCER_BIT:
                     self._tell_producer(self._history.reader.tail_batch(partition, len(partition.tail) - 1))
             self._advance(partition, offset + span, address + address_span, time_us)

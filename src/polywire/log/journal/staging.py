@@ -36,15 +36,16 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token. ``claimed``: a publish or abandon of this turn has it."""
+    """All batches of one token, and their bytes. ``claimed``: a publish in the making, or an abandon of this turn, has it."""
 
-    __slots__ = ("batches", "claimed", "expires_at_us", "token")
+    __slots__ = ("batches", "claimed", "expires_at_us", "size", "token")
 
     def __init__(self, token: bytes, expires_at_us: int) -> None:
         self.token: Final = token
         self.expires_at_us = expires_at_us
         self.batches: Final[list[StagedBatch]] = []
         self.claimed = False
+        self.size = 0
 
     def by_partition(self) -> Collection[tuple[int, Sequence[StagedBatch]]]:
         """Its batches, in order, by the incarnation of their partition."""
@@ -100,12 +101,21 @@ class Staging:
             staged = self._tokens[token] = StagedToken(token, expires_at_us)
         staged.expires_at_us = max(staged.expires_at_us, expires_at_us)
         staged.batches.append(batch)
+        staged.size += batch.length
         self.size += batch.length
         self.count += 1
 
     def get(self, token: bytes) -> StagedToken | None:
         """A token, claimed or not."""
         return self._tokens.get(token)
+
+    def claim(self, token: bytes) -> StagedToken:
+        """Take a token, for who will publish it. Raises Missing(STAGE_MISSING)."""
+        staged = self._tokens.get(token)
+        if staged is None or staged.claimed or staged.expires_at_us <= self._now_us():
+            raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
+        staged.claimed = True
+        return staged
 
     def find(self, tokens: Iterable[bytes]) -> list[StagedToken]:
         """Tokens that can be published. Raises Missing(STAGE_MISSING)."""
@@ -123,8 +133,7 @@ class Staging:
         found = [staged for token in tokens if (staged := pop(token, None)) is not None]
         for staged in found:
             self.count -= len(staged.batches)
-            for batch in staged.batches:
-                self.size -= batch.length
+            self.size -= staged.size
         return found
 
     def expired(self) -> Sequence[bytes]:

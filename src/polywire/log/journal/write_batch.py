@@ -7,6 +7,7 @@ when a turn is committed.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -14,19 +15,18 @@ from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.log.base import Done
-from polywire.log.journal.group import ENTRY_BYTES, TOKEN_BYTES, EntryKind, GroupHead, mergeable_records
-from polywire.log.journal.staging import StagedBatch, StagedToken
+from polywire.log.journal.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
+from polywire.log.journal.publishing import FilePublication
+from polywire.log.journal.staging import StagedBatch
 from polywire.log.partition.partition import Append, FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
-from polywire.log.state import Contents, History, Laid
-from polywire.records.batch import merge, stamp
+from polywire.log.state import Contents, History
+from polywire.records.batch import merge
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
 MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be fetched, sliced and sent one by one
 _NAMED: Final = Struct("<II")
-_SPANS: Final = Struct("<II")
-_SPANS_AT: Final = 80  # in a batch's header (decision 0001): how many addresses it has, how many offsets
 _PADDING: Final = bytes(8)
 
 Ranges = Sequence[tuple[int, int, int]]
@@ -116,20 +116,23 @@ class Draft:
         if size & 7:
             self.parts.append(_PADDING[size & 7 :])
 
-    def enter_many(self, content: Buffer, entries: Sequence[tuple[EntryKind, int, int]]) -> None:
-        """Enter many things that are no batches and of a multiple of 8 bytes: (kind, partition, where its content ends)."""
+    def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
+        """Number the batches of a publish and enter them; see ``GroupHead.published``."""
         self.only_appends = False
-        enter, view, start = self.head.entry, memoryview(content), 0
-        for kind, partition, end in entries:
-            enter(kind, partition, 0, view[start:end])
-            start = end
-        assert not start & 7, "nothing is padded here"
-        self.parts.append(view)
+        self.head.published(made.content, made.entries, numbers, self.epoch)
+        self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
         """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
         self.then.append(then)
         self.indexed.append((partition, 0, -len(self.then), 0, 0, 0))
+
+    def touch(self, partitions: Sequence[FilePartition], then: Callable[[int], None]) -> None:
+        """The same for several partitions."""
+        self.then += (_nothing, then)
+        place = 1 - len(self.then)
+        self.indexed += [(partition, 0, place, 0, 0, 0) for partition in partitions]
+        self.indexed.append((None, 0, place - 1, 0, 0, 0))
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
         """The group was written; its entries begin at ``start`` of the slot: index them."""
@@ -329,76 +332,37 @@ class Stage(_Simple):
         return () if self.done is None else ((self.done, -1),)
 
 
-def published_size(tokens: Sequence[StagedToken]) -> int:
-    """Bytes that publishing tokens takes in a group."""
-    several = [staged for staged in tokens if len(staged.batches) > 1]
-    entries = len(tokens) + sum([len(staged.by_partition()) - 1 for staged in several])
-    batches = len(tokens) + sum([len(staged.batches) - 1 for staged in several])
-    return entries * (ENTRY_BYTES + TOKEN_BYTES) + batches * HEADER_BYTES
-
-
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Tokens become part of their partitions. There may be thousands, and one group has them all: nothing here is done per token that can be
-    done for all of them."""
+    """Tokens become part of their partitions. There may be thousands, of tens of thousands of batches, and one group has them all: nothing is
+    done here for each of them."""
 
-    tokens: Sequence[StagedToken]
+    publication: FilePublication
     change: bytes
     level: Level
     done: PublishDone | None
 
     def enter(self, draft: Draft) -> None:
-        firsts: dict[FilePartition, int] = {}
-        laid: list[Laid] = []
-        content = bytearray()
-        entries: list[tuple[EntryKind, int, int]] = []
-        find, kind = draft.history.partitions.get, EntryKind.PUBLISH
-        for staged in self.tokens:
-            published = False
-            for incarnation, batches in staged.by_partition():
-                partition = find(incarnation)
-                if partition is None or not partition.opened:
-                    continue
-                published = True
-                if partition not in firsts:
-                    firsts[partition] = partition.next_offset
-                content += staged.token
-                _number_published(draft, partition, batches, content, laid)
-                entries.append((kind, incarnation, len(content)))
-            if not published:  # all its partitions have ended; recovery must know that the token is gone
-                content += staged.token
-                entries.append((EntryKind.ABANDON, 0, len(content)))
-        draft.enter_many(content, entries)
-        for partition in firsts:
-            draft.after(partition, _nothing)
-        draft.after(None, lambda serial: draft.history.publish(laid, self.tokens, serial))
+        made = self.publication.of_living()
+        partitions, numbers = made.partitions, array("q")
+        for partition in partitions:
+            if partition.last_epoch != draft.epoch:
+                partition.begin_epoch(draft.epoch)
+            time_us = max(draft.now_us, partition.last_append_time_us)
+            numbers.extend((partition.incarnation, partition.next_offset, partition.next_address, time_us))
+        draft.enter_published(made, numbers)
+        found, after = [], numbers.tolist()
+        for place, partition in enumerate(partitions):
+            first, at = partition.next_offset, 4 * place
+            _, partition.next_offset, partition.next_address, partition.last_append_time_us = after[at : at + 4]
+            found.append((partition.incarnation, first, partition.next_offset))
+        draft.touch(partitions, made.settle)
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True
-        found = [(partition.incarnation, first, partition.next_offset) for partition, first in firsts.items()]
         draft.tell(self.level, self.done, found, ())
 
     def owners(self) -> Sequence[Owner]:
         return () if self.done is None else ((self.done, ()),)
-
-
-def _number_published(
-    draft: Draft, partition: FilePartition, batches: Sequence[StagedBatch], content: bytearray, laid: list[Laid]
-) -> None:
-    """Number the staged batches of one token for one partition."""
-    time_us = max(draft.now_us, partition.last_append_time_us)
-    if partition.last_epoch != draft.epoch:
-        partition.begin_epoch(draft.epoch)
-    offset, address = partition.next_offset, partition.next_address
-    for batch in batches:
-        header = bytearray(batch.header)
-        stamp(header, 0, partition.incarnation, draft.epoch, offset, address, time_us)
-        content += header
-        laid.append((partition, bytes(header), batch, (offset, address, time_us)))
-        address_span, span = _SPANS.unpack_from(header, _SPANS_AT)
-        offset += span
-        address += address_span
-    partition.next_offset, partition.next_address = offset, address
-    partition.last_append_time_us = time_us
 
 
 @dataclass(frozen=True, slots=True)

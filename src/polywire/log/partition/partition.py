@@ -31,7 +31,7 @@ Append = tuple[Buffer, Level, Done | None]
 
 
 class PartitionReader(Protocol):
-    """What a partition asks of its reader; each verb but the first two answers what ``base.PartitionLog`` says of its own."""
+    """What a partition asks of its reader; each verb but the first three answers what ``base.PartitionLog`` says of its own."""
 
     @property
     def epoch(self) -> int:
@@ -39,6 +39,9 @@ class PartitionReader(Protocol):
 
     def run_now(self, place: int, incarnation: int) -> Run | None:
         """A partition's run in a segment, if that is at hand."""
+
+    def overlay_offset(self, number: int) -> int:
+        """First offset of a published batch."""
 
     def read(
         self,
@@ -125,8 +128,8 @@ class FilePartition:
         self.epoch_offsets: Final = array("Q")
         self._packed_epochs = b""
         """As ``pack`` last made them, unless they changed since."""
-        self.overlays: Final[deque[tuple[int, int]]] = deque()
-        """(offset, overlay) of published staged batches in the tail."""
+        self.overlays: Final[deque[int]] = deque()
+        """Those of published staged batches in the tail."""
         self.pending: list[Append] | None = None
         """Batches of this turn, in a step that is still open."""
         self.wakes: Final[dict[object, tuple[int, Callable[[], None]]]] = {}
@@ -266,8 +269,8 @@ class FilePartition:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
             self.tail.drop_front(count)
         gone = []
-        while self.overlays and self.overlays[0][0] < next_offset:
-            gone.append(self.overlays.popleft()[1])
+        while self.overlays and self._reader.overlay_offset(self.overlays[0]) < next_offset:
+            gone.append(self.overlays.popleft())
         return gone
 
     def take_runs(self) -> RunIndex:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Found, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
-from polywire.log.journal.staging import StagedBatch
+from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
 from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
@@ -32,21 +32,48 @@ from polywire.types import Buffer
 FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
+_OFFSET_AT: Final = 32  # in a batch's header (decision 0001)
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Then = Callable[[Read | BrokerError], None]
 _T = TypeVar("_T")
 
 
+class Published:
+    """One publish, which many overlays share: where their headers are, and the slot whose group published them."""
+
+    __slots__ = ("headers", "serial")
+
+    def __init__(self, headers: Buffer, serial: int = NOWHERE) -> None:
+        self.headers: Final = headers
+        self.serial = serial
+
+
 class Overlay:
-    """A published batch: its numbered header, its staged body, and the slot (``serial``) whose group published it."""
+    """A published batch: where its numbered header is, and its staged body."""
 
-    __slots__ = ("batch", "header", "serial")
+    __slots__ = ("_at", "batch", "published")
 
-    def __init__(self, header: bytes, batch: StagedBatch, serial: int) -> None:
-        self.header: Final = header
+    def __init__(self, published: Published, at: int, batch: StagedBatch) -> None:
+        self.published: Final = published
+        self._at: Final = at
         self.batch: Final = batch
-        self.serial: Final = serial
+
+    @property
+    def header(self) -> Buffer:
+        """The numbered header."""
+        return memoryview(self.published.headers)[self._at : self._at + HEADER_BYTES]
+
+    @property
+    def serial(self) -> int:
+        """The slot whose group published it."""
+        return self.published.serial
+
+    @property
+    def offset(self) -> int:
+        """Its first offset."""
+        at = self._at + _OFFSET_AT
+        return int.from_bytes(memoryview(self.published.headers)[at : at + 8], "little")
 
 
 class NoPin:
@@ -115,6 +142,9 @@ class Reader:
         self._fetching -= 1
 
     # One batch
+
+    def overlay_offset(self, number: int) -> int:
+        return self.overlays[number].offset
 
     def staged_view(self, batch: StagedBatch) -> Buffer:
         """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import cython
 
 from polywire.log.segments.search import NO_END
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -87,6 +88,18 @@ class TailIndex:
         time_us: cython.longlong,
     ) -> None:
         """Add the entry of the next batch."""
+        self._add(offset, position, length, slot, address, time_us)
+
+    @cython.cfunc
+    def _add(
+        self,
+        offset: cython.longlong,
+        position: cython.longlong,
+        length: cython.uint,
+        slot: cython.uint,
+        address: cython.longlong,
+        time_us: cython.longlong,
+    ) -> None:
         at: cython.Py_ssize_t = (self._head + self._count) * _ENTRY_BYTES
         if at == len(self._data):
             at = self._make_room()
@@ -260,6 +273,41 @@ class TailIndex:
     def _check_range(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> None:
         if start < 0 or stop < start or stop > self._count:
             raise IndexError((start, stop))
+
+
+def lay(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
+    """Add the batches of a publish to the tails of their partitions. ``content``, ``entries``: see ``group.GroupHead.published``;
+    ``positions``: of each batch. Raises IndexError where one says what another does not have."""
+    lent: Lent = lend(content)
+    ends: Lent = lend(entries)
+    places: Lent = lend(positions)
+    start: cython.Py_ssize_t = 0
+    laid: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    for i in range(ends.size // 16):
+        end: cython.Py_ssize_t = load_i64(ends.p, 16 * i)
+        place: cython.Py_ssize_t = load_i64(ends.p, 16 * i + 8)
+        if end < start + 16 or end > lent.size or (end - start - 16) % 104 or place >= len(tails):
+            raise IndexError(i)
+        start += 16
+        if place < 0:
+            start = end
+            continue
+        if laid + (end - start) // 104 > places.size // 8:
+            raise IndexError(i)
+        tail: TailIndex = tails[place]
+        for at in range(start, end, 104):
+            tail._add(
+                load_i64(lent.p, at + 32),
+                load_i64(places.p, 8 * laid),
+                load_u32(lent.p, at + 4),
+                slot,
+                load_i64(lent.p, at + 40),
+                load_i64(lent.p, at + 48),
+            )
+            laid += 1
+        start = end
 
 
 def spans_of(

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from polywire.broker.sliced import Steps
+from polywire.broker.transactions import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.protocols.base import PASS_S
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from polywire.protocols.polywire.admission import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
-LOT_TOKENS: Final = 100  # looked at, or dropped, in one go: some tenths of a millisecond
 
 
 class _Collected:
@@ -115,11 +116,6 @@ class _PublishAnswer:
         self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
 
 
-def _lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(tokens), LOT_TOKENS):
-        yield tokens[start : start + LOT_TOKENS]
-
-
 class Appending:
     """What one connection appends.
 
@@ -198,15 +194,18 @@ class Appending:
 
     def _begin(self, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
         """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
+        if self._are_done_at_once(steps):
+            self._session.owe()
+            end(None)
+        else:
+            self._session.hold()
+            Slices(self._broker, steps, partial(self._ended, end, self._session.pin()))
+
+    def _are_done_at_once(self, steps: Iterator[None]) -> bool:
+        """Do what one turn has time for; whether that was all."""
         now = self._broker.clock.monotonic
         until = now() + PASS_S
-        for _ in steps:
-            if now() >= until:
-                self._session.hold()
-                Slices(self._broker, steps, partial(self._ended, end, self._session.pin()))
-                return
-        self._session.owe()
-        end(None)
+        return not any(now() >= until for _ in steps)
 
     def _ended(
         self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], result: list[None] | BrokerError
@@ -228,17 +227,31 @@ class Appending:
 
     def publish(self, correlation: int, request: messages.Publish) -> None:
         """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
-        answer = _PublishAnswer(self._session, correlation)
-        self._begin(self._publish(request, answer), answer.end)
+        answer, work = _PublishAnswer(self._session, correlation), self._broker.publish_work
+        steps = self._publish(request, answer)
+        if work.is_idle and self._are_done_at_once(steps):
+            self._session.owe()
+            answer.end(None)
+        else:
+            self._session.hold()
+            work.put(self._publish_in_turn(steps, answer))
 
     def _publish(self, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
-        """Ask a little at a time whether this connection may; what is published then is one group. Raises BrokerError when nothing is."""
-        tokens, by = request.tokens, self._admission.caller
-        for lot in _lots(tokens[: TOKENS_MAX + 1]):
+        """Ask a little at a time whether this connection may, then publish. Raises BrokerError when nothing is published."""
+        for lot in lots(request.tokens[: TOKENS_MAX + 1]):
             self._admission.check_tokens(lot)
             yield
-        self._broker.publish(request.writer, request.number, tokens, by=by, done=answer.done)
-        yield
+        by = self._admission.caller
+        yield from self._broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
+
+    def _publish_in_turn(self, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
+        error: BrokerError | None = None
+        try:
+            for _ in steps:
+                yield False
+        except BrokerError as found:
+            error = found
+        self._broker.loop.call_soon(self._over, answer.end, _nothing, error)
 
     def abandon(self, correlation: int, request: messages.Abandon) -> None:
         """Drop staged batches. Raises BrokerError when refused at once."""
@@ -250,11 +263,11 @@ class Appending:
         """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
         staged under one of the rest."""
         by = self._admission.caller
-        for lot in _lots(tokens):
+        for lot in lots(tokens):
             self._admission.check_tokens(lot)
             self._broker.staging.check_tokens(lot, by=by)
             yield
-        for lot in _lots(tokens):
+        for lot in lots(tokens):
             self._broker.abandon(lot, by=by)
             yield
 
@@ -263,3 +276,7 @@ class Appending:
             self._session.settle(Verb.ABANDON, correlation, Head())
         else:
             self._session.settle_error(Verb.ABANDON, correlation, error)
+
+
+def _nothing() -> None:
+    """Nothing of the request is viewed any more."""

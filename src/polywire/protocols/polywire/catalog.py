@@ -14,9 +14,9 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Found, Loop
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.admission import created_name
+from polywire.protocols.polywire.long_answer import LongAnswer
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.words import TOPICS_MAX, Answering, level_of
-from polywire.protocols.slices import Slices
 from polywire.types import KeyHash
 
 if TYPE_CHECKING:
@@ -78,22 +78,16 @@ class Catalog:
                 raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown verb verb={verb}")
 
     def _list(self, correlation: int, request: messages.ListTopics) -> None:
-        self._session.hold()
         topics = self._broker.topics(internal=request.internal)
-        Slices(self._broker, self._entries(topics), partial(self._listed, correlation))
+        LongAnswer(self._broker, self._session, Verb.TOPICS, correlation).make(
+            self._entries(topics), messages.TopicList
+        )
 
     def _entries(self, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
         sees = self._admission.sees
         for topic in topics:
             seen = sees(topic)
             yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
-
-    def _listed(self, correlation: int, entries: list[messages.TopicEntry] | BrokerError) -> None:
-        self._session.release()
-        if isinstance(entries, BrokerError):
-            self._session.settle_error(Verb.TOPICS, correlation, entries)
-        else:
-            self._session.settle(Verb.TOPICS, correlation, messages.TopicList(entries))
 
     def _create(self, correlation: int, request: messages.CreateTopic) -> None:
         change = self._change(Verb.CREATE_TOPIC, correlation)
@@ -125,7 +119,8 @@ class Catalog:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
         # What this connection sent before counts; an empty turn costs next to nothing.
         self._broker.commit()
-        _BoundsAnswer(self._session, correlation, topics, request.times_us).ask(self._broker)
+        answer = LongAnswer(self._broker, self._session, Verb.BOUNDS, correlation)
+        _BoundsAnswer(answer, topics, request.times_us).ask(self._broker)
 
 
 class _Change:
@@ -180,11 +175,10 @@ class _BoundsAnswer:
     up next. What ended is not looked at again, so an error is told behind look-ups that are still under way.
     """
 
-    __slots__ = ("_broker", "_correlation", "_error", "_left", "_next", "_places", "_session", "_times_us", "_topics")
+    __slots__ = ("_answer", "_broker", "_error", "_left", "_next", "_places", "_times_us", "_topics")
 
-    def __init__(self, session: Answering, correlation: int, topics: Sequence[Topic], times_us: Sequence[int]) -> None:
-        self._session: Final = session
-        self._correlation: Final = correlation
+    def __init__(self, answer: LongAnswer, topics: Sequence[Topic], times_us: Sequence[int]) -> None:
+        self._answer: Final = answer
         self._topics: Final = [(topic, list(topic.partitions)) for topic in topics]
         self._times_us: Final = times_us
         self._places: list[tuple[Partition, Bounds, list[int]]] = []
@@ -193,13 +187,12 @@ class _BoundsAnswer:
         self._left = 1
 
     def ask(self, broker: Broker) -> None:
-        self._session.hold()
         self._broker = broker
         broker.many_bounds([one for _, partitions in self._topics for one in partitions], then=self._bounded)
 
     def _bounded(self, found: list[Bounds] | BrokerError) -> None:
         if isinstance(found, BrokerError):
-            self._refuse(found)
+            self._answer.refuse(found)
             return
         partitions = [one for _, partitions in self._topics for one in partitions]
         count = len(self._times_us)
@@ -243,9 +236,9 @@ class _BoundsAnswer:
         if self._left:
             return
         if self._error is not None:
-            self._refuse(self._error)
+            self._answer.refuse(self._error)
         else:
-            Slices(self._broker, self._entries(), self._told)
+            self._answer.make(self._entries(), self._list)
 
     def _entries(self) -> Iterator[messages.PartitionEntry]:
         for partition, bounds, offsets in self._places:
@@ -253,18 +246,12 @@ class _BoundsAnswer:
                 partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
             )
 
-    def _told(self, entries: list[messages.PartitionEntry] | BrokerError) -> None:
-        assert not isinstance(entries, BrokerError), "nothing is asked of the broker any more"
+    def _list(self, entries: list[messages.PartitionEntry]) -> messages.BoundsList:
         topics, at = [], 0
         for topic, partitions in self._topics:
             topics.append(messages.TopicBounds(topic.name.full, topic.id, entries[at : at + len(partitions)]))
             at += len(partitions)
-        self._session.release()
-        self._session.settle(Verb.BOUNDS, self._correlation, messages.BoundsList(topics))
-
-    def _refuse(self, error: BrokerError) -> None:
-        self._session.release()
-        self._session.settle_error(Verb.BOUNDS, self._correlation, error)
+        return messages.BoundsList(topics)
 
 
 def describe(topic: Topic) -> messages.TopicDescription:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from polywire.broker.actions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.long_answer import LongAnswer
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import Answering, check_name, find_partition, kind_of, level_of
-from polywire.protocols.slices import Slices
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
@@ -133,17 +133,8 @@ class Grouping:
         """Groups that have members or positions, by topic and name. Raises Invalid."""
         if request.after and len(request.after) != 2:
             raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
-        self._session.hold()
         listing = _Listing(self._broker, request, self._sees)
-        Slices(self._broker, listing.entries(), partial(self._listed, correlation, listing))
-
-    def _listed(self, correlation: int, listing: _Listing, entries: list[messages.GroupEntry] | BrokerError) -> None:
-        self._session.release()
-        if isinstance(entries, BrokerError):
-            self._session.settle_error(Verb.GROUPS, correlation, entries)
-        else:
-            answer = messages.GroupList(entries, len(entries) < listing.wanted)
-            self._session.settle(Verb.GROUPS, correlation, answer)
+        LongAnswer(self._broker, self._session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
 
     def _sees(self, full_name: str) -> bool:
         return self._admission.sees(self._broker.resource(full_name), Action.GROUP_DESCRIBE)
@@ -184,6 +175,10 @@ class _Listing:
             if room < 0 and room + len(entry.members) + len(entry.positions) < GROUP_ENTRIES_MAX:
                 break  # not its first
             yield entry
+
+    def answer(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
+        """What is told of these, and whether there are more."""
+        return messages.GroupList(entries, len(entries) < self.wanted)
 
     def _look(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
         group, after = self._request.group, tuple(self._request.after)

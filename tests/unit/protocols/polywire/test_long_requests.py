@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -12,15 +12,16 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S
 from polywire.broker.topic_work import AT_ONCE_MAX
+from polywire.broker.transactions import LOT_TOKENS
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.admission import Admission
-from polywire.protocols.polywire.appending import LOT_TOKENS
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog, MemoryPublication
 from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
 
 PARTITIONS = 200
@@ -270,6 +271,107 @@ def test_many_tokens_are_checked_in_slices_and_published_at_once(staged: Peer, m
     assert (published.first_offset, published.next_offset) == (0, len(TOKENS))
     again = staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS)).decode(messages.Published)
     assert again.duplicate
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch, memory: MemoryBroker) -> list[int]:
+    """How many tokens each pass of the loop has laid out; each takes a part of a slice."""
+    add, counts = MemoryPublication.add, [0]
+
+    def slowly(made: MemoryPublication, tokens: Sequence[bytes]) -> Iterator[None]:
+        for step in add(made, tokens):
+            counts[-1] += 1
+            memory.loop.clock.advance(SLICE_S / PER_SLICE)  # type: ignore[attr-defined]
+            yield step
+
+    monkeypatch.setattr(MemoryPublication, "add", slowly)
+    return counts
+
+
+def test_many_batches_are_laid_out_in_slices_and_published_at_once(staged: Peer, laid_out: list[int]) -> None:
+    other, answered, seen = staged.another(), 0, set()
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    assert staged.session.paused()
+    while not staged.output.written:
+        other.send(Verb.PING, Head())
+        answered += len(other.frames())
+        seen.add(stored(staged.broker))
+        laid_out.append(0)
+        staged.loop.run_pass()
+    assert max(laid_out) <= PER_SLICE + 1
+    assert sum(laid_out) == len(TOKENS)
+    assert answered > len(TOKENS) // (PER_SLICE + 1)
+    assert seen <= {0, len(TOKENS)}
+    staged.frames()[0].decode(messages.Published)
+    assert not staged.session.paused()
+
+
+def test_a_repeat_that_comes_while_the_original_is_laid_out_waits_and_is_a_duplicate(
+    staged: Peer, laid_out: list[int]
+) -> None:
+    peers = staged, staged.another(), staged.another()
+    for peer in peers:
+        peer.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+        staged.loop.run_pass()
+    staged.loop.run_due()
+    assert [peer.frames()[0].decode(messages.Published).duplicate for peer in peers] == [False, True, True]
+    assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
+
+
+def test_what_cannot_be_published_stays_staged(staged: Peer, laid_out: list[int]) -> None:
+    answer = staged.ask(Verb.PUBLISH, messages.Publish("w", 1, [*TOKENS, b"?" * 16]))
+    assert answer.error.code is ErrorCode.STAGE_MISSING
+    assert sum(laid_out) == len(TOKENS)
+    assert left(staged) == len(TOKENS)
+    assert not staged.session.paused()
+    staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS)).decode(messages.Published)
+    assert stored(staged.broker) == len(TOKENS)
+
+
+def test_a_topic_that_ends_while_its_batches_are_laid_out(staged: Peer, laid_out: list[int]) -> None:
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    staged.loop.run_pass()
+    assert 0 < sum(laid_out) < len(TOKENS)
+    staged.another().ask(Verb.DELETE_TOPIC, messages.DeleteTopic("t"))
+    staged.loop.run_due()
+    assert staged.frames()[0].error.code is ErrorCode.PARTITION_MISSING
+    assert left(staged) == len(TOKENS)
+
+
+def test_what_is_being_laid_out_is_not_abandoned(staged: Peer, laid_out: list[int]) -> None:
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    staged.loop.run_pass()
+    staged.another().send(Verb.ABANDON, messages.Abandon(TOKENS[:1]))
+    staged.loop.run_due()
+    staged.frames()[0].decode(messages.Published)
+    assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
+
+
+def test_it_is_published_when_its_connection_ends_meanwhile(staged: Peer, laid_out: list[int]) -> None:
+    staged.send(Verb.PUBLISH, messages.Publish("w", 1, TOKENS))
+    staged.session.close()
+    staged.loop.run_due()
+    assert stored(staged.broker) == len(TOKENS) == sum(laid_out)
+
+
+def test_left_overs_of_many_failed_attempts_are_dropped_in_slices(
+    staged: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [b"left%012d" % number for number in range(2000)]
+    for token in tokens:
+        staged.ask(Verb.STAGE, messages.Stage(token, "t", 0, writer="w", number=1), batch_of(b"v"))
+    dropped: list[int] = []
+    abandon = MemoryLog.abandon
+
+    def counted(log: MemoryLog, some: Sequence[bytes]) -> None:
+        dropped.append(len(some))
+        staged.loop.clock.advance(SLICE_S)
+        abandon(log, some)
+
+    monkeypatch.setattr(MemoryLog, "abandon", counted)
+    staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS[:1])).decode(messages.Published)
+    assert sum(dropped) == len(tokens)
+    assert max(dropped) <= LOT_TOKENS
 
 
 def test_what_is_staged_for_many_partitions_is_published_in_the_order_of_its_tokens(memory: MemoryBroker) -> None:

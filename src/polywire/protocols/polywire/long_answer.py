@@ -1,0 +1,49 @@
+"""An answer that takes long to make: the session takes no other request until it is there.
+
+Promises: others have their turn between two slices of it; the session takes requests again before it is sent. Must not know: what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from polywire.errors import BrokerError
+from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.words import Answering
+from polywire.protocols.slices import Slices
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+_Part = TypeVar("_Part")
+
+
+class LongAnswer:
+    """Holds the session from the beginning. Guards: settled once, by what ``make`` makes or by ``refuse``."""
+
+    __slots__ = ("_broker", "_correlation", "_session", "_verb")
+
+    def __init__(self, broker: Broker, session: Answering, verb: Verb, correlation: int) -> None:
+        self._broker: Final = broker
+        self._session: Final = session
+        self._verb: Final = verb
+        self._correlation: Final = correlation
+        session.hold()
+
+    def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
+        """Answer with what ``whole`` makes of these parts, which are made a little at a time."""
+        Slices(self._broker, parts, partial(self._made, whole))
+
+    def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:
+        if isinstance(parts, BrokerError):
+            self.refuse(parts)
+        else:
+            self._session.release()
+            self._session.settle(self._verb, self._correlation, whole(parts))
+
+    def refuse(self, error: BrokerError) -> None:
+        """Answer with an error."""
+        self._session.release()
+        self._session.settle_error(self._verb, self._correlation, error)
