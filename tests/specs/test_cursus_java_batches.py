@@ -217,6 +217,31 @@ def test_a_refused_batch(client: Client, topic: str) -> None:
     assert client.consume(topic, 0, 0).messages == []
 
 
+@PAGE.says(138, "status is PARTIAL when only some messages were stored: those up to seq_end")
+@PAGE.says(139, "last_offset is that of the last message that was stored")
+def test_a_batch_of_which_some_is_stored(client: Client, topic: str) -> None:
+    told = client.produce(Batch(topic, 0, run(1, 3) + run(7, 8), idempotent=True))
+    assert tuple(told) == KEYS
+    assert (told["status"], told["last_offset"], told["seq_start"], told["seq_end"]) == ("PARTIAL", 2, 1, 3)
+    assert "expected 4, got 7" in told["error"]
+    assert client.produce(Batch(topic, 0, run(told["seq_end"] + 1, 8), idempotent=True))["status"] == "OK"
+    assert payloads(client.consume(topic, 0, 0)) == [f"v{n}" for n in range(1, 9)]
+
+
+@PAGE.says(139, "a batch that is repeated has the offset it had")
+def test_a_repeated_batch(client: Client, topic: str) -> None:
+    first = client.produce(Batch(topic, 0, run(1, 3), idempotent=True))
+    client.produce(Batch(topic, 0, run(1, 3, "q"), idempotent=True))
+    assert client.produce(Batch(topic, 0, run(1, 3), idempotent=True)) == first
+
+
+@PAGE.says(140, "producer_epoch is the one that the broker keeps, for a producer that is behind")
+def test_the_epoch_of_a_producer_that_is_behind(client: Client, topic: str) -> None:
+    client.produce(Batch(topic, 0, run(1, 1, epoch=3), idempotent=True))
+    told = client.produce(Batch(topic, 0, run(2, 2, epoch=2), idempotent=True))
+    assert (told["status"], told["producer_epoch"]) == ("ERROR", 3)
+
+
 # Compression
 
 

@@ -229,6 +229,10 @@ class Broker(TopicVerbs, PositionVerbs):
         """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
+    def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""
+        return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)
+
     def settle(self, level: Level, done: Done) -> None:
         """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
         self._log.barrier(level, done)

@@ -136,6 +136,14 @@ class Producers:
         known = self._living((incarnation, producer), now_us)
         return None if known is None else (known.epoch, known.last)
 
+    def offset_of(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """Where one of the latest records of a producer lies, PLACE_UNKNOWN when that is not remembered."""
+        known = self._by_key.get((incarnation, producer))
+        if known is None or known.epoch != epoch:
+            return PLACE_UNKNOWN
+        found = (batch for batch in reversed(known.window) if batch.base <= sequence <= batch.last)
+        return next((batch.offset_of(sequence) for batch in found), PLACE_UNKNOWN)
+
     def _living(self, key: tuple[int, bytes], now_us: int) -> _Producer | None:
         known = self._by_key.get(key)
         return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from struct import Struct
 from typing import Final
 
@@ -113,7 +114,16 @@ def _text(body: Buffer, head: memoryview, word: int) -> str:
     return decoded(_bytes(body, head, word))
 
 
+class Status(Enum):
+    """How much of a batch was stored: all, what comes before a message that was refused, or nothing."""
+
+    OK = "OK"
+    PARTIAL = "PARTIAL"
+    ERROR = "ERROR"
+
+
 def acknowledged(
+    status: Status,
     *,
     last_offset: int,
     epoch: int,
@@ -123,12 +133,15 @@ def acknowledged(
     leader: str,
     error: str = "",
 ) -> bytes:
-    """The acknowledgement with all its eight keys (dossier §4.1)."""
+    """The acknowledgement with all its eight keys (dossier §4.1).
+
+    last_offset, last_sequence: of the last message that was stored, where some were. error: why not all of it was.
+    """
     name = encoded(quote(decoded(producer)))
-    if not error:
+    if status is Status.OK:
         return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence, encoded(leader))
     told = {
-        "status": "ERROR",
+        "status": status.value,
         "last_offset": last_offset,
         "producer_epoch": epoch,
         "producer_id": decoded(producer),

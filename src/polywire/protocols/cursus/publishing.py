@@ -17,7 +17,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.cursus import codec
 from polywire.protocols.cursus.answers import Answer
-from polywire.protocols.cursus.batches import LEVELS, Batch, acknowledged, read_batch
+from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored
@@ -158,7 +158,8 @@ def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempo
 class Storing:
     """A batch on its way into the log, and its acknowledgement.
 
-    Invariant: answered once, when all of its runs were handed over and none is waited for any more; the first error is told.
+    Invariant: answered once, when all of its runs were handed over and none is waited for any more; the first error is told, and all that
+    lies before ``_refused_at``, the first message that was not stored, is stored. ``_stored_to``: sequence of the message before it.
     """
 
     __slots__ = (
@@ -170,9 +171,11 @@ class Storing:
         "_last_offset",
         "_level",
         "_partition",
+        "_refused_at",
         "_runs",
         "_scratch",
         "_session",
+        "_stored_to",
         "_waiting",
     )
 
@@ -196,6 +199,8 @@ class Storing:
         self._answer: Answer = session.later(Dialect.MODERN)
         self._last_offset = -1
         self._error = ""
+        self._refused_at = batch.count
+        self._stored_to = batch.last_sequence
         self._waiting = 1
 
     def store(self, end: float | None = None) -> bool:
@@ -203,14 +208,17 @@ class Storing:
         refused is not stored."""
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
+            if self._error:
+                break
             self._waiting += 1
+            before = self._sequence_before(run)
             try:
-                self._store(run)
+                self._store(run, before)
             except Rejected as error:
-                self._finish(str(error))
+                self._failed(run, before, str(error))
                 break
             except BrokerError as error:
-                self._finish(_append_failure(error))
+                self._failed(run, before, _append_failure(error))
                 break
             if end is not None and now() >= end:
                 return False
@@ -218,7 +226,12 @@ class Storing:
         self._finish()
         return True
 
-    def _store(self, run: Run) -> None:
+    def _sequence_before(self, run: Run) -> int:
+        """Sequence of the message in front of a run, 0 for the first."""
+        at = codec.DETAIL_WORDS * (run.start - 1) + codec.SEQUENCE
+        return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
+
+    def _store(self, run: Run, before: int) -> None:
         broker, scratch = self._session.state.broker, self._scratch
         start, sequence, stored = run.start, run.sequence, 0
         if run.checked:
@@ -230,7 +243,7 @@ class Storing:
                 last=sequence + run.stop - start - 1,
             )
         if stored == run.stop - start:
-            broker.settle(self._level, self._repeated)
+            broker.settle(self._level, partial(self._repeated, run, before))
             return
         start += stored
         columns = _columns(self._body, scratch.details, run, start, events=bool(self._batch.traits & codec.EVENTS))
@@ -244,35 +257,55 @@ class Storing:
             producer_epoch=run.epoch if kept else -1,
             base_sequence=sequence + stored if run.producer else 0,
         )
-        done = partial(self._stored, run.stop - start)
+        done = partial(self._stored, run, before, run.stop - start)
         broker.produce(self._partition, batch, by=self._by, level=self._level, done=done)
 
-    def _stored(self, count: int, offset: int, error: BrokerError | None) -> None:
-        if error is None:
-            self._last_offset = max(self._last_offset, offset + count - 1)
-        self._finish("" if error is None else _append_failure(error))
+    def _stored(self, run: Run, before: int, count: int, offset: int, error: BrokerError | None) -> None:
+        if error is not None:
+            self._failed(run, before, _append_failure(error))
+            return
+        self._last_offset = max(self._last_offset, offset + count - 1)
+        self._finish()
 
-    def _repeated(self, offset: int, error: BrokerError | None) -> None:
-        """All of a run was stored before: that is success (dossier §4.4)."""
+    def _repeated(self, run: Run, before: int, offset: int, error: BrokerError | None) -> None:
+        """All of a run was stored before: that is success (dossier §4.4), and it lies where it lay then, if that is still known."""
         del offset
-        self._finish("" if error is None else _append_failure(error))
+        if error is not None:
+            self._failed(run, before, _append_failure(error))
+            return
+        broker, last = self._session.state.broker, run.sequence + run.stop - run.start - 1
+        offset = broker.producer_offset(self._partition, run.producer, epoch=run.epoch, sequence=last)
+        self._last_offset = max(self._last_offset, offset)
+        self._finish()
 
-    def _finish(self, error: str = "") -> None:
-        self._error = self._error or error
+    def _failed(self, run: Run, before: int, error: str) -> None:
+        if run.start < self._refused_at:
+            self._refused_at, self._stored_to, self._error = run.start, before, error
+        self._finish()
+
+    def _finish(self) -> None:
         self._waiting -= 1
         if self._waiting:
             return
         batch = self._batch
+        status, last_sequence, epoch = Status.OK, batch.last_sequence, batch.last_epoch
+        if self._error:
+            status, last_sequence = Status.ERROR, batch.last_sequence
+            known = self._session.state.broker.producer_last(self._partition, batch.last_producer)
+            epoch = known[0] if known is not None else epoch  # what a producer that is behind has to know
+            if self._refused_at:
+                status, last_sequence = Status.PARTIAL, self._stored_to
         last_offset = self._last_offset
         if last_offset < 0:  # nothing new was stored; clients read digits only
-            last_offset = 0 if self._error else self._partition.log.next_offset - 1
+            last_offset = 0 if status is Status.ERROR else self._partition.log.next_offset - 1
         self._answer.ok(
             acknowledged(
+                status,
                 last_offset=last_offset,
-                epoch=batch.last_epoch,
+                epoch=epoch,
                 producer=batch.last_producer,
                 first_sequence=batch.first_sequence,
-                last_sequence=batch.last_sequence,
+                last_sequence=last_sequence,
                 leader=self._session.leader,
                 error=self._error,
             )
@@ -452,6 +485,7 @@ class Publishing:
             return
         self._answer.ok(
             acknowledged(
+                Status.OK,
                 last_offset=offset,
                 epoch=run.epoch,
                 producer=run.producer,

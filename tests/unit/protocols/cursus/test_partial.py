@@ -1,0 +1,68 @@
+"""Acknowledgements of batches of which not all was stored, or that were stored before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from polywire.broker.settings import BrokerSettings
+from tests.unit.protocols.cursus.dialogue import Dialogue, World
+from tests.unit.protocols.cursus.test_publishing import batch, messages, started, stored
+
+
+def told(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:
+    """The acknowledgement of an idempotent batch."""
+    acknowledged: dict[str, Any] = json.loads(peer.ask(batch("orders", 0, list(sent), idempotent=1)))
+    return acknowledged
+
+
+def test_a_gap_ends_what_is_stored() -> None:
+    world, peer = started()
+    answer = told(peer, *messages(1, 2, 3, 7, 8))
+    assert (answer["status"], answer["last_offset"]) == ("PARTIAL", 2)
+    assert (answer["seq_start"], answer["seq_end"]) == (1, 3)
+    assert answer["error"] == "idempotency gap for producer p: expected 4, got 7"
+    assert told(peer, *messages(4, 5))["status"] == "OK"
+    assert [record.sequence for record in stored(world, "orders")] == [1, 2, 3, 4, 5]
+
+
+def test_a_gap_behind_what_was_stored_before() -> None:
+    _, peer = started()
+    told(peer, *messages(1, 2))
+    told(peer, *messages(1, pid="q"))
+    answer = told(peer, *messages(1, 2, 4))
+    assert (answer["status"], answer["last_offset"], answer["seq_end"]) == ("PARTIAL", 1, 2)
+
+
+def test_a_message_that_is_too_long_ends_what_is_stored() -> None:
+    world = World(broker=BrokerSettings(batch_bytes_max=200 * 1024, record_bytes_max=100_000))
+    peer = world.connect()
+    assert peer.ask("CREATE topic=orders partitions=1").startswith("OK")
+    sent = messages(1, 2, 3, 4)
+    sent[2]["payload"] = bytes(300_000)
+    answer = json.loads(peer.ask(batch("orders", 0, sent)))
+    assert (answer["status"], answer["last_offset"], answer["seq_end"]) == ("PARTIAL", 1, 2)
+    assert "too large" in answer["error"]
+    assert [record.sequence for record in stored(world, "orders")] == [1, 2]
+
+
+def test_nothing_stored_is_an_error() -> None:
+    world, peer = started()
+    answer = told(peer, *messages(2, 3, 9))
+    assert (answer["status"], answer["last_offset"], answer["seq_start"], answer["seq_end"]) == ("ERROR", 0, 2, 9)
+    assert stored(world, "orders") == []
+
+
+def test_a_repeat_lies_where_it_lay() -> None:
+    _, peer = started()
+    first = told(peer, *messages(1, 2))
+    told(peer, *messages(1, 2, 3, pid="q"))
+    assert told(peer, *messages(1, 2)) == first
+    assert told(peer, *messages(1))["last_offset"] == 0
+
+
+def test_a_producer_that_is_behind_learns_the_epoch() -> None:
+    _, peer = started()
+    told(peer, *messages(1, epoch=3))
+    answer = told(peer, *messages(2, epoch=2))
+    assert (answer["status"], answer["producer_epoch"]) == ("ERROR", 3)
