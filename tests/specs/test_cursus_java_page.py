@@ -124,6 +124,32 @@ OTHER = ("JOIN_GROUP $ % c2", "OK generation=2 member=c2-")
     Row(49, "LIST tells the topics", ((CREATED, ("LIST", "$")),)),
     Row(51, "SUBSCRIBE gives a group a topic", ((CREATED, ("SUBSCRIBE $ %", "OK group=% topic=$ registered=true")),)),
     Row(
+        51,
+        "SUBSCRIBE gives a group further topics, each with its own partitions for the group's members",
+        (
+            (
+                *(CREATED, ("CREATE $b 3", "$b"), ("SUBSCRIBE $ %", "OK "), ("SUBSCRIBE $b %", "OK group=% topic=$b ")),
+                *(JOINED, ("JOIN_GROUP $b % c1", "OK generation=1 member=@c1 assignments=[0 1 2]")),
+                *(("SYNC_GROUP $ % @c1 1", "assignments=[0 1]"), ("SYNC_GROUP $b % @c1 1", "assignments=[0 1 2]")),
+                *(("HEARTBEAT $ % c1 @c1 1", "OK "), ("HEARTBEAT $b % c1 @c1 1", "OK ")),
+                *(
+                    ("BATCH_COMMIT $ % @c1 1 P1:4", "OK "),
+                    ("BATCH_COMMIT $b % @c1 1 P1:5", "OK "),
+                    ("COMMIT $b % 2 6", "OK"),
+                ),
+                *(
+                    ("FETCH_OFFSET topic=$ partition=1 group=%", "=4"),
+                    ("FETCH_OFFSET topic=$b partition=1 group=%", "=5"),
+                ),
+                *(
+                    ("JOIN_GROUP $b % c2", "OK generation=2 member=c2-"),
+                    ("HEARTBEAT $b % c1 @c1 1", "REBALANCE_REQUIRED"),
+                ),
+                *(("HEARTBEAT $ % c1 @c1 1", "OK "), ("LEAVE_GROUP $b % c1", "OK "), ("SYNC_GROUP $ % @c1 1", "[0 1]")),
+            ),
+        ),
+    ),
+    Row(
         52,
         "JOIN_GROUP makes a member, which the broker registers",
         ((CREATED, JOINED, ("GROUP_STATUS group=%", '"member_id":"@c1"')),),

@@ -494,7 +494,8 @@ class Coordinator:
         """The group check of FLUX dossier §10; the order of its steps is part of the promise."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
-        if found is None or (bound is not None and bound.topic != topic):
+        moved = bound is not None and bound.topic != topic
+        if found is None or (moved and not any(one.id == member and one.wire == wire for one in found.members)):
             raise _group_missing(group, topic)
         self._check_owner(by, topic, group)
         gone = self._expired(found, now)

@@ -114,8 +114,10 @@ def _may_see(session: CursusSession, topic: str) -> bool:
     return session.state.guard.admits_topic(session, resource, Action.GROUP_DESCRIBE)
 
 
-def _check_topic(session: CursusSession, topic: str, group: str) -> None:
-    """A group belongs to one topic, but for the one that clients use when none was configured. Raises Refused."""
+def _check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
+    """A group belongs to one topic in the modern dialect, but for the one that clients use when none was configured. Raises Refused."""
+    if request.dialect is not Dialect.MODERN:
+        return
     expected = session.state.broker.groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
         told = expected if _may_see(session, expected) else ""
@@ -126,7 +128,7 @@ def _member_place(session: CursusSession, request: Request, *, generation: bool 
     topic, group, member = (request.need(key) for key in ("topic", "group", "member"))
     wanted = _number(request, "generation") if generation or request.options.get("generation") else None
     _admit(session, topic, Action.GROUP_JOIN)
-    _check_topic(session, topic, group)
+    _check_topic(session, request, topic, group)
     return Place(session, topic, group, _known(session, request, topic, group, member), wanted)
 
 
@@ -160,7 +162,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     if broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic}")
     _admit(session, topic, Action.GROUP_JOIN)
-    _check_topic(session, topic, group)
+    _check_topic(session, request, topic, group)
     place = Place(session, topic, group, given, wanted)
     if wanted is not None:
         return _resume(place, request)
@@ -176,7 +178,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
             wire=WIRE,
             assignor=Assignor.RANGE if new else None,
             first_generation=0,
-            named_alone=group != DEFAULT_GROUP,
+            named_alone=group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) in (None, topic),
             by=session.caller,
             done=answer.done,
         )
@@ -213,8 +215,14 @@ def _returning(place: Place) -> str | None:
 
 
 def _new_id(place: Place) -> str:
-    view = place.view()
+    """An id that no member has; the one that a member of this name has in the group's first topic, where it reads several."""
+    view, groups = place.view(), place.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
+    bound = groups.topic_of(WIRE, place.group)
+    first = groups.view(place.group, bound) if bound is not None and _may_see(place.session, bound) else None
+    for one in first.members if first is not None else ():
+        if base_of(one.id) == place.member and one.id not in taken:
+            return one.id
     start = secrets.randbelow(SUFFIXES)
     for step in range(SUFFIXES):
         member = f"{place.member}-{(start + step) % SUFFIXES:04d}"
@@ -289,7 +297,7 @@ def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
     """COMMIT_OFFSET: fenced, and never back."""
     topic, partition = request.need("topic"), _number(request, "partition")
     group, offset = request.need("group"), _number(request, "offset")
-    _check_topic(session, topic, group)
+    _check_topic(session, request, topic, group)
     place = _member_place(session, request)
     pairs = {partition: offset}
     if request.is_set("validate_only"):
@@ -400,7 +408,6 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
     pairs = {_number(request, "partition"): _number(request, "offset")}
     _admit(session, topic, Action.OFFSET_COMMIT)
     _check_partitions(session, topic, pairs)
-    _check_topic(session, topic, group)
     place = Place(session, topic, group)
     _check_forward(place, pairs, _single_regression)
     answer = session.later(request.dialect, blocking=True)
@@ -425,12 +432,12 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     partition = _number(request, "partition")
     group = request.need("group")
     _admit(session, topic, Action.OFFSET_FETCH)
-    _check_topic(session, topic, group)
     broker = session.state.broker
     offset = broker.position(topic, partition, PositionKind.GROUP, group)
-    known = group == DEFAULT_GROUP or broker.groups.topic_of(WIRE, group) is not None
-    if offset is None and not known and broker.groups.view(group, topic) is None:
-        raise Refused("group_not_found", f"group={group}")
+    if offset is None and broker.groups.view(group, topic) is None:
+        _check_topic(session, request, topic, group)
+        if group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) is None:
+            raise Refused("group_not_found", f"group={group}")
     return encoded(f"OK offset={offset or 0}")
 
 
@@ -450,9 +457,11 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
     groups = session.state.broker.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
+        if request.dialect is not Dialect.MODERN:  # the group reads one topic more
+            return reply
         told = expected if _may_see(session, expected) else ""
         reason = f"topic mismatch (existing: {told}, requested: {topic})"
-        raise Refused("register_group_failed", f"reason={quote(reason)}", legacy=reason)
+        raise Refused("register_group_failed", f"reason={quote(reason)}")
     if expected == topic or group == DEFAULT_GROUP:
         return reply
     answer = session.later(request.dialect, blocking=True)

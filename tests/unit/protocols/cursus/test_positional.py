@@ -26,7 +26,8 @@ def filled(count: int) -> tuple[World, Dialogue]:
     world = World()
     peer = world.connect()
     peer.ask("CREATE c1 2")
-    peer.ask(batch("c1", 1, messages(*range(1, count + 1))))
+    if count:
+        peer.ask(batch("c1", 1, messages(*range(1, count + 1))))
     return world, peer
 
 
@@ -71,3 +72,24 @@ def test_a_stream_whose_next_message_is_gone_ends_with_the_bounds() -> None:
     for command in ("STREAM", "CONSUME"):
         assert peer.ask(f"{command} c1 1 0") == "ERROR: OFFSET_OUT_OF_RANGE requested=0 earliest=2 latest=3"
     assert peer.say(b"STREAM c1 1 2") == [pushed(2)]
+
+
+def test_a_group_of_several_topics_is_one_topic_to_the_modern_dialect() -> None:
+    _, peer = filled(0)
+    peer.ask("CREATE topic=c2 partitions=1")
+    for topic in ("c1", "c2", "c2"):
+        assert peer.ask(f"SUBSCRIBE {topic} g") == f"OK group=g topic={topic} registered=true"
+    member = peer.ask("JOIN_GROUP c2 g m").split()[2].removeprefix("member=")
+    other = "topic_not_assigned_to_group expected=c1 actual=c2"
+    assert peer.ask("JOIN_GROUP topic=c2 group=g member=n") == f"ERROR: {other}"
+    assert peer.ask(f"HEARTBEAT c2 g m {member} 1").startswith("OK")
+    assert peer.ask("JOIN_GROUP topic=c1 group=g member=n").startswith("OK generation=1 ")
+    assert peer.ask(f"HEARTBEAT c2 g m {member} 1").startswith("OK")
+
+
+def test_another_wires_member_is_not_this_wires() -> None:
+    world, peer = filled(0)
+    peer.ask("CREATE topic=c2 partitions=1")
+    peer.ask("SUBSCRIBE c1 g")
+    world.memory.broker.groups.join("g", "c2", "m", wire="flux")
+    assert peer.ask("HEARTBEAT c2 g m m 1") == "ERROR: group_not_found group=g hint=REBALANCE_REQUIRED"
