@@ -185,6 +185,30 @@ def test_getting_started(broker: BrokerProcess, port: str, lines: tuple[str, ...
         ),
     ),
     Row(
+        24,
+        "a topic has 3 replicas, the leader among them, unless it is created with another number",
+        (
+            (
+                *("a> PRODUCE|$ user1:x", "a< OK|…", "a> REPLICA_FETCH|$ 2 2 0", "a< OK|replica=2 …"),
+                *("a> REPLICA_FETCH|$ 2 3 0", "a< ERR|BAD_REQUEST|invalid replica id"),
+                *("a> ADMIN_CREATE_TOPIC|own-$ 3 2", "a< OK|topic=own-$ partitions=3 replication_factor=2 …"),
+                *("a> REPLICA_FETCH|own-$ 2 1 0", "a< OK|replica=1 …"),
+                *("a> REPLICA_FETCH|own-$ 2 2 0", "a< ERR|BAD_REQUEST|invalid replica id"),
+            ),
+        ),
+    ),
+    Row(
+        25,
+        "2 replicas in sync, the leader among them, are enough for acks=all",
+        (
+            (
+                "a> PRODUCE|$ user1:x acks=all",
+                "b~ REPLICA_FETCH|$ 2 2 0 -> OK|replica=2 acked_offset=0 hw=0 isr=[0 2] under_replicated=false",
+                "a< OK|partition=2 offset=0 hw=0",
+            ),
+        ),
+    ),
+    Row(
         26,
         "a follower that lacks one record is not in sync",
         ((*TWO, "a> REPLICA_FETCH|$ 2 1 0", "a< OK|replica=1 acked_offset=0 hw=1 isr=[0] …"),),
@@ -562,3 +586,11 @@ def test_a_restart_keeps_records_positions_and_groups(tmp_path: Path, name: str)
             assert peer.say("SYNC|g orders c1 3") == "OK|generation=3 assigned=[0 2]"
             assert peer.say("HEARTBEAT|g orders c2 3") == "OK|heartbeat=ok"
             assert peer.say("PRODUCE|orders user1:v5") == "OK|partition=2 offset=5 hw=5"
+
+
+def test_replicas_and_the_least_in_sync_set_are_options(tmp_path: Path) -> None:
+    options = ("--flux-replication-factor", "2", "--flux-min-isr", "1")
+    with BrokerProcess(tmp_path / "data", *options, wires=["flux"]) as process, Peer(process, "flux") as peer:
+        assert peer.say("PRODUCE|t user1:x acks=all") == "OK|partition=2 offset=0 hw=0"
+        assert peer.say("REPLICA_FETCH|t 2 1 0") == "OK|replica=1 acked_offset=0 hw=0 isr=[0 1] under_replicated=false"
+        assert peer.say("REPLICA_FETCH|t 2 2 0") == "ERR|BAD_REQUEST|invalid replica id"

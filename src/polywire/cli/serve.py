@@ -187,6 +187,15 @@ class Wires:
     flux_pipes: Annotated[
         bool, Parameter(help="Take keys and values with pipes on the FLUX wire, as its own broker does.")
     ] = True
+    flux_replication_factor: Annotated[
+        int,
+        Parameter(
+            help="Replicas of a topic of the FLUX wire that is given no number of its own, the leader among them."
+        ),
+    ] = 3
+    flux_min_isr: Annotated[
+        int, Parameter(help="Replicas in sync, the leader among them, that acks=all of the FLUX wire waits for.")
+    ] = 2
     flux_exports: Annotated[
         bool,
         Parameter(
@@ -272,6 +281,8 @@ def serve(
             cursus_dedup_minutes=wires.cursus_dedup_minutes,
             flux_admin=wires.flux_admin,
             flux_pipes=wires.flux_pipes,
+            flux_replication_factor=wires.flux_replication_factor,
+            flux_min_isr=wires.flux_min_isr,
             flux_exports=wires.flux_exports,
             flux_line_bytes_max=wires.flux_line_bytes_max,
             kafka07_zookeeper=wires.kafka07_zookeeper,

@@ -25,6 +25,7 @@ MEBI: Final = 1024 * 1024
 OFF: Final = "off"
 AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
+FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
 FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
 WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
@@ -108,6 +109,8 @@ class ServeConfig:
     flux_strict_leaders: whether topics made by the FLUX wire begin without leaders.
     flux_pipes: whether keys and values that come over the FLUX wire may hold pipes, as with its own broker; without it a line has the four
     sections of its page and no more.
+    flux_replication_factor: replicas of a topic on the FLUX wire that is given no factor of its own, the leader among them.
+    flux_min_isr: replicas in sync, the leader among them, that acks=all of the FLUX wire waits for; no more than that factor.
     flux_exports: whether groups.json and offsets.json in the data directory tell of the FLUX wire's groups, where this wire is spoken.
     flux_line_bytes_max: of a request on the FLUX wire, its line ending included; 1 KiB to 1 MiB.
     cursus_dialect: the one dialect the Cursus wire speaks, ``auto`` recognises it.
@@ -154,6 +157,8 @@ class ServeConfig:
     flux_admin: bool = True
     flux_strict_leaders: bool = False
     flux_pipes: bool = True
+    flux_replication_factor: int = 3
+    flux_min_isr: int = 2
     flux_exports: bool = True
     flux_line_bytes_max: int = LINE_BYTES_MAX
     kafka07_zookeeper: str = OFF
@@ -203,6 +208,12 @@ class ServeConfig:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 f"lines of the FLUX wire need more bytes got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
+            )
+        if not 1 <= self.flux_min_isr <= self.flux_replication_factor <= FLUX_REPLICATION_FACTOR_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"the least in-sync set is from 1 to the replication factor got={self.flux_min_isr}"
+                f" factor={self.flux_replication_factor} limit={FLUX_REPLICATION_FACTOR_MAX}",
             )
         if self.durability is Level.MEMORY:
             raise Invalid(ErrorCode.INVALID_REQUEST, "durability is written or synced got=memory")

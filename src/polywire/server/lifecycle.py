@@ -277,6 +277,8 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         admin=config.flux_admin,
         strict_leaders=config.flux_strict_leaders,
         pipes_in_arguments=config.flux_pipes,
+        replication_factor=config.flux_replication_factor,
+        min_isr=config.flux_min_isr,
         line_bytes_max=config.flux_line_bytes_max,
     )
     cursus = CursusSettings(

@@ -71,7 +71,7 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         if is_new:
             session.state.created(topic, automatic=False, factor=factor, by=by)
         else:
-            session.state.touched()
+            session.state.created_again(topic, factor, by=by)
         told = f"topic={name} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
         answer.payload = told.encode("utf-8", "surrogateescape")
 

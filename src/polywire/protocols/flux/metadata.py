@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -41,7 +41,7 @@ class FluxSettings:
 
     broker_id: of this broker in metadata and roles.
     host, port: where metadata say that it listens.
-    replication_factor, replication_factor_max: of one topic; its replicas are listed.
+    replication_factor, replication_factor_max: of a topic that is given none, and the most one may be given; its replicas are listed.
     min_isr: replicas in sync that ``acks=all`` needs.
     lag_max, lag_timeout_ms: records and time that a follower may be behind and still count as in sync.
     ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
@@ -243,6 +243,16 @@ class FluxState:
         if len(self._views) + len(self._factors) > self._sweep_above:
             self._sweep()
 
+    def factor_of(self, topic: Topic | None) -> int:
+        """Replicas of a topic, the leader among them; the default of one that was given none, or does not exist."""
+        own = None if topic is None else self._factors.get(topic.id)
+        return self.settings.replication_factor if own is None else own
+
+    def _set_factor(self, topic: Topic, factor: int, by: Caller) -> None:
+        key, value = f"{_TOPIC_KEY}{topic.id.hex()}", msgspec.msgpack.encode(factor)
+        self._broker.set_wire_state(WIRE, key, value, by=by, level=Level.SYNCED, done=None)
+        self._factors[topic.id] = factor
+
     def created(
         self,
         topic: Topic,
@@ -255,10 +265,7 @@ class FluxState:
         """A topic was made over this wire: give its partitions leaders (dossier §8, Q3)."""
         self._sweep_in_time()
         if factor is not None:
-            self._factors[topic.id] = factor
-            key = f"{_TOPIC_KEY}{topic.id.hex()}"
-            value = msgspec.msgpack.encode(factor)
-            self._broker.set_wire_state(WIRE, key, value, by=by, level=Level.SYNCED, done=None)
+            self._set_factor(topic, factor, by)
         live = [number for number in self.brokers() if not self._brokers[number].fenced]
         for partition in topic.partitions:
             leader = live[partition.number % len(live)] if live else self.settings.broker_id
@@ -269,8 +276,18 @@ class FluxState:
         steps = 1 + len(topic.partitions) if automatic else 1
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
-    def touched(self) -> None:
-        """A metadata command changed nothing but counts as a step."""
+    def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
+        """A topic that exists was created once more: it takes the new factor, and forgets replicas that it has no longer. Raises Busy."""
+        if factor != self._factors.get(topic.id):
+            self._sweep_in_time()
+            settings = replace(topic.settings, replication_factor=factor)
+            if settings != topic.settings:
+                self._broker.configure_topic(topic, settings)
+            self._set_factor(topic, factor, by)
+            for partition in topic.partitions:
+                view = self._views.get(partition.incarnation)
+                if view is not None:
+                    view.followers = {number: held for number, held in view.followers.items() if number < factor}
         self._store_index(1, None)
 
     def set_leader(
@@ -311,7 +328,7 @@ class FluxState:
         return entry is not None and not entry.fenced
 
     def _replicas(self, topic: Topic) -> list[int]:
-        return list(range(self._factors.get(topic.id, self.settings.replication_factor)))
+        return list(range(self.factor_of(topic)))
 
     def _set_leader(self, partition: Partition, leader: int, isr: Sequence[int], by: Caller = ITSELF) -> None:
         view = self._view(partition)

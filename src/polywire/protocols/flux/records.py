@@ -166,9 +166,10 @@ def _report(session: FluxSession, request: Request, field: str, offset_field: st
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], field)
     offset = integer(request.args[3], offset_field)
-    if not 1 <= follower < session.state.settings.replication_factor:
+    topic = session.broker.find_topic(topic_name(request.args[0]))
+    if not 1 <= follower < session.state.factor_of(topic):
         raise bad("invalid replica id")
-    partition = find_partition(session.broker.find_topic(topic_name(request.args[0])), number)
+    partition = find_partition(topic, number)
     if not session.state.is_leader(partition):
         raise bad("partition is not leader")
     return number, follower, offset, session.state.acknowledge(partition, follower, offset)
