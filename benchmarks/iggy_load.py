@@ -11,7 +11,7 @@ import threading
 import time
 
 from benchmarks.receiving import receive
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 
 COUNT = 1_000
@@ -23,10 +23,10 @@ _POLLED = struct.Struct("<IIIQI")  # status, length, partition, newest offset, m
 def create(host: str, port: int, topic: str) -> None:
     """A topic of one partition in the stream ``bench``; both are made."""
     with socket.create_connection((host, port)) as peer:
-        _ask(peer, Code.CREATE_STREAM, U32.pack(1) + asking.name("bench"), fine=(0, 1011))
+        _ask(peer, Code.CREATE_STREAM, U32.pack(1) + client_codec.name("bench"), fine=(0, 1011))
         number = sum(topic.encode()) * 1_000 + len(topic)
         numbers = b"".join(map(U32.pack, (number, 1, 0)))
-        _ask(peer, Code.CREATE_TOPIC, asking.ident("bench") + numbers + asking.name(topic))
+        _ask(peer, Code.CREATE_TOPIC, client_codec.ident("bench") + numbers + client_codec.name(topic))
 
 
 def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> bytes:
@@ -35,7 +35,7 @@ def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> byte
         (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + U32.pack(len(VALUE)) + VALUE
         for number in range(records)
     ]
-    return asking.request(Code.SEND, _topic(topic) + asking.to_partition(1) + b"".join(messages))
+    return client_codec.request(Code.SEND, _topic(topic) + client_codec.to_partition(1) + b"".join(messages))
 
 
 def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = False) -> float:
@@ -53,9 +53,10 @@ def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = Fa
 
 def poll_rate(host: str, port: int, topic: str, *, polls: int, requests_sent: int) -> float:
     """Messages per second of one connection that polls a thousand at a time, some requests ahead, from the beginning on and again."""
-    at = asking.place(Consumer(group=False, who=1), _topic(topic), 1)
+    at = client_codec.place(Consumer(group=False, who=1), _topic(topic), 1)
     requests = [
-        asking.request(Code.POLL, asking.poll(at, 1, number % requests_sent * COUNT, COUNT)) for number in range(polls)
+        client_codec.request(Code.POLL, client_codec.poll(at, 1, number % requests_sent * COUNT, COUNT))
+        for number in range(polls)
     ]
     with socket.create_connection((host, port)) as peer:
         begun = time.perf_counter()
@@ -65,11 +66,11 @@ def poll_rate(host: str, port: int, topic: str, *, polls: int, requests_sent: in
 
 
 def _topic(topic: str) -> bytes:
-    return asking.ident("bench") + asking.ident(topic)
+    return client_codec.ident("bench") + client_codec.ident(topic)
 
 
 def _ask(peer: socket.socket, code: int, body: bytes, *, fine: tuple[int, ...] = (0,)) -> None:
-    peer.sendall(asking.request(code, body))
+    peer.sendall(client_codec.request(code, body))
     status, _ = HEAD.unpack(peer.recv(8, socket.MSG_WAITALL))
     if status not in fine:
         raise AssertionError(f"the broker refused code={code} status={status}")

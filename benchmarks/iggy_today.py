@@ -19,7 +19,7 @@ import xxhash
 
 from benchmarks.iggy_load import COUNT, REQUESTS_IN_FLIGHT, VALUE
 from benchmarks.receiving import receive
-from polywire.protocols.iggy import asking, vsr
+from polywire.protocols.iggy import client_codec, vsr
 from polywire.protocols.iggy.messages import U32
 
 INTEROP: Final = Path(os.environ.get("POLYWIRE_INTEROP") or Path(__file__).resolve().parents[1] / ".venv" / "interop")
@@ -62,7 +62,7 @@ def batch(records: int = COUNT) -> bytes:
 def connect(host: str, port: int) -> socket.socket:
     """A connection that has logged in as the default user."""
     peer = socket.create_connection((host, port))
-    words = b"".join(map(asking.name, ("bench", "0.11.0", "iggy", "iggy")))
+    words = b"".join(map(client_codec.name, ("bench", "0.11.0", "iggy", "iggy")))
     _ask(peer, request(REGISTER, U32.pack(vsr.VERSION) + words + bytes(4)))
     return peer
 
@@ -70,13 +70,13 @@ def connect(host: str, port: int) -> socket.socket:
 def create(host: str, port: int, topic: str) -> None:
     """A topic of one partition; its stream is made when missing."""
     with connect(host, port) as peer:
-        _ask(peer, request(CREATE_STREAM, asking.name(STREAM), number=1))
-        _ask(peer, request(CREATE_TOPIC, asking.ident(STREAM) + U32.pack(1) + asking.name(topic), number=2))
+        _ask(peer, request(CREATE_STREAM, client_codec.name(STREAM), number=1))
+        _ask(peer, request(CREATE_TOPIC, client_codec.ident(STREAM) + U32.pack(1) + client_codec.name(topic), number=2))
 
 
 def send_rate(host: str, port: int, topic: str, *, requests: int) -> float:
     """Messages per second, sent and acknowledged, of one connection that does not wait for replies."""
-    where = asking.ident(STREAM) + asking.ident(topic) + b"\x02\x04" + bytes(4) + U32.pack(COUNT)
+    where = client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x02\x04" + bytes(4) + U32.pack(COUNT)
     frame = request(SEND, U32.pack(len(where)) + where + batch(), number=3)
     with connect(host, port) as peer:
         begun = time.perf_counter()
@@ -91,7 +91,7 @@ def send_rate(host: str, port: int, topic: str, *, requests: int) -> float:
 
 def poll_rate(host: str, port: int, topic: str, *, polls: int) -> float:
     """Messages per second of one connection that polls a thousand at a time from the beginning on, some requests ahead."""
-    consumer = b"\x01\x01\x04\x01\0\0\0" + asking.ident(STREAM) + asking.ident(topic) + b"\x01" + bytes(4)
+    consumer = b"\x01\x01\x04\x01\0\0\0" + client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x01" + bytes(4)
     frames = [
         request(PLAIN, consumer + b"\x01" + struct.pack("<QIB", number * COUNT, COUNT, 0), code=POLL)
         for number in range(polls)

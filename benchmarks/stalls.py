@@ -34,7 +34,7 @@ from benchmarks.verbs import Asked, all_verbs, filling, filling_cursus
 from benchmarks.watched import WATCH
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
@@ -99,8 +99,8 @@ def _kafka(message_set: bytes, codec: CompressionCodec) -> bytes:
 
 def _iggy(value: bytes, count: int) -> bytes:
     message = bytes(20) + U32.pack(len(value)) + value
-    at = asking.ident("default") + asking.ident("large")
-    return asking.request(Code.SEND, at + asking.to_partition(1) + message * count)
+    at = client_codec.ident("default") + client_codec.ident("large")
+    return client_codec.request(Code.SEND, at + client_codec.to_partition(1) + message * count)
 
 
 def _polywire(value: bytes, count: int) -> bytes:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import ident, request
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import ident, request
 from polywire.protocols.iggy.messages import U32, U64, Code, Consumer
 from polywire.protocols.kafka07.messages import (
     FetchEntry,
@@ -176,31 +176,31 @@ def iggy_verbs() -> Iterator[Asked]:
         yield iggy(code)
     for code in (Code.GET_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD):
         yield iggy(code, ident("nobody") + bytes(4))
-    yield iggy(Code.CREATE_USER, asking.name("u" * 50) + asking.name("p" * 100) + b"\x01\x00")
-    yield iggy(Code.LOGIN, asking.name("u" * 50) + asking.name("p" * 100))
-    yield iggy(Code.CREATE_TOKEN, asking.name("t") + U64.pack(1))
-    yield iggy(Code.DELETE_TOKEN, asking.name("t"))
-    yield iggy(Code.LOGIN_TOKEN, asking.name("t" * 255))
+    yield iggy(Code.CREATE_USER, client_codec.name("u" * 50) + client_codec.name("p" * 100) + b"\x01\x00")
+    yield iggy(Code.LOGIN, client_codec.name("u" * 50) + client_codec.name("p" * 100))
+    yield iggy(Code.CREATE_TOKEN, client_codec.name("t") + U64.pack(1))
+    yield iggy(Code.DELETE_TOKEN, client_codec.name("t"))
+    yield iggy(Code.LOGIN_TOKEN, client_codec.name("t" * 255))
     reader = Consumer(group=False, who=1)
-    yield iggy(Code.POLL, asking.poll(asking.place(reader, full, 1), 1, 0, 1_000_000))
-    sent = full + asking.to_partition(1)
-    one = asking.messages([Record(bytes(10))])
+    yield iggy(Code.POLL, client_codec.poll(client_codec.place(reader, full, 1), 1, 0, 1_000_000))
+    sent = full + client_codec.to_partition(1)
+    one = client_codec.messages([Record(bytes(10))])
     yield Asked("iggy", "SEND", lambda: request(Code.SEND, sent + one * 300_000))
     yield iggy(Code.FLUSH, full + U32.pack(1) + b"\x01")
     for code in (Code.GET_OFFSET, Code.DELETE_OFFSET):
-        yield iggy(code, asking.place(reader, wide, 1))
-    yield iggy(Code.STORE_OFFSET, asking.place(reader, wide, 1) + U64.pack(0))
+        yield iggy(code, client_codec.place(reader, wide, 1))
+    yield iggy(Code.STORE_OFFSET, client_codec.place(reader, wide, 1) + U64.pack(0))
     yield iggy(Code.GET_STREAM, stream)
-    yield iggy(Code.CREATE_STREAM, U32.pack(5) + asking.name("new"), once=True)
-    yield iggy(Code.UPDATE_STREAM, ident("new") + asking.name("newer"), once=True)
+    yield iggy(Code.CREATE_STREAM, U32.pack(5) + client_codec.name("new"), once=True)
+    yield iggy(Code.UPDATE_STREAM, ident("new") + client_codec.name("newer"), once=True)
     yield iggy(Code.PURGE_STREAM, ident("newer"))
     yield iggy(Code.DELETE_STREAM, ident("newer"), once=True)
     yield iggy(Code.GET_TOPIC, wide)
     yield Asked("iggy", "GET_TOPIC none", partial(request, Code.GET_TOPIC, missing))
     yield iggy(Code.GET_TOPICS, stream)
-    fields = U32.pack(0) + asking.name("iggy-made")
+    fields = U32.pack(0) + client_codec.name("iggy-made")
     yield iggy(Code.CREATE_TOPIC, stream + U32.pack(0x7FFF) + U32.pack(1000) + fields, once=True)
-    yield iggy(Code.UPDATE_TOPIC, wide + U32.pack(0) + asking.name(WIDE))
+    yield iggy(Code.UPDATE_TOPIC, wide + U32.pack(0) + client_codec.name(WIDE))
     yield iggy(Code.PURGE_TOPIC, stream + ident("iggy-made"))
     yield iggy(Code.CREATE_PARTITIONS, stream + ident("iggy-made") + U32.pack(5_000), once=True)
     yield iggy(Code.DELETE_PARTITIONS, stream + ident("iggy-made") + U32.pack(5_000), once=True)

@@ -26,7 +26,7 @@ from polywire.cli import doctor, main
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.settings import LogSettings
-from polywire.protocols.cursus.state import CursusSettings
+from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
 from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.errors import CODES, KINDS

@@ -11,7 +11,7 @@ from struct import unpack
 import pytest
 
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import Code, Consumer
 from polywire.protocols.polywire import messages as polywire
 from polywire.protocols.polywire.codec import ERROR, MAGIC, PREFIX_BYTES, decode_prefix, encode_head
@@ -70,7 +70,7 @@ class Line:
         return answer.startswith(b"OK")
 
     def iggy(self, code: int, body: bytes) -> bool:
-        self._socket.sendall(asking.request(code, body))
+        self._socket.sendall(client_codec.request(code, body))
         status, size = unpack("<II", self._take(8))
         self._take(size)
         return bool(status == 0)
@@ -103,8 +103,8 @@ def iggy_consumer(line: Line, name: str, number: int) -> bool:
     if number == 0:
         line.iggy(Code.CREATE_STREAM, (1).to_bytes(4, "little") + b"\x01s")
         topic = (1).to_bytes(4, "little") + (1).to_bytes(4, "little")
-        line.iggy(Code.CREATE_TOPIC, asking.ident(1) + topic + bytes(4) + b"\x01t")
-    place = asking.place(Consumer(group=False, who=who), asking.ident(1) + asking.ident(1), 1)
+        line.iggy(Code.CREATE_TOPIC, client_codec.ident(1) + topic + bytes(4) + b"\x01t")
+    place = client_codec.place(Consumer(group=False, who=who), client_codec.ident(1) + client_codec.ident(1), 1)
     return line.iggy(Code.STORE_OFFSET, place + bytes(8))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from polywire.client import cursus, flux, iggy, kafka07, polywire
 from polywire.client.base import Ability
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import Code
 from polywire.protocols.kafka07.messages import encode_fetch
 from polywire.protocols.polywire.codec import MAGIC, encode_head
@@ -42,8 +42,8 @@ def _cursus_fetch(number: int, topic: str, partition: int) -> bytes:
 
 
 def _iggy_fetch(number: int, topic: str, partition: int) -> bytes:
-    at = asking.place(iggy.READER, asking.ident("default") + asking.ident(topic), partition + 1)
-    return asking.request(Code.POLL, asking.poll(at, 1, 0, 1_000))
+    at = client_codec.place(iggy.READER, client_codec.ident("default") + client_codec.ident(topic), partition + 1)
+    return client_codec.request(Code.POLL, client_codec.poll(at, 1, 0, 1_000))
 
 
 def _polywire_fetch(number: int, topic: str, partition: int) -> bytes:

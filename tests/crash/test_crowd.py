@@ -14,7 +14,7 @@ import pytest
 
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, frame
 from tests.broker_process import BrokerProcess
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 PRODUCERS = 300
 FRAMES = 4  # of each

@@ -11,7 +11,7 @@ from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import frame
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import MEMORY_MB_MAX, memory_mb
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 ANSWERED_S_MAX = 5.0  # far above what any request takes, far below what a broker that hangs takes
 CREATE = frame(b"CREATE topic=good partitions=1")

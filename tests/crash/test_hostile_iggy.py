@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from polywire.protocols.iggy.asking import ident, name, place, poll, request, to_partition
+from polywire.protocols.iggy.client_codec import ident, name, place, poll, request, to_partition
 from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import RawPeer, attacked, memory_mb, running

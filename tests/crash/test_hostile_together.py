@@ -17,7 +17,7 @@ import pytest
 from polywire.build_info import compiled_modules
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
@@ -39,7 +39,7 @@ FLOOD_S = 0.7
 REQUEST_MB_MAX = 100  # Kafka 0.7 requests are that long, and one request of any wire may be held beside all others
 HELD_CONNECTIONS = 60  # per wire, each with a large request that never ends
 TOPIC = b"large"
-IGGY_TOPIC = asking.ident("default") + asking.ident("large")
+IGGY_TOPIC = client_codec.ident("default") + client_codec.ident("large")
 VALUES = [bytes(900)] * 1_000
 # Uncompiled, each record is looked at in Python; requests as long as the wires allow would take minutes each.
 COMPILED = all(compiled_modules().values())
@@ -63,13 +63,13 @@ def send(broker: BrokerProcess, wire: str, data: bytes) -> None:
 
 
 def poll(kind: int, count: int) -> bytes:
-    at = asking.place(Consumer(group=False, who=1), IGGY_TOPIC, 1)
-    return asking.request(Code.POLL, asking.poll(at, kind, 0, count))
+    at = client_codec.place(Consumer(group=False, who=1), IGGY_TOPIC, 1)
+    return client_codec.request(Code.POLL, client_codec.poll(at, kind, 0, count))
 
 
 def iggy_messages(count: int) -> bytes:
     message = bytes(20) + U32.pack(1) + b"x"
-    return asking.request(Code.SEND, IGGY_TOPIC + asking.to_partition(2) + message * count)
+    return client_codec.request(Code.SEND, IGGY_TOPIC + client_codec.to_partition(2) + message * count)
 
 
 def attacks() -> list[Attack]:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, PREFIX_BYTES, decode_prefix, encode_head
 from polywire.protocols.polywire.messages import Verb
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX
 from polywire.server.logins import LOGIN_SECONDS_MAX
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess

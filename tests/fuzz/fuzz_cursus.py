@@ -13,12 +13,12 @@ from typing import Final
 
 from polywire.client.cursus_replies import decode_batch, fields, last_offset
 from polywire.errors import BrokerError, PeerError
-from polywire.protocols.cursus import codec
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.compression import algorithm, sniffed
 from polywire.protocols.cursus.messages import enveloped, frame
 from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 FRAMES_MAX: Final = 10
 COMMANDS: Final = [
@@ -174,17 +174,17 @@ def understand(answer: bytes) -> None:
 def check_scan(chance: random.Random) -> None:
     """Every layout over damaged bytes: a result, never beyond the body."""
     data = spoilt(chance.choice(BATCHES), chance)
-    room = len(data) // codec.MESSAGE_BYTES_MIN + 1
-    head, spans = array("q", bytes(8 * codec.HEAD_WORDS)), array("q", bytes(32 * room))
-    details = array("q", bytes(8 * codec.DETAIL_WORDS * room))
+    room = len(data) // decoder.MESSAGE_BYTES_MIN + 1
+    head, spans = array("q", bytes(8 * decoder.HEAD_WORDS)), array("q", bytes(32 * room))
+    details = array("q", bytes(8 * decoder.DETAIL_WORDS * room))
     if len(data) < 6:
         return
-    for layout in (codec.MODERN, codec.POSITIONAL, codec.APRIL, codec.DECEMBER):
-        found = codec.scan(data, layout, head, spans, details)
-        assert -len(codec.FIELDS) <= found <= 1
+    for layout in (decoder.MODERN, decoder.POSITIONAL, decoder.APRIL, decoder.DECEMBER):
+        found = decoder.scan(data, layout, head, spans, details)
+        assert -len(decoder.FIELDS) <= found <= 1
         if found < 0:
             continue
-        for row in range(head[codec.COUNT]):
+        for row in range(head[decoder.COUNT]):
             key_at, key_size, value_at, value_size = spans[4 * row : 4 * row + 4]
             assert value_at >= 0 <= value_size <= len(data) - value_at
             assert key_size == -1 or 0 < key_size <= len(data) - key_at

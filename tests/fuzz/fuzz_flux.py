@@ -10,7 +10,7 @@ from typing import Final
 
 from polywire.client.flux_replies import parse_reply, read_records, split_consumed
 from polywire.errors import PeerError
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from tests.fuzz.chance import cuts_of, damaged, fuzz
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from polywire.protocols.iggy import intake, outlet
+from polywire.protocols.iggy import decoder, encoder
 from polywire.protocols.iggy.factory import COMMANDS
 from polywire.protocols.iggy.vsr import OPERATIONS
 from polywire.records.batch import stamp, validate
@@ -122,23 +122,23 @@ def check_codec(chance: random.Random) -> None:
         spoilt[chance.randrange(start, len(spoilt))] = chance.randrange(256)
     match head:
         case 48:
-            batch = intake.from_frames(spoilt, start, len(spoilt))
+            batch = decoder.from_frames(spoilt, start, len(spoilt))
         case 24:
-            batch = intake.from_flat(spoilt, start, len(spoilt), b"key")
+            batch = decoder.from_flat(spoilt, start, len(spoilt), b"key")
         case _:
-            batch = intake.from_indexed(spoilt, start, len(spoilt), 1, head, None)
+            batch = decoder.from_indexed(spoilt, start, len(spoilt), 1, head, None)
     if isinstance(batch, int):
         return
     validate(batch)
     stamp(batch, 0, 1, 1, 10, 0, 1_693_440_000_000_000)
-    for form in (outlet.FLAT, outlet.D2A, outlet.D2B, outlet.D2C, outlet.D3):
-        state = outlet.new_state()
-        state[outlet.LEFT], state[outlet.CAP], state[outlet.LAST] = 10, 4096, -1
+    for form in (encoder.FLAT, encoder.D2A, encoder.D2B, encoder.D2C, encoder.D3):
+        state = encoder.new_state()
+        state[encoder.LEFT], state[encoder.CAP], state[encoder.LAST] = 10, 4096, -1
         out = bytearray(4096)
-        assert outlet.put_chunk(batch, 0, out, state, form) == outlet.DONE
-        assert state[outlet.LAST] == 10
-        if form == outlet.D3:
-            told = intake.from_frames(out, 0, state[outlet.AT])
+        assert encoder.put_chunk(batch, 0, out, state, form) == encoder.DONE
+        assert state[encoder.LAST] == 10
+        if form == encoder.D3:
+            told = decoder.from_frames(out, 0, state[encoder.AT])
             assert not isinstance(told, int)
             assert [record.value for record in to_records(told)] == [record.value for record in to_records(batch)]
 

@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.expansion import Expander, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
@@ -80,7 +80,7 @@ def converse(stream: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     found = other.ask(encode_multifetch([FetchEntry(t, number, 0, 1 << 20) for t in topics for number in range(3)]))
     for code, part in split_multifetch_answer(found[4:]):
         assert code == 0
-        assert codec.survey(part, 0, len(part))[0], "a broken record was stored"
+        assert decoder.survey(part, 0, len(part))[0], "a broken record was stored"
     return peer.take(), found
 
 

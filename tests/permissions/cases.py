@@ -30,7 +30,7 @@ from polywire.protocols.kafka07.messages import (
 )
 from polywire.protocols.kafka07.session import ACTIONS as KAFKA
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.admission import ACTIONS as POLYWIRE
+from polywire.protocols.polywire.auth import ACTIONS as POLYWIRE
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
 

@@ -16,8 +16,8 @@ from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Grants, parse_grants
 from polywire.broker.settings import TopicSettings
 from polywire.errors import Denied, ErrorCode
+from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.messages import Code
-from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.columns import Record
@@ -27,8 +27,8 @@ from polywire.testing.loop import ManualLoop
 from polywire.types import Level, TopicName
 from tests.permissions.cases import SECRET, TOPIC, Case, Outcome, Player
 from tests.unit.protocols.cursus import dialogue as cursus
-from tests.unit.protocols.cursus.test_publishing import batch
-from tests.unit.protocols.cursus.test_publishing import messages as cursus_messages
+from tests.unit.protocols.cursus.test_produce import batch
+from tests.unit.protocols.cursus.test_produce import messages as cursus_messages
 from tests.unit.protocols.flux import dialogue as flux
 from tests.unit.protocols.iggy import dialogue as iggy
 from tests.unit.protocols.kafka07 import dialogue as kafka07

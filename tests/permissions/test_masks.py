@@ -7,13 +7,13 @@ from struct import pack
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import parse_grants
+from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.messages import Code
-from polywire.protocols.iggy.shared import IggySettings
 from polywire.types import TopicName
 from tests.permissions.cases import Player
 from tests.permissions.players import HASH, NAMES, furnish
 from tests.unit.protocols.cursus import dialogue as cursus
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 from tests.unit.protocols.iggy import dialogue as iggy
 
 DENIED = 41

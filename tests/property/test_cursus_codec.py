@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from polywire.client.cursus_replies import decode_batch, encode_batch
-from polywire.protocols.cursus import codec
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import PREFIX_BYTES
 from polywire.records.columns import Event, Record
 from tests.unit.protocols.cursus.dialogue import World
@@ -49,11 +49,11 @@ def test_messages_come_back_as_they_were(sent: list[Record], data: st.DataObject
 def test_a_batch_that_was_cut_fits_no_layout_beyond_its_end(sent: list[Record], data: st.DataObject) -> None:
     body = encode_batch("topic", 3, "all", sent)
     cut = body[: data.draw(st.integers(PREFIX_BYTES + 2, len(body) - 1))]
-    room = len(body) // codec.MESSAGE_BYTES_MIN + 1
-    head, spans = array("q", bytes(8 * codec.HEAD_WORDS)), array("q", bytes(32 * room))
-    details = array("q", bytes(8 * codec.DETAIL_WORDS * room))
-    assert codec.scan(cut, codec.MODERN, head, spans, details) < 0
-    assert codec.scan(body, codec.MODERN, head, spans, details) == 0
-    assert head[codec.COUNT] == len(sent)
-    assert head[codec.END] == len(body)
-    assert head[codec.PAYLOAD_BYTES] == sum(len(record.value or b"") for record in sent)
+    room = len(body) // decoder.MESSAGE_BYTES_MIN + 1
+    head, spans = array("q", bytes(8 * decoder.HEAD_WORDS)), array("q", bytes(32 * room))
+    details = array("q", bytes(8 * decoder.DETAIL_WORDS * room))
+    assert decoder.scan(cut, decoder.MODERN, head, spans, details) < 0
+    assert decoder.scan(body, decoder.MODERN, head, spans, details) == 0
+    assert head[decoder.COUNT] == len(sent)
+    assert head[decoder.END] == len(body)
+    assert head[decoder.PAYLOAD_BYTES] == sum(len(record.value or b"") for record in sent)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polywire.client.flux_replies import read_records, settle
-from polywire.protocols.flux import codec, messages, spelling
+from polywire.protocols.flux import decoder, encoder, messages
 from polywire.protocols.flux.replies import put_chunks
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
@@ -70,22 +70,22 @@ line = st.one_of(whole, words).map(lambda text: text.replace(b"\n", b""))
 @given(st.lists(line, max_size=6))
 def test_a_line_taken_in_bulk_reads_as_the_precise_parser_reads_it(lines: list[bytes]) -> None:
     data = b"".join(text + b"\n" for text in lines)
-    work = memoryview(array("q", bytes(8 * codec.WORK_WORDS)))
+    work = memoryview(array("q", bytes(8 * decoder.WORK_WORDS)))
     at, number = 0, 0
     while at < len(data):
-        reason, after, end, count, topics = codec.scan(data, at, len(data), work)
+        reason, after, end, count, topics = decoder.scan(data, at, len(data), work)
         names = [
-            data[work[7 * codec.RUN_RECORDS_MAX + 2 * t] :][: work[7 * codec.RUN_RECORDS_MAX + 2 * t + 1]]
+            data[work[7 * decoder.RUN_RECORDS_MAX + 2 * t] :][: work[7 * decoder.RUN_RECORDS_MAX + 2 * t + 1]]
             for t in range(topics)
         ]
         for index in range(count):
             request = messages.parse(lines[number])
             number += 1
             key_at, key_size, value_at, value_size = work[4 * index : 4 * index + 4]
-            place = 4 * codec.RUN_RECORDS_MAX + 2 * index
+            place = 4 * decoder.RUN_RECORDS_MAX + 2 * index
             assert request.command == "PRODUCE"
             assert request.id == data[work[place] : work[place] + work[place + 1]]
-            assert request.args[0] == names[work[6 * codec.RUN_RECORDS_MAX + index]]
+            assert request.args[0] == names[work[6 * decoder.RUN_RECORDS_MAX + index]]
             assert messages.topic_name(request.args[0])
             key, _, value = request.args[1].partition(b":")
             assert key == data[key_at : key_at + key_size]
@@ -93,12 +93,12 @@ def test_a_line_taken_in_bulk_reads_as_the_precise_parser_reads_it(lines: list[b
             assert messages.is_plain(value)
             assert request.args[2:] in ([], [b"acks=0"], [b"acks=1"])
         at = after
-        if reason == codec.LINE:
+        if reason == decoder.LINE:
             assert data[at : end - 1] == lines[number]
             number += 1
             at = end
         else:
-            assert reason == codec.FULL or at == len(data)
+            assert reason == decoder.FULL or at == len(data)
     assert number == len(lines)
 
 
@@ -107,7 +107,7 @@ def test_records_are_divided_as_a_dictionary_would(partitions: list[int], base: 
     count = len(partitions)
     seats, groups, rows = array("i", bytes(40)), array("i", bytes(4 * count)), array("i", bytes(4 * count))
     bounds = array("i", bytes(8 * count))
-    total = codec.divide(array("i", partitions), count, None, base, seats, groups, rows, bounds)
+    total = decoder.divide(array("i", partitions), count, None, base, seats, groups, rows, bounds)
     expected: dict[int, list[int]] = {}
     for index, partition in enumerate(partitions):
         expected.setdefault(partition, []).append(index)
@@ -125,8 +125,8 @@ numbers = st.integers(-(2**63) + 1, 2**63 - 100)
 def test_replies_are_spelled_as_python_would(ids: list[bytes], start: int) -> None:
     groups = array("i", [index % 2 for index in range(len(ids))])
     table = array("q", [3, start, -1, 70_000, 5, 10**18])
-    out = bytearray(sum(map(len, ids)) + len(ids) * (1 + spelling.REPLY_BYTES))
-    size = spelling.put_produced(b"".join(name + b"\n" for name in ids), groups, table, out)
+    out = bytearray(sum(map(len, ids)) + len(ids) * (1 + encoder.REPLY_BYTES))
+    size = encoder.put_produced(b"".join(name + b"\n" for name in ids), groups, table, out)
     offsets = [start, 5]
     expected = b""
     for index, name in enumerate(ids):

@@ -12,7 +12,7 @@ import pytest
 from polywire.protocols.cursus.messages import enveloped, frame
 from tests.broker_process import BrokerProcess
 from tests.specs.pages import CURSUS_JAVA as PAGE
-from tests.unit.protocols.cursus.test_publishing import batch
+from tests.unit.protocols.cursus.test_produce import batch
 
 PORTS = ("cursus", "any")
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import BALANCED, ident, messages, name, place, poll, request
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import BALANCED, ident, messages, name, place, poll, request
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
 from polywire.records.columns import Header, HeaderKind, Record
 from tests.broker_process import BrokerProcess
@@ -51,17 +51,17 @@ class Peer:
         assert self.status(Code.CREATE_TOPIC, stream + fields) == 0
         return stream + ident(1)
 
-    def topics(self, stream: int) -> list[asking.TopicSeen]:
+    def topics(self, stream: int) -> list[client_codec.TopicSeen]:
         """A stream's topics."""
         status, body = self.ask(Code.GET_TOPICS, ident(stream))
         assert status == 0
-        return asking.read_topics(body)
+        return client_codec.read_topics(body)
 
     def values(self, topic: bytes, partition: int = 1) -> list[bytes | None]:
         """The payloads of a partition."""
         status, body = self.ask(Code.POLL, poll(place(READER, topic, partition), 1, 0, 100))
         assert status == 0
-        return [record.value for record in asking.read_polled(body).records]
+        return [record.value for record in client_codec.read_polled(body).records]
 
     def close(self) -> None:
         """End it."""
@@ -147,7 +147,9 @@ def test_nothing_else_may_trail_a_request(peer: Peer, spare: bytes) -> None:
     assert [(code, peer.status(code, body + spare)) for code, body in asked] == [(code, 3) for code, _ in asked]
     status, body = peer.ask(Code.GET_TOPICS, stream)
     assert status == 0
-    assert [(seen.name, seen.partition_count) for seen in asking.read_topics(body)] == [("t", 1)], "nothing was done"
+    assert [(seen.name, seen.partition_count) for seen in client_codec.read_topics(body)] == [("t", 1)], (
+        "nothing was done"
+    )
     assert peer.status(Code.GET_STREAM, ident(new)) == 1010
     for code, body in asked:
         assert (code, peer.status(code, body + SPARE)) == (code, 0)
@@ -166,14 +168,14 @@ def test_a_stream_whose_id_is_an_ident(peer: Peer) -> None:
     assert peer.status(Code.CREATE_STREAM, ident(number) + name(f"Listed {number}")) == 0
     status, body = peer.ask(Code.GET_STREAM, ident(number))
     assert status == 0
-    assert asking.read_stream(body)[0].name == f"listed.{number}"
+    assert client_codec.read_stream(body)[0].name == f"listed.{number}"
 
 
 @IGGY.says(228, "CREATE_STREAM: the id of 3 to 257 bytes, as its name")
 @pytest.mark.parametrize("called", ["a", "n" * 200])
 def test_a_stream_whose_id_is_its_name(peer: Peer, called: str) -> None:
     assert peer.status(Code.CREATE_STREAM, ident(called) + name(called)) == 0
-    assert asking.read_stream(peer.ask(Code.GET_STREAM, ident(called))[1])[0].id >= 1
+    assert client_codec.read_stream(peer.ask(Code.GET_STREAM, ident(called))[1])[0].id >= 1
     assert peer.status(Code.CREATE_STREAM, ident(called) + name("another")) == 1014
     assert peer.status(Code.DELETE_STREAM, ident(called)) == 0
 
@@ -283,7 +285,7 @@ def test_messages_that_are_told_with_headers_keep_them(peer: Peer) -> None:
     assert peer.status(Code.SEND, topic + BALANCED + messages([Record(value=b"x", headers=(header,))])) == 0
     status, body = peer.ask(Code.POLL, poll(place(READER, topic, 1), 1, 0, 1))
     assert status == 0
-    assert asking.read_polled(body).records[0].headers == (header,)
+    assert client_codec.read_polled(body).records[0].headers == (header,)
 
 
 @pytest.mark.parametrize("spare", [SPARE, b"\0", b"abc"])
@@ -316,13 +318,13 @@ def test_a_name_that_was_created_is_found_as_it_was_written(peer: Peer, written:
     called = written + ("-iggy" if number % 2 else "-any")
     assert peer.status(Code.CREATE_STREAM, U32.pack(number) + name(called)) == 0
     status, body = peer.ask(Code.GET_STREAM, ident(called))
-    assert (status, asking.read_stream(body)[0].id) == (0, number)
+    assert (status, client_codec.read_stream(body)[0].id) == (0, number)
     fields = U32.pack(4) + U32.pack(1) + NO_EXPIRY + name(called)
     assert peer.status(Code.CREATE_TOPIC, ident(called) + fields) == 0
     topic = ident(called) + ident(called)
     assert peer.status(Code.SEND, topic + BALANCED + messages([Record(value=b"v")])) == 0
     assert peer.values(topic) == [b"v"]
-    assert asking.read_topic(peer.ask(Code.GET_TOPIC, topic)[1])[0].id == 4
+    assert client_codec.read_topic(peer.ask(Code.GET_TOPIC, topic)[1])[0].id == 4
     assert peer.status(Code.CREATE_TOPIC, ident(called) + U32.pack(5) + fields[4:]) == 2013
     assert peer.status(Code.DELETE_TOPIC, topic) == 0
     assert peer.status(Code.GET_TOPIC, topic) == 2011

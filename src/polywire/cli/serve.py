@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env
 
 from polywire.cli.usage import examples
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle
 from polywire.server.config import CURSUS_IDLE_TIMEOUT_S, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
-from polywire.protocols.cursus import codec
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import decoded, encoded
 from polywire.records.columns import Event, Record
 
@@ -153,29 +153,29 @@ def cannot(what: str) -> Invalid:
 
 def decode_batch(body: bytes) -> list[Record]:
     """The records of a batch in the modern layout. Raises Unavailable for bytes that are none."""
-    room = len(body) // codec.MESSAGE_BYTES_MIN + 1
-    head = array("q", bytes(8 * codec.HEAD_WORDS))
-    spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * codec.DETAIL_WORDS * room))
-    if body[:2] != b"\xba\x7c" or codec.scan(body, codec.MODERN, head, spans, details) != 0:
+    room = len(body) // decoder.MESSAGE_BYTES_MIN + 1
+    head = array("q", bytes(8 * decoder.HEAD_WORDS))
+    spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * decoder.DETAIL_WORDS * room))
+    if body[:2] != b"\xba\x7c" or decoder.scan(body, decoder.MODERN, head, spans, details) != 0:
         raise nonsense("not a batch")
-    return [_record(body, spans, details, row) for row in range(head[codec.COUNT])]
+    return [_record(body, spans, details, row) for row in range(head[decoder.COUNT])]
 
 
 def _record(body: bytes, spans: array[int], details: array[int], row: int) -> Record:
     key_at, key_size, value_at, value_size = spans[4 * row : 4 * row + 4]
-    detail = details[codec.DETAIL_WORDS * row : codec.DETAIL_WORDS * (row + 1)]
+    detail = details[decoder.DETAIL_WORDS * row : decoder.DETAIL_WORDS * (row + 1)]
     offset = int.from_bytes(
-        body[detail[codec.MESSAGE_PRODUCER_AT] - 18 : detail[codec.MESSAGE_PRODUCER_AT] - 10], "big"
+        body[detail[decoder.MESSAGE_PRODUCER_AT] - 18 : detail[decoder.MESSAGE_PRODUCER_AT] - 10], "big"
     )
     event = None
-    if detail[codec.TYPE_SIZE] or detail[codec.SCHEMA_VERSION] or detail[codec.AGGREGATE_VERSION]:
-        metadata = body[detail[codec.METADATA_AT] : detail[codec.METADATA_AT] + detail[codec.METADATA_SIZE]]
-        kind = decoded(body[detail[codec.TYPE_AT] : detail[codec.TYPE_AT] + detail[codec.TYPE_SIZE]])
-        event = Event(kind, detail[codec.SCHEMA_VERSION], detail[codec.AGGREGATE_VERSION], metadata or None)
+    if detail[decoder.TYPE_SIZE] or detail[decoder.SCHEMA_VERSION] or detail[decoder.AGGREGATE_VERSION]:
+        metadata = body[detail[decoder.METADATA_AT] : detail[decoder.METADATA_AT] + detail[decoder.METADATA_SIZE]]
+        kind = decoded(body[detail[decoder.TYPE_AT] : detail[decoder.TYPE_AT] + detail[decoder.TYPE_SIZE]])
+        event = Event(kind, detail[decoder.SCHEMA_VERSION], detail[decoder.AGGREGATE_VERSION], metadata or None)
     return Record(
         value=body[value_at : value_at + value_size],
         key=body[key_at : key_at + key_size] if key_size > 0 else None,
         offset=offset,
-        sequence=detail[codec.SEQUENCE] if detail[codec.MESSAGE_PRODUCER_SIZE] else None,
+        sequence=detail[decoder.SEQUENCE] if detail[decoder.MESSAGE_PRODUCER_SIZE] else None,
         event=event,
     )

@@ -26,7 +26,7 @@ from polywire.client.flux_replies import (
 )
 from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import Acks, Refused, has_white, topic_name
 from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level

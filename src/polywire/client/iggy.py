@@ -20,8 +20,8 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connection import OrderedConnection, Scope
 from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import ident, request
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import ident, request
 from polywire.protocols.iggy.messages import HEAD, U32, U64, Code, Consumer, Refused
 from polywire.records.columns import Record
 from polywire.records.partitioner import xxh32
@@ -164,14 +164,14 @@ class IggyClient(Scope):
         """Make a topic, and its stream when that is missing; both get the lowest number that is free."""
         stream, short = _split(topic)
         if stream != DEFAULT_STREAM:
-            streams = _checked(asking.read_streams, await self._connection.ask(Code.GET_STREAMS))
+            streams = _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS))
             if stream not in {seen.name for seen in streams}:
                 number = _lowest_free({seen.id for seen in streams})
-                await self._connection.ask(Code.CREATE_STREAM, U32.pack(number) + asking.name(stream))
+                await self._connection.ask(Code.CREATE_STREAM, U32.pack(number) + client_codec.name(stream))
         payload = await self._connection.ask(Code.GET_TOPICS, _checked(ident, stream))
-        number = _lowest_free({seen.id for seen in _checked(asking.read_topics, payload)})
+        number = _lowest_free({seen.id for seen in _checked(client_codec.read_topics, payload)})
         numbers = b"".join(map(U32.pack, (number, partition_count, 0)))
-        await self._connection.ask(Code.CREATE_TOPIC, ident(stream) + numbers + _checked(asking.name, short))
+        await self._connection.ask(Code.CREATE_TOPIC, ident(stream) + numbers + _checked(client_codec.name, short))
         self._partitions.pop(topic, None)
 
     async def delete_topic(self, topic: str) -> None:
@@ -182,10 +182,10 @@ class IggyClient(Scope):
     async def topics(self) -> list[TopicInfo]:
         """Return the topics of all streams, by full name; ``id`` is empty."""
         found: list[TopicInfo] = []
-        for stream in _checked(asking.read_streams, await self._connection.ask(Code.GET_STREAMS)):
+        for stream in _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS)):
             payload = await self._connection.ask(Code.GET_TOPICS, ident(stream.id))
             prefix = "" if stream.name == DEFAULT_STREAM else f"{stream.name}."
-            topics = _checked(asking.read_topics, payload)
+            topics = _checked(client_codec.read_topics, payload)
             found += [TopicInfo(prefix + topic.name, b"", topic.partition_count) for topic in topics]
         return sorted(found, key=lambda info: info.name)
 
@@ -219,7 +219,9 @@ class IggyClient(Scope):
         parts = _parts(records)
         homes = [self._home(part[0], count) if partition is None else partition for part in parts]
         bodies = [
-            _topic(topic) + _partitioning(part[0], home, chosen=partition is not None) + _checked(asking.messages, part)
+            _topic(topic)
+            + _partitioning(part[0], home, chosen=partition is not None)
+            + _checked(client_codec.messages, part)
             for part, home in zip(parts, homes, strict=True)
         ]
         sends = [self._connection.ask(Code.SEND, body) for body in bodies]
@@ -254,7 +256,7 @@ class IggyClient(Scope):
                 break
             try:
                 payload = await self._connection.ask(Code.GET_TOPIC, _topic(topic))
-                known = self._partitions[topic] = _checked(asking.read_topic, payload)[0].partition_count
+                known = self._partitions[topic] = _checked(client_codec.read_topic, payload)[0].partition_count
             except Missing:
                 with suppress(Conflict):  # somebody else made it, or took the number
                     await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
@@ -305,9 +307,11 @@ class IggyClient(Scope):
                     return Produced(number, offset)
         raise Unavailable(ErrorCode.STOPPING, "records were acknowledged and are not to be found")
 
-    async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> asking.Polled:
-        at = asking.place(READER, _topic(topic), partition + 1)
-        return _checked(asking.read_polled, await self._connection.ask(Code.POLL, asking.poll(at, kind, value, count)))
+    async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> client_codec.Polled:
+        at = client_codec.place(READER, _topic(topic), partition + 1)
+        return _checked(
+            client_codec.read_polled, await self._connection.ask(Code.POLL, client_codec.poll(at, kind, value, count))
+        )
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
@@ -357,8 +361,8 @@ class IggyClient(Scope):
         return connection
 
     async def _membership(self, connection: _Connection, body: bytes) -> Membership:
-        own = _checked(asking.read_client_id, await connection.ask(Code.GET_ME))
-        _, _, members = _checked(asking.read_group, await connection.ask(Code.GET_GROUP, body))
+        own = _checked(client_codec.read_client_id, await connection.ask(Code.GET_ME))
+        _, _, members = _checked(client_codec.read_group, await connection.ask(Code.GET_GROUP, body))
         for member in members:
             if member.id == own:
                 return Membership(0, tuple(number - 1 for number in member.partitions))
@@ -370,20 +374,20 @@ class IggyClient(Scope):
         """Store the next offset; the wire knows the last one consumed only, so 0 cannot be stored, nor one beyond the newest record."""
         if offset < 1:
             raise _impossible("store that nothing was consumed")
-        at = asking.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
+        at = client_codec.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
         connection = self._members.get((group, topic, member), self._connection)
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """None for a group that does not exist, 0 when nothing, or one record, was ever consumed: the wire cannot tell these apart."""
-        at = asking.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
+        at = client_codec.place(Consumer(group=True, who=_group_number(group)), _topic(topic), partition + 1)
         try:
             payload = await self._connection.ask(Code.GET_OFFSET, at)
         except Missing as error:
             if error.code is ErrorCode.GROUP_MISSING:
                 return None
             raise
-        stored = _checked(asking.read_offset, payload)[2]
+        stored = _checked(client_codec.read_offset, payload)[2]
         return stored + 1 if stored else 0
 
 
@@ -403,7 +407,9 @@ def _parts(records: Sequence[Record]) -> list[list[Record]]:
 
 def _partitioning(record: Record, home: int, *, chosen: bool) -> bytes:
     """The record's key, or a partition when that was chosen or there is no key."""
-    return asking.to_partition(home + 1) if chosen or not record.key else _checked(asking.by_key, record.key)
+    return (
+        client_codec.to_partition(home + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
+    )
 
 
 def _named(record: Record) -> Record:

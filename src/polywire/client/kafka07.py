@@ -19,7 +19,7 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connection import FramedConnection, Scope, understood
 from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
-from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.expansion import Expander, PlainSet, wrap
 from polywire.protocols.kafka07.messages import (
     EARLIEST,
@@ -98,7 +98,7 @@ class Kafka07Client(Scope):
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
         self._marks: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._run = codec.Run()
+        self._run = decoder.Run()
         self._turn = itertools.count()
 
     @classmethod
@@ -222,7 +222,7 @@ class Kafka07Client(Scope):
         expander = Expander(FETCH_BYTES_MAX)
         at = 0
         while at < end:
-            place, stop, packed = codec.next_wrapper(data, at, end)
+            place, stop, packed = decoder.next_wrapper(data, at, end)
             for part in understood(expander.open_set, data, at, place):
                 self._take(part, found, address)
             inner = understood(expander.open_set, data, place, stop) if packed else []
@@ -238,7 +238,7 @@ class Kafka07Client(Scope):
         """Add the values of a plain set, and the positions they have if it lies in the answer itself."""
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
-            at, count = codec.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
+            at, count = decoder.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
             spans = self._run.spans[: 4 * count].tolist()
             for start, size in zip(spans[2::4], spans[3::4], strict=True):
                 found.values.append(bytes(source[start : start + size]))
@@ -304,12 +304,12 @@ class Kafka07Client(Scope):
         """Store values in one set; offset of the first, -1 when it cannot be told."""
         plain = encode_set(values)
         sent = plain
-        if max(map(len, values)) > codec.PAYLOAD_BYTES_MAX:
+        if max(map(len, values)) > decoder.PAYLOAD_BYTES_MAX:
             sent = wrap(plain, CompressionCodec.GZIP)
-        if len(sent) > codec.PAYLOAD_BYTES_MAX and sent is not plain:
+        if len(sent) > decoder.PAYLOAD_BYTES_MAX and sent is not plain:
             raise Invalid(
                 ErrorCode.RECORD_TOO_LARGE,
-                f"a value does not fit a message, packed or not limit={codec.PAYLOAD_BYTES_MAX}",
+                f"a value does not fit a message, packed or not limit={decoder.PAYLOAD_BYTES_MAX}",
             )
         before, after = await self.write(topic, partition, sent)
         if after - before < len(plain):
@@ -444,7 +444,7 @@ def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
     portions: list[list[int]] = []
     size = SET_BYTES_MAX
     for row in rows:
-        own = SET_BYTES_MAX if len(values[row]) > codec.PAYLOAD_BYTES_MAX else len(values[row]) + ENTRY_BYTES_MIN + 1
+        own = SET_BYTES_MAX if len(values[row]) > decoder.PAYLOAD_BYTES_MAX else len(values[row]) + ENTRY_BYTES_MIN + 1
         if size + own > SET_BYTES_MAX:
             portions.append([])
             size = 0

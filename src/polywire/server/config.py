@@ -15,8 +15,8 @@ from polywire.broker.access import ANONYMOUS_NAME
 from polywire.broker.settings import HOUR_US, RECORD_ROOM_BYTES, BrokerSettings
 from polywire.errors import ErrorCode, Invalid
 from polywire.log.settings import LogSettings
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
-from polywire.protocols.kafka07.codec import PAYLOAD_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
+from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.types import DEFAULT_PARTITION_COUNT, Level

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from polywire.errors import Busy, PeerError
-from polywire.protocols.base import Session, SessionFactory
+from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.server.arena import BUFFER_BYTES_MIN, Memory, rounded
 from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub

@@ -26,18 +26,18 @@ from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Denied
 from polywire.log.worker import Worker
-from polywire.protocols.base import SessionFactory
+from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
-from polywire.protocols.cursus.state import CursusSettings
 from polywire.protocols.flux import exports
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
-from polywire.protocols.iggy.shared import IggySettings
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
-from polywire.protocols.workbench import Workbench
+from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
 from polywire.server.collector import Collector
 from polywire.server.config import AUTO, OFF, ServeConfig, parse_address

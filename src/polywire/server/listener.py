@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polywire.errors import Busy, ErrorCode
-from polywire.protocols.base import SessionFactory
+from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.config import ANY, TLS_SUFFIX, Address
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from polywire.errors import PeerError
-from polywire.protocols.base import SessionFactory
+from polywire.protocols.runtime.session import SessionFactory
 
 PREFIX_BYTES_MAX: Final = 64  # within which every wire is recognised
 

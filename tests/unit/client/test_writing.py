@@ -10,8 +10,8 @@ from polywire.client import writing
 from polywire.client.bulk import BulkConnection
 from polywire.client.writing import ProduceWriter, StageWriter
 from polywire.errors import Busy, ErrorCode, Missing
-from polywire.protocols.polywire.appending import Appending
 from polywire.protocols.polywire.messages import Stage
+from polywire.protocols.polywire.produce import Appending
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.records.split import with_producer

@@ -15,7 +15,7 @@ from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import PeerError
-from polywire.protocols.base import SessionFactory
+from polywire.protocols.runtime.session import SessionFactory
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.loop import ManualLoop

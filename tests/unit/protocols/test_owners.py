@@ -6,19 +6,19 @@ from polywire.broker.access import ConfiguredUser, Principal
 from polywire.broker.owners import Caller
 from polywire.broker.permissions import parse_grants
 from polywire.errors import Denied, ErrorCode
-from polywire.protocols.iggy import asking
+from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.dialect import D0
 from polywire.protocols.iggy.errors import number_of
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
-from tests.unit.protocols.cursus.test_access import ask, guarded, logged_in
+from tests.unit.protocols.cursus.test_auth import ask, guarded, logged_in
 from tests.unit.protocols.flux import dialogue as flux
 from tests.unit.protocols.iggy import dialogue as iggy
 from tests.unit.protocols.iggy.test_documented import GROUP, TOPIC, create_stream, create_topic
 from tests.unit.protocols.polywire.peer import Peer
-from tests.unit.protocols.polywire.test_admission import closed, log_in
+from tests.unit.protocols.polywire.test_auth import closed, log_in
 
 SOMEONE = Caller(None, 77)
 REASON = "it belongs to another user, ask an administrator"
@@ -93,12 +93,12 @@ def test_iggy_says_not_allowed() -> None:
     assert isinstance(session, IggySession)
     alice = broker.access.user("alice")
     session.principal = Principal(alice.id, alice.name)
-    at = asking.place(GROUP, TOPIC, 1)
+    at = client_codec.place(GROUP, TOPIC, 1)
     for code, body in (
         (Code.JOIN_GROUP, five),
         (Code.DELETE_GROUP, five),
         (Code.STORE_OFFSET, at + bytes(8)),
-        (Code.POLL, asking.poll(at, 1, 0, 10)),
+        (Code.POLL, client_codec.poll(at, 1, 0, 10)),
     ):
         assert peer.classic(code, body)[0] == number_of(Denied(ErrorCode.DENIED, ""), D0), code
     session.close()  # a connection that ends takes its own member along

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from polywire.broker.broker import Broker
-from polywire.protocols.base import SessionFactory
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
+from polywire.protocols.runtime.session import SessionFactory
 from tests.unit.protocols.dialogue import Dialogue, World
 
 WIRES: list[Callable[[Broker], SessionFactory]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from polywire.protocols.base import Output
+from polywire.protocols.runtime.session import Output
 from polywire.server.config import OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.protocols.iggy.shared import IggySettings
+from polywire.protocols.iggy.context import IggySettings
 from tests.unit.protocols.iggy.dialogue import Dialogue, World, classic
 
 EMPTY = bytes(8)

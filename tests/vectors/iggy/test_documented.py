@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import by_key, ident, name, place, poll, request, to_partition
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import by_key, ident, name, place, poll, request, to_partition
 from polywire.protocols.iggy.messages import U32, U64, Code, Consumer
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.types import PositionKind
@@ -44,13 +44,13 @@ BUILT = {
         Code.POLL, poll(place(Consumer(group=True, who=5), NAMED, 0), 5, 0, 3, commit=True)
     ),
     'SEND_MESSAGES 1/2 balanced, one message id 0 payload "hello"': request(
-        Code.SEND, TOPIC + asking.BALANCED + asking.messages([Record(b"hello")])
+        Code.SEND, TOPIC + client_codec.BALANCED + client_codec.messages([Record(b"hello")])
     ),
     "SEND_MESSAGES 1/2 partition 3, two messages": request(
         Code.SEND,
         TOPIC
         + to_partition(3)
-        + asking.messages(
+        + client_codec.messages(
             [Record(value, id=number.to_bytes(16, "little")) for number, value in ((1, b"a"), (2, b"bc"))]
         ),
     ),
@@ -58,7 +58,7 @@ BUILT = {
         Code.SEND,
         NAMED
         + by_key(b"user-1")
-        + asking.messages([Record(b"hello", headers=(HEADER,), id=(9).to_bytes(16, "little"))]),
+        + client_codec.messages([Record(b"hello", headers=(HEADER,), id=(9).to_bytes(16, "little"))]),
     ),
     "GET_CONSUMER_OFFSET consumer 1, 1/2, partition 1": request(Code.GET_OFFSET, place(CONSUMER, TOPIC, 1)),
     "STORE_CONSUMER_OFFSET consumer 1, 1/2, partition 1, offset 41": request(
@@ -132,7 +132,7 @@ def prepared() -> Dialogue:
 
 def send(peer: Dialogue, record: Record, partition: int = 1) -> None:
     """One message to a partition."""
-    assert peer.ask(request(Code.SEND, TOPIC + to_partition(partition) + asking.messages([record]))) == EMPTY
+    assert peer.ask(request(Code.SEND, TOPIC + to_partition(partition) + client_codec.messages([record]))) == EMPTY
 
 
 @pytest.mark.parametrize("title", BUILT)
@@ -162,7 +162,7 @@ def test_a_poll_of_two_messages() -> None:
     title = "POLL_MESSAGES consumer 1, stream 1, topic 2, partition 1, offset 0, count 10, no commit"
     expected = REPLIES["POLL_MESSAGES partition 1, current 1, two messages (the second with a header)"]
     assert peer.ask(REQUESTS[title]) == expected
-    polled = asking.read_polled(expected[8:])
+    polled = client_codec.read_polled(expected[8:])
     assert (polled.partition, polled.current_offset) == (1, 1)
     assert [(record.value, record.headers, record.append_time_us) for record in polled.records] == [
         (b"hello", (), T_US),
@@ -189,7 +189,7 @@ def test_a_stored_offset() -> None:
     assert peer.ask(request(Code.STORE_OFFSET, place(CONSUMER, TOPIC, 1) + U64.pack(40))) == EMPTY
     reply = peer.ask(REQUESTS["GET_CONSUMER_OFFSET consumer 1, 1/2, partition 1"])
     assert reply == REPLIES["GET_CONSUMER_OFFSET partition 1, current 41, stored 40"]
-    assert asking.read_offset(reply[8:]) == (1, 41, 40)
+    assert client_codec.read_offset(reply[8:]) == (1, 41, 40)
 
 
 def _with_size(example: bytes, own: bytes, *places: int) -> bytes:
@@ -206,12 +206,12 @@ def test_streams_and_topics_as_lists_show_them() -> None:
         send(peer, Record(b"x"))
     stream = peer.ask(REQUESTS["GET_STREAM 1"])
     assert stream == _with_size(REPLIES['GET_STREAM id 1 "orders", one topic "paid"'], stream, 24, 67)
-    seen, topics = asking.read_stream(stream[8:])
+    seen, topics = client_codec.read_stream(stream[8:])
     assert (seen.id, seen.name, seen.topic_count, seen.message_count, topics[0].name) == (1, "orders", 1, 2, "paid")
     assert topics[0].size_bytes == seen.size_bytes > 0
     listed = peer.ask(REQUESTS["GET_TOPICS 1"])
     assert listed == _with_size(REPLIES["GET_TOPICS one topic"], listed, 28)
-    assert asking.read_topics(listed[8:]) == topics
+    assert client_codec.read_topics(listed[8:]) == topics
     assert peer.ask(request(Code.CREATE_STREAM, U32.pack(2) + name("logs"))) == EMPTY
     streams = peer.ask(REQUESTS["GET_STREAMS"])
     assert streams == _with_size(REPLIES["GET_STREAMS two streams"], streams, 24)
@@ -226,7 +226,7 @@ def test_a_topic_with_an_expiry_and_its_partitions() -> None:
         send(peer, Record(b"x"))
     reply = peer.ask(REQUESTS["GET_TOPIC 1/2"])
     assert reply == _with_size(REPLIES['GET_TOPIC id 2 "paid", expiry 60, two partitions'], reply, 28, 73)
-    topic, partitions = asking.read_topic(reply[8:])
+    topic, partitions = client_codec.read_topic(reply[8:])
     assert (topic.expiry_s, topic.partition_count) == (60, 2)
     assert [(partition.id, partition.message_count) for partition in partitions] == [(1, 2), (2, 0)]
     assert peer.world.memory.broker.topic("orders.paid").settings.retention_age_us == 60_000_000
@@ -239,12 +239,12 @@ def test_groups_and_their_members() -> None:
         assert peer.ask(request(Code.CREATE_GROUP, TOPIC + U32.pack(number))) == EMPTY
     for member in (peer, other):
         assert member.ask(REQUESTS["JOIN_CONSUMER_GROUP 1/2/5"]) == EMPTY
-    number, partition_count, members = asking.read_group(peer.ask(REQUESTS["GET_CONSUMER_GROUP 1/2/5"])[8:])
+    number, partition_count, members = client_codec.read_group(peer.ask(REQUESTS["GET_CONSUMER_GROUP 1/2/5"])[8:])
     assert (number, partition_count, len(members)) == (5, 3, 2)
     assert sorted(len(member.partitions) for member in members) == [1, 2]
     assert sorted(partition for member in members for partition in member.partitions) == [1, 2, 3]
     example = REPLIES["GET_CONSUMER_GROUP id 5, 3 partitions, two members"]
-    assert [len(member.partitions) for member in asking.read_group(example[8:])[2]] == [2, 1]
+    assert [len(member.partitions) for member in client_codec.read_group(example[8:])[2]] == [2, 1]
     third = peer.beside()
     assert third.ask(REQUESTS["JOIN_CONSUMER_GROUP 1/2/5"]) == EMPTY
     assert third.ask(request(Code.JOIN_GROUP, TOPIC + U32.pack(6))) == EMPTY
@@ -264,7 +264,7 @@ def test_clients() -> None:
     me = peer.ask(REQUESTS["GET_ME"])
     example = REPLIES["GET_ME client 7 over TCP, member of group 5 of stream 1, topic 2 (our order)"]
     assert me[:8] + me[12:] == example[:8] + example[12:], "but for its number"
-    number = asking.read_client_id(me[8:])
+    number = client_codec.read_client_id(me[8:])
     assert other.ask(request(Code.GET_CLIENT, U32.pack(number))) == me
     listed = other.ask(REQUESTS["GET_CLIENTS"])
     assert len(listed) == len(REPLIES["GET_CLIENTS"])

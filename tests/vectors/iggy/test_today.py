@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from polywire.broker.permissions import EVERYTHING
-from polywire.protocols.iggy.shared import IggySettings
+from polywire.protocols.iggy.context import IggySettings
 from tests.unit.protocols.iggy.dialogue import Dialogue, World, headered
 
 REGISTER = bytes.fromhex("002c000008727573742d73646b06302e31312e300469676779046967677900000000")

@@ -12,9 +12,9 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from polywire.protocols.cursus import codec
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
@@ -22,8 +22,8 @@ LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1":
 
 DIGITS_MAX: Final = 10  # of a partition's number
 
-_OLDER: Final = (codec.APRIL, codec.DECEMBER)
-_LAYOUTS: Final = (codec.MODERN, codec.POSITIONAL, *_OLDER)
+_OLDER: Final = (decoder.APRIL, decoder.DECEMBER)
+_LAYOUTS: Final = (decoder.MODERN, decoder.POSITIONAL, *_OLDER)
 _UNSIGNED: Final = (1 << 64) - 1
 _RANGE: Final = Struct(">QQi")  # seqStart, seqEnd, count
 _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"%b","error":""}'
@@ -54,15 +54,15 @@ class Batch:
 def read_batch(body: Buffer, scratch: Scratch) -> Batch:
     """Read a batch in the first layout that fits (dossier §3.2). Raises Refused ``batch_decode_failed``."""
     scratch.reserve(len(body))
-    layouts = (codec.POSITIONAL, codec.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
+    layouts = (decoder.POSITIONAL, decoder.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
     for layout in layouts:
-        if not codec.scan(body, layout, scratch.head, scratch.spans, scratch.details) and _plausible(
+        if not decoder.scan(body, layout, scratch.head, scratch.spans, scratch.details) and _plausible(
             body, scratch.head
         ):
             return _batch(body, scratch.head)
-    fault = codec.scan(body, codec.MODERN, scratch.head, scratch.spans, scratch.details)
+    fault = decoder.scan(body, decoder.MODERN, scratch.head, scratch.spans, scratch.details)
     if fault < 0:
-        raise Refused("batch_decode_failed", f"reason={quote(_fault(-1 - fault, scratch.head[codec.FAULT_MESSAGE]))}")
+        raise Refused("batch_decode_failed", f"reason={quote(_fault(-1 - fault, scratch.head[decoder.FAULT_MESSAGE]))}")
     return _batch(body, scratch.head)
 
 
@@ -76,33 +76,33 @@ def _begins_positional(body: Buffer) -> bool:
 
 def _plausible(body: Buffer, head: memoryview) -> bool:
     """Whether acks and the idempotent byte are ones that a client writes."""
-    return head[codec.IDEMPOTENT] <= 1 and _text(body, head, codec.ACKS_AT).lower() in LEVELS
+    return head[decoder.IDEMPOTENT] <= 1 and _text(body, head, decoder.ACKS_AT).lower() in LEVELS
 
 
 def _fault(field: int, message: int) -> str:
-    if field == codec.COUNT_FAULT:
-        return f"invalid message count: 0 to {codec.RECORDS_MAX} messages"
+    if field == decoder.COUNT_FAULT:
+        return f"invalid message count: 0 to {decoder.RECORDS_MAX} messages"
     place = f"message[{message}] " if message >= 0 else ""
-    name = codec.FIELDS[field]
+    name = decoder.FIELDS[field]
     length = " length" if name in ("topic", "acks", "producer ID", "key", "payload", "event type", "metadata") else ""
     return f"failed to read {place}{name}{length}: unexpected EOF"
 
 
 def _batch(body: Buffer, head: memoryview) -> Batch:
     return Batch(
-        topic=_text(body, head, codec.TOPIC_AT),
-        partition=head[codec.PARTITION],
-        acks=_text(body, head, codec.ACKS_AT),
-        idempotent=head[codec.IDEMPOTENT] != 0,
-        count=head[codec.COUNT],
-        traits=head[codec.TRAITS],
-        producer=_bytes(body, head, codec.PRODUCER_AT),
-        epoch=head[codec.EPOCH],
-        first_sequence=head[codec.FIRST_SEQUENCE] & _UNSIGNED,
-        last_sequence=head[codec.LAST_SEQUENCE] & _UNSIGNED,
-        last_producer=_bytes(body, head, codec.LAST_AT),
-        last_epoch=head[codec.LAST_EPOCH],
-        payload_bytes=head[codec.PAYLOAD_BYTES],
+        topic=_text(body, head, decoder.TOPIC_AT),
+        partition=head[decoder.PARTITION],
+        acks=_text(body, head, decoder.ACKS_AT),
+        idempotent=head[decoder.IDEMPOTENT] != 0,
+        count=head[decoder.COUNT],
+        traits=head[decoder.TRAITS],
+        producer=_bytes(body, head, decoder.PRODUCER_AT),
+        epoch=head[decoder.EPOCH],
+        first_sequence=head[decoder.FIRST_SEQUENCE] & _UNSIGNED,
+        last_sequence=head[decoder.LAST_SEQUENCE] & _UNSIGNED,
+        last_producer=_bytes(body, head, decoder.LAST_AT),
+        last_epoch=head[decoder.LAST_EPOCH],
+        payload_bytes=head[decoder.PAYLOAD_BYTES],
     )
 
 

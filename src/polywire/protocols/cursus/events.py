@@ -16,9 +16,7 @@ from polywire.broker.changes import SnapshotSaved
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, Invalid
 from polywire.log.base import Read
-from polywire.protocols.base import PASS_S
-from polywire.protocols.cursus import codec
-from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import empty_batch, opening
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import (
@@ -31,7 +29,9 @@ from polywire.protocols.cursus.messages import (
     integer,
     quote,
 )
+from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
+from polywire.protocols.runtime.session import PASS_S
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
@@ -219,7 +219,7 @@ class StreamReading:
             self._snapshot = snapshot
             self._first_version = snapshot.version + 1
         _, self._offsets = events.places(self._partition, self._key, self._first_version)
-        self._filling = Filling(self._session.state.scratch, self._opening, codec.RECORDS_MAX)
+        self._filling = Filling(self._session.state.scratch, self._opening, decoder.RECORDS_MAX)
         self._go_on()
 
     @property

@@ -10,34 +10,34 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.broker import Broker
-from polywire.protocols.base import Output
 from polywire.protocols.cursus import (
-    access,
+    auth,
     events,
+    fetch,
     groups,
     introduction,
-    publishing,
-    reading,
+    produce,
     streaming,
     topics,
     transactions,
 )
-from polywire.protocols.cursus.access import AccessGuard
+from polywire.protocols.cursus.auth import AccessGuard
+from polywire.protocols.cursus.context import WIRE, CursusSettings, CursusState
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
-from polywire.protocols.cursus.state import WIRE, CursusSettings, CursusState
-from polywire.protocols.workbench import Workbench
+from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.session import Output
 
 COMMANDS: Final[Mapping[str, Command]] = {
     **introduction.COMMANDS,
     **topics.COMMANDS,
-    **publishing.COMMANDS,
-    **reading.COMMANDS,
+    **produce.COMMANDS,
+    **fetch.COMMANDS,
     **streaming.COMMANDS,
     **groups.COMMANDS,
     **events.COMMANDS,
     **transactions.COMMANDS,
-    **access.COMMANDS,
+    **auth.COMMANDS,
 }
 
 _BLANKS: Final = b" \t\r\n"
@@ -84,7 +84,7 @@ class CursusFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
         """A session for a new connection."""
-        return CursusSession(self.state, publishing.take_batch, output, resume)
+        return CursusSession(self.state, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:

@@ -12,11 +12,11 @@ from struct import Struct
 from typing import Final
 
 from polywire.log.base import Read
-from polywire.protocols.cursus import spelling
-from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus import encoder
 from polywire.protocols.cursus.batches import empty_batch, head_bytes, put_head
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.cursus.reply_slots import Answer
 from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
@@ -46,53 +46,53 @@ class Filling:
         self._scratch = scratch
         self._begin = begin
         self._buffer = scratch.take_reply()
-        self._state = array("q", bytes(8 * spelling.PUT_WORDS))
-        self._state[spelling.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
+        self._state = array("q", bytes(8 * encoder.PUT_WORDS))
+        self._state[encoder.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
         if begin is None:
-            self._put = spelling.put_values
-            self._state[spelling.ROOM] = VALUES_BYTES_MAX
+            self._put = encoder.put_values
+            self._state[encoder.ROOM] = VALUES_BYTES_MAX
         else:
-            self._put = spelling.put
-            self._state[spelling.ROOM] = records_max
-            self._state[spelling.AT] = head_bytes(begin)
+            self._put = encoder.put
+            self._state[encoder.ROOM] = records_max
+            self._state[encoder.AT] = head_bytes(begin)
 
     @property
     def written(self) -> int:
         """Records so far."""
-        return self._state[spelling.WRITTEN]
+        return self._state[encoder.WRITTEN]
 
     @property
     def next_offset(self) -> int:
         """Offset after the last record written."""
-        return self._state[spelling.NEXT]
+        return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
         """Add the records of ``start <= offset < end``; False when no further one fits. Raises Invalid for a damaged batch."""
         state = self._state
-        state[spelling.START], state[spelling.STOP] = start, end
+        state[encoder.START], state[encoder.STOP] = start, end
         for chunk in read.chunks:
-            state[spelling.POSITION] = state[spelling.ROW] = 0
+            state[encoder.POSITION] = state[encoder.ROW] = 0
             if not self._take_chunk(chunk):
                 return False
         return True
 
     def _take_chunk(self, chunk: memoryview) -> bool:
         state = self._state
-        while (code := self._put(chunk, state, self._buffer)) not in (spelling.DONE, spelling.FULL):
-            if code != spelling.COMPRESSED:
+        while (code := self._put(chunk, state, self._buffer)) not in (encoder.DONE, encoder.FULL):
+            if code != encoder.COMPRESSED:
                 self._grow(code)
                 continue
-            position = state[spelling.POSITION]
+            position = state[encoder.POSITION]
             (length,) = _LENGTH.unpack_from(chunk, position)
             expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
-            state[spelling.POSITION] = 0
+            state[encoder.POSITION] = 0
             if not self._take_chunk(memoryview(expanded)):
                 return False
-            state[spelling.POSITION], state[spelling.ROW] = position + length, 0
-        return code == spelling.DONE
+            state[encoder.POSITION], state[encoder.ROW] = position + length, 0
+        return code == encoder.DONE
 
     def _grow(self, need: int) -> None:
-        used = self._state[spelling.AT]
+        used = self._state[encoder.AT]
         grown = bytearray(max(2 * len(self._buffer), used + need))
         grown[:used] = memoryview(self._buffer)[:used]
         self._buffer = grown
@@ -100,7 +100,7 @@ class Filling:
     def finish(self) -> Parts:
         """What to send: nothing when there are no records."""
         state, scratch = self._state, self._scratch
-        size = state[spelling.AT]
+        size = state[encoder.AT]
         if not self.written:
             scratch.give_reply(self._buffer)
             return [], None
@@ -109,9 +109,9 @@ class Filling:
                 self._buffer,
                 self._begin,
                 size=size,
-                first=state[spelling.FIRST],
-                last=state[spelling.LAST],
-                count=state[spelling.WRITTEN],
+                first=state[encoder.FIRST],
+                last=state[encoder.LAST],
+                count=state[encoder.WRITTEN],
             )
         if size <= SMALL_BYTES:
             data = bytes(memoryview(self._buffer)[:size])

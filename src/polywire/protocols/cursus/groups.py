@@ -19,13 +19,13 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.confirmed import GroupKey
+from polywire.protocols.cursus.context import COORDINATOR, WIRE
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import POSITIONS, Dialect, Refused, Request, bracketed, encoded, integer, quote
 from polywire.protocols.cursus.places import DEFAULT_GROUP
+from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.state import COORDINATOR, WIRE
 from polywire.protocols.cursus.topics import DONE
 from polywire.types import PARTITION_COUNT_MAX, Assignor, PositionKind
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm
-from polywire.protocols.workbench import Work
+from polywire.protocols.runtime.off_loop import Work
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import CursusSession

@@ -14,8 +14,8 @@ import msgspec
 from polywire.broker.access_lists import access_list
 from polywire.broker.settings import HOUR_US, KEEP, TopicSettings
 from polywire.broker.topics import Topic
+from polywire.protocols.cursus.context import WIRE
 from polywire.protocols.cursus.messages import Refused, Request, integer, quote, words
-from polywire.protocols.cursus.state import WIRE
 
 POLICY_KEYS: Final = words("cleanup_policy retention_hours retention_bytes partitioner auth_policy read_acl write_acl")
 LIST_CHARS_MAX: Final = (

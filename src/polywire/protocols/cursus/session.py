@@ -14,9 +14,8 @@ from polywire.broker.access import Principal
 from polywire.broker.actions import ANYBODY, Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, PeerError
-from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
-from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
+from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import LongFrame, NotYet, Stored
 from polywire.protocols.cursus.messages import (
@@ -31,11 +30,12 @@ from polywire.protocols.cursus.messages import (
     quote,
     read_text,
 )
-from polywire.protocols.cursus.scratch import Scratch
-from polywire.protocols.cursus.state import CursusState
-from polywire.protocols.ordered import OrderedSession
-from polywire.protocols.waiting import believed
-from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Workbench
+from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, Workbench
+from polywire.protocols.runtime.pipelined import OrderedSession
+from polywire.protocols.runtime.sequential import believed
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for

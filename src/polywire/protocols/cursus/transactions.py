@@ -19,7 +19,7 @@ from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, Place, check_offsets, read_pairs
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.publishing import Run, find_partition, one_record
+from polywire.protocols.cursus.produce import Run, find_partition, one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import KeyHash, Level, PositionKind
 

@@ -10,15 +10,15 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.protocols.base import Output
-from polywire.protocols.flux import admin, groups, records
-from polywire.protocols.flux.answers import Scratch
+from polywire.protocols.flux import groups, records, topics
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import WIRE, FluxSettings, FluxState
+from polywire.protocols.flux.reply_slots import Scratch
 from polywire.protocols.flux.session import Command, FluxSession
+from polywire.protocols.runtime.session import Output
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = {
-    "PING": Command(admin.ping, (Action.CONNECT,)),
+    "PING": Command(topics.ping, (Action.CONNECT,)),
     "PRODUCE": Command(records.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
     "CONSUME": Command(records.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
     "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),
@@ -33,16 +33,16 @@ DATA_COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 ADMIN_COMMANDS: Final[Mapping[str, Command]] = {
-    "SET_PARTITION_ROLE": Command(admin.set_partition_role, (Action.CLUSTER_ALTER, Action.TOPIC_CREATE), settled=True),
-    "ADMIN_CREATE_TOPIC": Command(admin.create_topic, (Action.TOPIC_CREATE, Action.TOPIC_ALTER), topic_at=0),
-    "ADMIN_REGISTER_BROKER": Command(admin.register_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_BROKER_HEARTBEAT": Command(admin.broker_heartbeat, (Action.CLUSTER_ALTER,)),
-    "ADMIN_SET_PARTITION_LEADER": Command(admin.set_partition_leader, (Action.CLUSTER_ALTER,), settled=True),
-    "ADMIN_GET_METADATA": Command(admin.get_metadata, (Action.TOPIC_LIST,)),
-    "ADMIN_FENCE_BROKER": Command(admin.fence_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_UNFENCE_BROKER": Command(admin.unfence_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_RECONCILE_BROKER_HEALTH": Command(admin.reconcile_broker_health, (Action.CLUSTER_ALTER,)),
-    "ADMIN_ELECT_TOPIC_LEADERS": Command(admin.elect_topic_leaders, (Action.CLUSTER_ALTER,), settled=True),
+    "SET_PARTITION_ROLE": Command(topics.set_partition_role, (Action.CLUSTER_ALTER, Action.TOPIC_CREATE), settled=True),
+    "ADMIN_CREATE_TOPIC": Command(topics.create_topic, (Action.TOPIC_CREATE, Action.TOPIC_ALTER), topic_at=0),
+    "ADMIN_REGISTER_BROKER": Command(topics.register_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_BROKER_HEARTBEAT": Command(topics.broker_heartbeat, (Action.CLUSTER_ALTER,)),
+    "ADMIN_SET_PARTITION_LEADER": Command(topics.set_partition_leader, (Action.CLUSTER_ALTER,), settled=True),
+    "ADMIN_GET_METADATA": Command(topics.get_metadata, (Action.TOPIC_LIST,)),
+    "ADMIN_FENCE_BROKER": Command(topics.fence_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_UNFENCE_BROKER": Command(topics.unfence_broker, (Action.CLUSTER_ALTER,)),
+    "ADMIN_RECONCILE_BROKER_HEALTH": Command(topics.reconcile_broker_health, (Action.CLUSTER_ALTER,)),
+    "ADMIN_ELECT_TOPIC_LEADERS": Command(topics.elect_topic_leaders, (Action.CLUSTER_ALTER,), settled=True),
 }
 
 _VERSION: Final = text_of(VERSION)

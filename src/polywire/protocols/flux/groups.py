@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.protocols.flux.answers import Answer
 from polywire.protocols.flux.messages import Request, bad, integer, listed, plain_name, topic_name
 from polywire.protocols.flux.metadata import WIRE
 from polywire.protocols.flux.records import usage
+from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import Assignor, PositionKind
 

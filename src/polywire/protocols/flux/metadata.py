@@ -19,7 +19,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Done
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.flux.messages import Role, bad
 from polywire.types import Level
 

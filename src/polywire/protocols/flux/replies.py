@@ -16,12 +16,12 @@ from typing import Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.base import PASS_S
-from polywire.protocols.flux import spelling
-from polywire.protocols.flux.answers import Answer, Parts
+from polywire.protocols.flux import encoder
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Request
+from polywire.protocols.flux.reply_slots import Answer, Parts
 from polywire.protocols.flux.session import FluxSession
+from polywire.protocols.runtime.session import PASS_S
 from polywire.records.compression import expand_body
 
 FETCH_BYTES_MIN: Final = 4096
@@ -90,7 +90,7 @@ class Reply:
         if start >= self._end:
             return self._head + self._tail()
         self._next = start
-        self._state[spelling.START] = start
+        self._state[encoder.START] = start
         self._session.append(self._answer)
         self._answer.cancel = self._drop
         if self._read_on(self._session.broker.clock.monotonic() + PASS_S):
@@ -106,7 +106,7 @@ class Reply:
     def _read_on(self, end: float) -> bool:
         """Read and write until all is there, the bytes must be fetched or the peer must read first; whether time was up before."""
         session = self._session
-        limit = max(min(self._state[spelling.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
+        limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
         while not session.closed:
             if self._begun and session.output.backlog >= session.output.backlog_max:
                 self._clogged = True
@@ -151,20 +151,20 @@ class Reply:
         state, before = self._state, self._next
         if self._buffer is None:
             self._buffer = self._session.scratch.take_reply()
-        size = state[spelling.AT]
+        size = state[encoder.AT]
         try:
             self._buffer, ended = put_more(read.chunks, state, self._buffer)
         except BrokerError:
-            state[spelling.START], state[spelling.AT] = before, size
+            state[encoder.START], state[encoder.AT] = before, size
             raise
         finally:
             read.pin.release()
         if not ended:
-            state[spelling.START] = max(read.next_offset, state[spelling.START])
-        self._next = state[spelling.START]
+            state[encoder.START] = max(read.next_offset, state[encoder.START])
+        self._next = state[encoder.START]
         if self._next >= self._end or self._next <= before or (ended and self._limited):
             return False
-        if not self._limited and (ended or state[spelling.AT] > SMALL_REPLY_BYTES):
+        if not self._limited and (ended or state[encoder.AT] > SMALL_REPLY_BYTES):
             self._write_piece()
         return True
 
@@ -174,13 +174,13 @@ class Reply:
         assert buffer is not None
         self._buffer = None
         self._begun = True
-        self._state[spelling.AT] = 0
+        self._state[encoder.AT] = 0
         self._session.drain = self.drained
         self._session.output.write_many(parts, partial(self._session.scratch.give_reply, buffer))
 
     def _parts(self) -> Parts:
         """What the buffer holds, with what belongs before it."""
-        size = self._state[spelling.AT]
+        size = self._state[encoder.AT]
         before = b"" if self._begun and not size else b"," if self._begun else self._opening()
         return [before, memoryview(self._buffer or b"")[:size]]
 
@@ -192,7 +192,7 @@ class Reply:
 
     def _stop(self, error: BrokerError) -> None:
         """What comes next cannot be read: what was put together is answered, whoever goes on behind it meets the error itself."""
-        if not self._begun and not self._state[spelling.AT]:
+        if not self._begun and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()
             answer.refuse(refused(error))
@@ -203,11 +203,11 @@ class Reply:
 
     def _finish(self) -> None:
         scratch, buffer = self._session.scratch, self._buffer
-        self._session.state.escaped_values += self._state[spelling.ESCAPED]
+        self._session.state.escaped_values += self._state[encoder.ESCAPED]
         parts = [*self._parts(), self._tail() + b"\n"]
         self._session.drain = None
         self._buffer = None
-        if self._state[spelling.AT] > SMALL_REPLY_BYTES and buffer is not None:
+        if self._state[encoder.AT] > SMALL_REPLY_BYTES and buffer is not None:
             self._answer.fill(parts, partial(scratch.give_reply, buffer))
             return
         whole = b"".join(parts)
@@ -226,8 +226,8 @@ class Reply:
 
 def new_state(start: int, end: int, limit: int) -> array[int]:
     """The state of writing the records of ``start <= offset < end``, in at most so many bytes."""
-    state = array("q", bytes(8 * spelling.STATE_WORDS))
-    state[spelling.START], state[spelling.END], state[spelling.CAP] = start, end, limit
+    state = array("q", bytes(8 * encoder.STATE_WORDS))
+    state[encoder.START], state[encoder.END], state[encoder.CAP] = start, end, limit
     return state
 
 
@@ -240,7 +240,7 @@ def put_chunks(
     """
     state = new_state(start, end, limit)
     out, _ = put_more(chunks, state, out)
-    return out, state[spelling.AT], state[spelling.ESCAPED]
+    return out, state[encoder.AT], state[encoder.ESCAPED]
 
 
 def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
@@ -249,27 +249,27 @@ def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) ->
     The buffer returned is another one when the one given was too small. Raises Corrupt.
     """
     for chunk in chunks:
-        state[spelling.POSITION] = state[spelling.ROW] = 0
+        state[encoder.POSITION] = state[encoder.ROW] = 0
         code, out = _put_chunk(chunk, state, out)
-        if code == spelling.STOPPED:
+        if code == encoder.STOPPED:
             return out, True
     return out, False
 
 
 def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
     """Write one chunk: a larger ``out`` when a record needs it, compressed batches expanded on the way."""
-    while (code := spelling.put_chunk(chunk, state, out)) not in (spelling.DONE, spelling.STOPPED):
-        if code == spelling.COMPRESSED:
-            position = state[spelling.POSITION]
+    while (code := encoder.put_chunk(chunk, state, out)) not in (encoder.DONE, encoder.STOPPED):
+        if code == encoder.COMPRESSED:
+            position = state[encoder.POSITION]
             (length,) = _LENGTH.unpack_from(chunk, position)
             expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
-            state[spelling.POSITION] = 0
+            state[encoder.POSITION] = 0
             code, out = _put_chunk(memoryview(expanded), state, out)
-            if code == spelling.STOPPED:
+            if code == encoder.STOPPED:
                 break
-            state[spelling.POSITION], state[spelling.ROW] = position + length, 0
+            state[encoder.POSITION], state[encoder.ROW] = position + length, 0
         else:
-            grown = bytearray(max(2 * len(out), state[spelling.AT] + code))
-            grown[: state[spelling.AT]] = memoryview(out)[: state[spelling.AT]]
+            grown = bytearray(max(2 * len(out), state[encoder.AT] + code))
+            grown[: state[encoder.AT]] = memoryview(out)[: state[encoder.AT]]
             out = grown
     return code, out

@@ -18,14 +18,14 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
-from polywire.protocols.base import PASS_S, Output
-from polywire.protocols.entrance import Entrance
-from polywire.protocols.flux import codec
-from polywire.protocols.flux.answers import Answer, Produced, Run, Scratch
+from polywire.protocols.flux import decoder
 from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, parse
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.ordered import OrderedSession
+from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
+from polywire.protocols.runtime.append_queue import Entrance
+from polywire.protocols.runtime.pipelined import OrderedSession
+from polywire.protocols.runtime.session import PASS_S, Output
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level, TopicName
@@ -33,8 +33,8 @@ from polywire.types import KeyHash, Level, TopicName
 LINE_END_S: Final = 2.0  # how long the end of a line that is too long is waited for
 BUSY_WAIT_S: Final = 2.0  # how long records wait for room in the log before they are refused; clients give up after 5 s
 
-_IDS_AT: Final = 4 * codec.RUN_RECORDS_MAX
-_TOPICS_AT: Final = 7 * codec.RUN_RECORDS_MAX
+_IDS_AT: Final = 4 * decoder.RUN_RECORDS_MAX
+_TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 _HASH: Final = KeyHash.FNV32
 
 
@@ -111,20 +111,20 @@ class FluxSession(OrderedSession[Answer]):
         now = self.broker.clock.monotonic
         pass_end = now() + PASS_S
         while at < stop:
-            reason, after, end, count, topics = codec.scan(data, at, stop, work, line_max)
+            reason, after, end, count, topics = decoder.scan(data, at, stop, work, line_max)
             if count == 1:
                 self._produce_one(data)
             elif count:
                 self._produce_run(data, after - at, count, topics)
             at = after
-            if reason == codec.MORE:
+            if reason == decoder.MORE:
                 break
-            if reason == codec.LONG:
+            if reason == decoder.LONG:
                 self._refuse_long(line_max)
                 return at + self._skip(data[at:])
             if self._waits():
                 break
-            if reason == codec.LINE:
+            if reason == decoder.LINE:
                 if not self._handle(bytes(data[at : end - 1])):
                     break
                 at = end
@@ -266,14 +266,16 @@ class FluxSession(OrderedSession[Answer]):
         """Several records: one batch per topic and partition."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, size)
-        run = Run(self, bytes(memoryview(scratch.ids)[: codec.pack_ids(data, scratch.work, count, scratch.ids)]), count)
+        run = Run(
+            self, bytes(memoryview(scratch.ids)[: decoder.pack_ids(data, scratch.work, count, scratch.ids)]), count
+        )
         self._answers.append(run)
         names = [self._topic_text(data, number) for number in range(topics)]
         if topics == 1:
             self._produce_topic(run, names[0], data, scratch.work[: 4 * count], count, None)
         else:
             for number, name in enumerate(names):
-                part = codec.select(scratch.work, count, number, scratch.spans, scratch.records)
+                part = decoder.select(scratch.work, count, number, scratch.spans, scratch.records)
                 self._produce_topic(run, name, data, scratch.spans[: 4 * part], part, scratch.records)
         run.finish_one()
 
@@ -298,7 +300,7 @@ class FluxSession(OrderedSession[Answer]):
         found = partitions_of(data, spans, len(partitions), kind)
         numbers = memoryview(found).cast("B").cast("i")
         groups, rows, bounds = run.groups, scratch.rows, scratch.bounds
-        total = codec.divide(numbers, count, records, base, scratch.seats, groups, rows, bounds)
+        total = decoder.divide(numbers, count, records, base, scratch.seats, groups, rows, bounds)
         start = 0
         for group in range(total):
             end, partition = bounds[2 * group], partitions[bounds[2 * group + 1]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from polywire.protocols.iggy import outlet
+from polywire.protocols.iggy import encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Dialect:
     batched: bool = False
     framed: bool = False
     message_head: int = 24
-    form: int = outlet.FLAT
+    form: int = encoder.FLAT
 
     @property
     def base(self) -> int:
@@ -54,10 +54,10 @@ D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, nam
 D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)
 D1C: Final = replace(D1B, name="0.4", topic_settings=2)
 D1D: Final = replace(D1C, name="0.6", topic_settings=3, tells_created=True, empty_when_missing=True)
-D2A: Final = replace(D1D, name="0.7", normalises=False, batched=True, message_head=56, form=outlet.D2A)
-D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optional_partition=True, form=outlet.D2B)
-D2C: Final = replace(D2B, name="0.10", message_head=64, form=outlet.D2C)
-D3: Final = replace(D2C, name="vsr", topic_settings=4, framed=True, message_head=48, form=outlet.D3)
+D2A: Final = replace(D1D, name="0.7", normalises=False, batched=True, message_head=56, form=encoder.D2A)
+D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optional_partition=True, form=encoder.D2B)
+D2C: Final = replace(D2B, name="0.10", message_head=64, form=encoder.D2C)
+D3: Final = replace(D2C, name="vsr", topic_settings=4, framed=True, message_head=48, form=encoder.D3)
 
 OLD: Final = (D1C, D1B, D1A, D0)  # whose login has no version, in the order in which they are tried (dossier §9.2)
 NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one

@@ -28,7 +28,7 @@ from polywire.log.base import Done
 from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, Level, TopicName, is_name
 
 NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none

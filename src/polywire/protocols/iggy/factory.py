@@ -10,11 +10,11 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.protocols.base import Output
-from polywire.protocols.iggy import groups, records, streams, system, users, vsr
+from polywire.protocols.iggy import groups, records, system, topics, users, vsr
+from polywire.protocols.iggy.context import IggySettings, Shared
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
-from polywire.protocols.iggy.shared import IggySettings, Shared
+from polywire.protocols.runtime.session import Output
 
 COMMANDS: Final[Mapping[int, Command]] = {
     Code.PING: Command(system.ping, (Action.CONNECT,), bare=True),
@@ -44,21 +44,21 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.GET_OFFSET: Command(records.get_offset, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),
     Code.STORE_OFFSET: Command(records.store_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
     Code.DELETE_OFFSET: Command(records.delete_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
-    Code.GET_STREAM: Command(streams.get_stream, (Action.STREAM_DESCRIBE,)),
-    Code.GET_STREAMS: Command(streams.get_streams, (Action.STREAM_LIST,), bare=True),
-    Code.CREATE_STREAM: Command(streams.create_stream, (Action.STREAM_CREATE,)),
-    Code.DELETE_STREAM: Command(streams.delete_stream, (Action.STREAM_DELETE,)),
-    Code.UPDATE_STREAM: Command(streams.update_stream, (Action.STREAM_ALTER,)),
-    Code.PURGE_STREAM: Command(streams.purge_stream, (Action.STREAM_ALTER,)),
-    Code.GET_TOPIC: Command(streams.get_topic, (Action.TOPIC_DESCRIBE,)),
-    Code.GET_TOPICS: Command(streams.get_topics, (Action.TOPIC_DESCRIBE,)),
-    Code.CREATE_TOPIC: Command(streams.create_topic, (Action.TOPIC_CREATE,)),
-    Code.DELETE_TOPIC: Command(streams.delete_topic, (Action.TOPIC_DELETE,)),
-    Code.UPDATE_TOPIC: Command(streams.update_topic, (Action.TOPIC_ALTER,)),
-    Code.PURGE_TOPIC: Command(streams.purge_topic, (Action.TOPIC_PURGE,)),
-    Code.CREATE_PARTITIONS: Command(streams.create_partitions, (Action.TOPIC_ALTER,)),
-    Code.DELETE_PARTITIONS: Command(streams.delete_partitions, (Action.TOPIC_ALTER,)),
-    Code.DELETE_SEGMENTS: Command(streams.delete_segments, (Action.TOPIC_PURGE,)),
+    Code.GET_STREAM: Command(topics.get_stream, (Action.STREAM_DESCRIBE,)),
+    Code.GET_STREAMS: Command(topics.get_streams, (Action.STREAM_LIST,), bare=True),
+    Code.CREATE_STREAM: Command(topics.create_stream, (Action.STREAM_CREATE,)),
+    Code.DELETE_STREAM: Command(topics.delete_stream, (Action.STREAM_DELETE,)),
+    Code.UPDATE_STREAM: Command(topics.update_stream, (Action.STREAM_ALTER,)),
+    Code.PURGE_STREAM: Command(topics.purge_stream, (Action.STREAM_ALTER,)),
+    Code.GET_TOPIC: Command(topics.get_topic, (Action.TOPIC_DESCRIBE,)),
+    Code.GET_TOPICS: Command(topics.get_topics, (Action.TOPIC_DESCRIBE,)),
+    Code.CREATE_TOPIC: Command(topics.create_topic, (Action.TOPIC_CREATE,)),
+    Code.DELETE_TOPIC: Command(topics.delete_topic, (Action.TOPIC_DELETE,)),
+    Code.UPDATE_TOPIC: Command(topics.update_topic, (Action.TOPIC_ALTER,)),
+    Code.PURGE_TOPIC: Command(topics.purge_topic, (Action.TOPIC_PURGE,)),
+    Code.CREATE_PARTITIONS: Command(topics.create_partitions, (Action.TOPIC_ALTER,)),
+    Code.DELETE_PARTITIONS: Command(topics.delete_partitions, (Action.TOPIC_ALTER,)),
+    Code.DELETE_SEGMENTS: Command(topics.delete_segments, (Action.TOPIC_PURGE,)),
     Code.GET_GROUP: Command(groups.get_group, (Action.GROUP_DESCRIBE,)),
     Code.GET_GROUPS: Command(groups.get_groups, (Action.GROUP_DESCRIBE,)),
     Code.CREATE_GROUP: Command(groups.create_group, (Action.GROUP_CREATE,)),

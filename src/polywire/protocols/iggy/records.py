@@ -16,11 +16,11 @@ from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.iggy import errors, intake, outlet
-from polywire.protocols.iggy.answers import Answer
+from polywire.protocols.iggy import decoder, encoder, errors
 from polywire.protocols.iggy.dialect import D0, Dialect
 from polywire.protocols.iggy.directory import Stream, shortened, space_of
 from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
+from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
 from polywire.types import KeyHash, Level, PositionKind, TopicName
@@ -108,23 +108,23 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     topic = topic_of(session, reader, Action.PRODUCE)
     partition, key = _destination(session, topic, reader)
     if not dialect.batched:
-        batch = intake.from_flat(reader.data, reader.at, reader.stop, key)
+        batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if (
             dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE
         ):  # then it may be written from the page's byte list
-            listed = intake.from_flat(reader.data, reader.at, reader.stop, key, intake.LISTED)
+            listed = decoder.from_flat(reader.data, reader.at, reader.stop, key, decoder.LISTED)
             batch = batch if isinstance(listed, int) else listed
     else:
         count = reader.u32()
         if reader.at != end:
             raise Refused(errors.UNKNOWN_COMMAND)
         if dialect.framed:
-            batch = intake.from_frames(reader.data, reader.at, reader.stop, key)
+            batch = decoder.from_frames(reader.data, reader.at, reader.stop, key)
         else:
-            head = intake.message_head(reader.data, reader.at, reader.stop, count)
+            head = decoder.message_head(reader.data, reader.at, reader.stop, count)
             if head:
                 session.recognition.see_message_head(head)
-            batch = intake.from_indexed(reader.data, reader.at, reader.stop, count, head or dialect.message_head, key)
+            batch = decoder.from_indexed(reader.data, reader.at, reader.stop, count, head or dialect.message_head, key)
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
@@ -281,7 +281,7 @@ class Polling:
         self._partition = partition
         self._count = count
         self._commit = commit
-        self._state = outlet.new_state()
+        self._state = encoder.new_state()
 
     def found(self, start: int | BrokerError) -> None:
         """The offset to begin at had to be looked for."""
@@ -304,11 +304,11 @@ class Polling:
         most = self._session.shared.settings.reply_bytes_max
         end = min(start + self._count, log.readable_offset)
         state = self._state
-        state[outlet.NEXT] = start
-        state[outlet.LEFT] = self._count
-        state[outlet.LAST] = -1
-        state[outlet.PARTITION] = self._partition.number
-        state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
+        state[encoder.NEXT] = start
+        state[encoder.LEFT] = self._count
+        state[encoder.LAST] = -1
+        state[encoder.PARTITION] = self._partition.number
+        state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
         read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
         if read is not None:
             self._read(read)
@@ -340,57 +340,57 @@ class Polling:
         if not read.chunks:
             return 0
         length, records = _SIZES.unpack_from(read.chunks[0])
-        count = min(self._count, read.next_offset - self._state[outlet.NEXT])
+        count = min(self._count, read.next_offset - self._state[encoder.NEXT])
         return int(count * (length // max(records, 1) + MESSAGE_ROOM)) + MESSAGE_ROOM
 
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
         """Write the messages; a larger buffer is returned when they need one."""
         state = self._state
-        state[outlet.CAP] = len(buffer)
+        state[encoder.CAP] = len(buffer)
         for chunk in read.chunks:
             ended = self._write_chunk(chunk, buffer)
-            while ended == outlet.FULL and state[outlet.LEFT] > 0:
+            while ended == encoder.FULL and state[encoder.LEFT] > 0:
                 size = self._larger(len(buffer))
                 if size == 0:
                     return buffer
                 buffer = buffer + bytes(size - len(buffer))
-                state[outlet.CAP] = size
+                state[encoder.CAP] = size
                 ended = self._write_chunk(chunk, buffer)
-            if ended == outlet.FULL:
+            if ended == encoder.FULL:
                 break
         return buffer
 
     def _larger(self, size: int) -> int:
         """Size of the next larger buffer; 0 when the reply is long enough, but its first message always goes in."""
         state = self._state
-        needed = state[outlet.AT] + state[outlet.NEEDED]
+        needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._session.shared.settings.reply_bytes_max
-        if state[outlet.AT] == 0:
+        if state[encoder.AT] == 0:
             return needed
         return min(max(2 * size, needed), limit) if needed <= limit else 0
 
     def _write_chunk(self, chunk: memoryview, buffer: bytearray) -> int:
         state, form = self._state, self._answer.dialect.form
-        ended = outlet.put_chunk(chunk, 0, buffer, state, form)
-        while ended == outlet.COMPRESSED:
-            at = state[outlet.POSITION]
+        ended = encoder.put_chunk(chunk, 0, buffer, state, form)
+        while ended == encoder.COMPRESSED:
+            at = state[encoder.POSITION]
             size = _LENGTH.unpack_from(chunk, at)[0]
-            ended = outlet.put_chunk(expand_body(chunk[at : at + size]), 0, buffer, state, form)
-            if ended == outlet.DONE:
-                ended = outlet.put_chunk(chunk, at + size, buffer, state, form)
+            ended = encoder.put_chunk(expand_body(chunk[at : at + size]), 0, buffer, state, form)
+            if ended == encoder.DONE:
+                ended = encoder.put_chunk(chunk, at + size, buffer, state, form)
         return ended
 
     def _finish(self, buffer: bytearray) -> None:
         state, shared = self._state, self._session.shared
-        if self._commit is not None and state[outlet.LAST] >= 0:
+        if self._commit is not None and state[encoder.LAST] >= 0:
             try:
-                store(self._session, self._partition, self._commit, state[outlet.LAST], None)
+                store(self._session, self._partition, self._commit, state[encoder.LAST], None)
             except BrokerError as error:  # what was read is not told without being stored: it is polled again
                 shared.give_buffer(buffer)
                 self._answer.refuse(error)
                 return
-        size = state[outlet.AT]
-        front = self._front(self._count - state[outlet.LEFT])
+        size = state[encoder.AT]
+        front = self._front(self._count - state[encoder.LEFT])
         if size <= SMALL_REPLY_BYTES:
             self._answer.fill([front, bytes(memoryview(buffer)[:size])])
             shared.give_buffer(buffer)

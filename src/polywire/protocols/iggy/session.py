@@ -18,18 +18,18 @@ from polywire.broker.owners import ITSELF, Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Done
-from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
-from polywire.protocols.entrance import Entrance
 from polywire.protocols.iggy import documented, errors, vsr
-from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.recognition import Recognition
-from polywire.protocols.ordered import OrderedSession
-from polywire.protocols.waiting import believed
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.runtime.append_queue import Entrance
+from polywire.protocols.runtime.pipelined import OrderedSession
+from polywire.protocols.runtime.sequential import believed
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 
 if TYPE_CHECKING:
-    from polywire.protocols.iggy.shared import Shared
+    from polywire.protocols.iggy.context import Shared
 
 FRAME_BYTES_MAX: Final = (
     32 * 1024 * 1024 - 4096

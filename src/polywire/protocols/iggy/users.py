@@ -14,9 +14,9 @@ from polywire.broker.actions import Action
 from polywire.broker.permissions import Grants, Permission
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.iggy import errors
-from polywire.protocols.iggy.answers import Answer
 from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
+from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 

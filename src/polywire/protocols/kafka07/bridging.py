@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from polywire.protocols.kafka07 import spelling
+from polywire.protocols.kafka07 import encoder
 from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, encode_message
 from polywire.records.batch import address_of, record_at_address
 
@@ -47,7 +47,7 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
         return None
     following = address_of(batch, index)
     size = bytearray(4)
-    spelling.put_entries([batch], following, 4, size, 0)
+    encoder.put_entries([batch], following, 4, size, 0)
     return following - address, 4 + int.from_bytes(size, "big")
 
 
@@ -106,5 +106,5 @@ def _blank(size: int) -> bytes | None:
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
     """The messages that lie in [address, stop), whatever holes are between them, and the address behind the last one."""
     out = bytearray(stop - address)
-    size, end = spelling.gather_entries(chunks, address, stop - address, out)
+    size, end = encoder.gather_entries(chunks, address, stop - address, out)
     return bytes(out[:size]), end

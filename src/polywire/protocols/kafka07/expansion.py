@@ -15,7 +15,7 @@ from typing import Final
 import cramjam
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka07.codec import next_wrapper, survey
+from polywire.protocols.kafka07.decoder import next_wrapper, survey
 from polywire.protocols.kafka07.messages import MAGIC_1, CompressionCodec, ProduceEntry, encode_message
 from polywire.records.inflate import (
     PART_BYTES_MIN,

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from polywire.broker.broker import Broker
-from polywire.protocols.base import Output
-from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.fetching import Blocks
+from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
+from polywire.protocols.kafka07.fetch import Blocks
 from polywire.protocols.kafka07.messages import RequestType
-from polywire.protocols.kafka07.producing import Producer
+from polywire.protocols.kafka07.produce import Producer
 from polywire.protocols.kafka07.session import KafkaSession
-from polywire.protocols.workbench import Workbench
+from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.session import Output
 from polywire.types import NAME_BYTES_MAX
 
 WIRE: Final = "kafka07"

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.errors import PeerError
-from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.types import Buffer
 
 LATEST: Final = -1  # times of OFFSETS (dossier §3.5)

@@ -14,7 +14,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
-from polywire.protocols.kafka07.producing import Authorize, topic_name
+from polywire.protocols.kafka07.produce import Authorize, topic_name
 
 TIME_MS_MAX: Final = (
     2**62 // 1000

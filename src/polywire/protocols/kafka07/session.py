@@ -18,12 +18,10 @@ from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Done
-from polywire.protocols.base import PASS_S, Output
-from polywire.protocols.entrance import Entrance
-from polywire.protocols.kafka07 import codec
-from polywire.protocols.kafka07.codec import FRAME_BYTES_MAX
+from polywire.protocols.kafka07 import decoder
+from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
-from polywire.protocols.kafka07.fetching import Answering, Blocks, Parts, Release, Trail
+from polywire.protocols.kafka07.fetch import Answering, Blocks, Parts, Release, Trail
 from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
@@ -37,9 +35,11 @@ from polywire.protocols.kafka07.messages import (
     parse,
 )
 from polywire.protocols.kafka07.offsets import Listing
-from polywire.protocols.kafka07.producing import Peer, Producer
-from polywire.protocols.waiting import WaitingSession
-from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES, Work, Workbench
+from polywire.protocols.kafka07.produce import Peer, Producer
+from polywire.protocols.runtime.append_queue import Entrance
+from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, Work, Workbench
+from polywire.protocols.runtime.sequential import WaitingSession
+from polywire.protocols.runtime.session import PASS_S, Output
 from polywire.types import Level
 
 ACTIONS: Final[Mapping[RequestType, tuple[Action, ...]]] = {
@@ -124,11 +124,11 @@ class KafkaSession(WaitingSession):
         pass_end = now() + PASS_S
         while len(data) - at >= LENGTH_BYTES:
             reason, at, end = self._producer.take_run(data, at, self._append, self._peer)
-            if reason == codec.MORE or self._waits():
-                if reason == codec.MORE and len(data) - at >= LENGTH_BYTES:
+            if reason == decoder.MORE or self._waits():
+                if reason == decoder.MORE and len(data) - at >= LENGTH_BYTES:
                     self._wanted = LENGTH_BYTES + frame_length(data, at)
                 break
-            if reason == codec.FRAME:
+            if reason == decoder.FRAME:
                 frame_length(data, at)
                 self._handle(data, at + LENGTH_BYTES, end)
                 at = end

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from polywire.errors import BrokerError
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import Answering
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

@@ -12,11 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
-from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.admission import Admission
-from polywire.protocols.polywire.appending import Appending
-from polywire.protocols.polywire.catalog import Catalog
+from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import (
     ANSWER_BYTES_MAX,
     ERROR,
@@ -29,12 +26,15 @@ from polywire.protocols.polywire.codec import (
     encode_head,
 )
 from polywire.protocols.polywire.errors import failure_of
-from polywire.protocols.polywire.fetching import WAIT_MS_MAX, RangeFetch
-from polywire.protocols.polywire.grouping import Grouping
-from polywire.protocols.polywire.locating import locate
+from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
+from polywire.protocols.polywire.groups import Grouping
+from polywire.protocols.polywire.locate import locate
 from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.topics import Catalog
 from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

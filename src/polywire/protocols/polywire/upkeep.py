@@ -18,7 +18,7 @@ from polywire.protocols.polywire.words import Answering
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
-    from polywire.protocols.polywire.admission import Admission
+    from polywire.protocols.polywire.auth import Admission
 
 ENTRIES_MAX: Final = 1_000  # page §3: of one answer
 US_PER_MS: Final = 1_000

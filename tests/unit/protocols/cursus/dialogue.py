@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polywire.broker.settings import BrokerSettings
+from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import enveloped, frame
-from polywire.protocols.cursus.state import CursusSettings
 from tests.unit.protocols import dialogue
 
 

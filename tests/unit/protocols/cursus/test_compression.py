@@ -11,13 +11,13 @@ import pytest
 
 from polywire.errors import Invalid, PeerError
 from polywire.protocols.cursus import long_frame
-from polywire.protocols.cursus.answers import PACKED_HERE_BYTES_MAX
 from polywire.protocols.cursus.compression import Algorithm, algorithm, register, sniffed
+from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.messages import enveloped, frame
-from polywire.protocols.cursus.state import CursusSettings
-from polywire.protocols.workbench import LARGE_BYTES, LONG_BYTES
+from polywire.protocols.cursus.reply_slots import PACKED_HERE_BYTES_MAX
+from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES
 from tests.unit.protocols.cursus.dialogue import World
-from tests.unit.protocols.cursus.test_publishing import batch, messages, stored
+from tests.unit.protocols.cursus.test_produce import batch, messages, stored
 
 LIST = {
     "gzip": "1f8b0800000000000203 6360f0f10c0e0100136bdbe206000000",

@@ -7,7 +7,7 @@ from typing import Any
 
 from polywire.broker.settings import BrokerSettings
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
-from tests.unit.protocols.cursus.test_publishing import batch, messages, started, stored
+from tests.unit.protocols.cursus.test_produce import batch, messages, started, stored
 
 
 def told(peer: Dialogue, *sent: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polywire.protocols.cursus.messages import enveloped
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 OPENING = b"\xba\x7c\x00\x02c1\x00\x011\x00\x011\x00"  # topic c1, partition and acks as texts, not idempotent
 

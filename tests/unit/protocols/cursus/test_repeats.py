@@ -6,11 +6,11 @@ import pytest
 
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.protocols.cursus import repeats
+from polywire.protocols.cursus.context import REPEATS_S_MAX, CursusSettings
 from polywire.protocols.cursus.repeats import Repeats
-from polywire.protocols.cursus.state import REPEATS_S_MAX, CursusSettings
 from polywire.testing.clock import SimulatedClock
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
-from tests.unit.protocols.cursus.test_publishing import stored
+from tests.unit.protocols.cursus.test_produce import stored
 
 SENT = "\U0001f4e4 Published to "
 

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.errors import WIRE_ERRORS, class_of, refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, enveloped, frame
-from polywire.protocols.cursus.state import CursusSettings
 from tests.unit.protocols.cursus.dialogue import World
-from tests.unit.protocols.cursus.test_publishing import batch, messages, stored
+from tests.unit.protocols.cursus.test_produce import batch, messages, stored
 
 
 def test_every_error_of_the_broker_has_a_name_here() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from polywire.protocols.flux.codec import LINE_BYTES_MAX
+from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from tests.unit.protocols.flux.dialogue import World
 
 ROOM = LINE_BYTES_MAX - 64

@@ -6,8 +6,8 @@ import time
 from struct import pack_into, unpack_from
 
 from polywire.broker.settings import BrokerSettings
+from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
-from polywire.protocols.iggy.shared import IggySettings
 from tests.unit.protocols import dialogue
 
 WAIT_S_MAX = 10.0

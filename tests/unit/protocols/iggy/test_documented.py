@@ -7,8 +7,8 @@ import os
 import pytest
 
 from polywire.errors import ErrorCode
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import by_key, ident, messages, name, place, poll, request, to_partition
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import by_key, ident, messages, name, place, poll, request, to_partition
 from polywire.protocols.iggy.dialect import D0, D1C
 from polywire.protocols.iggy.errors import NUMBERS, number_of
 from polywire.protocols.iggy.messages import U32, U64, Code, Consumer, Refused
@@ -35,13 +35,13 @@ def send(peer: Dialogue, records: list[Record], how: bytes = to_partition(1)) ->
     return peer.classic(Code.SEND, TOPIC + how + messages(records))[0]
 
 
-def polled(peer: Dialogue, kind: int, value: int = 0, count: int = 10, *, commit: bool = False) -> asking.Polled:
+def polled(peer: Dialogue, kind: int, value: int = 0, count: int = 10, *, commit: bool = False) -> client_codec.Polled:
     status, payload = peer.classic(Code.POLL, poll(place(READER, TOPIC, 1), kind, value, count, commit=commit))
     assert status == 0
-    return asking.read_polled(payload)
+    return client_codec.read_polled(payload)
 
 
-def values(found: asking.Polled) -> list[bytes | None]:
+def values(found: client_codec.Polled) -> list[bytes | None]:
     return [record.value for record in found.records]
 
 
@@ -81,7 +81,7 @@ def test_ten_requests_in_one_write(peer: Dialogue) -> None:
     peer.pass_by()
     answer = peer.take()
     assert answer[:72] == bytes(72)
-    assert values(asking.read_polled(answer[80:])) == [b"%d" % number for number in range(9)]
+    assert values(client_codec.read_polled(answer[80:])) == [b"%d" % number for number in range(9)]
 
 
 def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) -> None:
@@ -94,7 +94,7 @@ def test_requests_that_wait_when_the_peer_finishes_are_answered(peer: Dialogue) 
     assert peer.closed
     answer = peer.take()
     assert answer[:32] == bytes(32)
-    assert len(asking.read_streams(answer[40:])) == 5
+    assert len(client_codec.read_streams(answer[40:])) == 5
 
 
 def test_a_peer_that_finishes_with_nothing_is_gone(peer: Dialogue) -> None:
@@ -179,7 +179,7 @@ def test_names_are_normalised(given: str, kept: str) -> None:
     peer = World().connect()
     assert create_stream(peer, 1, given) == 0
     assert create_topic(peer, 1, given) == 0
-    assert asking.read_streams(peer.classic(Code.GET_STREAMS)[1])[0].name == kept
+    assert client_codec.read_streams(peer.classic(Code.GET_STREAMS)[1])[0].name == kept
     assert peer.classic(Code.GET_TOPIC, ident(kept) + ident(kept))[0] == 0
 
 
@@ -219,11 +219,11 @@ def test_partitions_come_and_go(peer: Dialogue) -> None:
     assert peer.classic(Code.DELETE_PARTITIONS, TOPIC + U32.pack(3))[0] == 0
     assert send(peer, [Record(b"x")], to_partition(3)) == 3007
     assert peer.classic(Code.CREATE_PARTITIONS, TOPIC + U32.pack(1))[0] == 0
-    topic, partitions = asking.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])
+    topic, partitions = client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])
     assert topic.partition_count == 3
     assert partitions[2].message_count == 0, "a partition that comes again is a new one"
     assert peer.classic(Code.DELETE_PARTITIONS, TOPIC + U32.pack(99))[0] == 0, "more than there are is all of them"
-    assert send(peer, [Record(b"x")], asking.BALANCED) == 3008
+    assert send(peer, [Record(b"x")], client_codec.BALANCED) == 3008
     assert send(peer, [Record(b"x")], by_key(b"k")) == 3008
     assert peer.classic(Code.GET_TOPIC, TOPIC)[0] == 0
 
@@ -235,10 +235,10 @@ def test_a_topic_without_partitions_outlives_a_restart() -> None:
     assert create_topic(peer, 1, "t", 0) == 0
     world.restart()
     peer = world.connect()
-    assert asking.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])[0].partition_count == 0
-    assert send(peer, [Record(b"x")], asking.BALANCED) == 3008
+    assert client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])[0].partition_count == 0
+    assert send(peer, [Record(b"x")], client_codec.BALANCED) == 3008
     assert peer.classic(Code.CREATE_PARTITIONS, TOPIC + U32.pack(1))[0] == 0
-    assert send(peer, [Record(b"x")], asking.BALANCED) == 0
+    assert send(peer, [Record(b"x")], client_codec.BALANCED) == 0
 
 
 def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> None:
@@ -247,12 +247,12 @@ def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> 
     broker.create_topic(TopicName("default", "plain"), 2)
     peer.pass_by()
     before = peer.classic(Code.GET_STREAMS)[1]
-    streams = asking.read_streams(before)
+    streams = client_codec.read_streams(before)
     assert [stream.name for stream in streams] == ["s", "shop", "default"]
     assert streams[-1].id > 4_000_000_000, "the default stream is out of the way"
     peer.world.restart()
     again = peer.beside()
-    assert [(stream.id, stream.name) for stream in asking.read_streams(again.classic(Code.GET_STREAMS)[1])] == [
+    assert [(stream.id, stream.name) for stream in client_codec.read_streams(again.classic(Code.GET_STREAMS)[1])] == [
         (stream.id, stream.name) for stream in streams
     ]
     assert again.classic(Code.GET_TOPIC, ident("shop") + ident(1))[0] == 0
@@ -262,9 +262,9 @@ def test_numbers_outlive_a_restart_also_those_of_other_wires(peer: Dialogue) -> 
 
 
 def test_messages_of_a_request_are_one_batch_of_one_partition(peer: Dialogue) -> None:
-    assert send(peer, [Record(b"a"), Record(b"b")], asking.BALANCED) == 0
-    assert send(peer, [Record(b"c")], asking.BALANCED) == 0
-    counts = [part.message_count for part in asking.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])[1]]
+    assert send(peer, [Record(b"a"), Record(b"b")], client_codec.BALANCED) == 0
+    assert send(peer, [Record(b"c")], client_codec.BALANCED) == 0
+    counts = [part.message_count for part in client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])[1]]
     assert counts == [2, 1, 0]
 
 
@@ -340,7 +340,7 @@ def test_a_key_chooses_its_partition(
         create_stream(peer, 1, "s")
         create_topic(peer, 1, "t", partitions)
         assert send(peer, [Record(b"x")], by_key(key)) == 0
-        _, seen = asking.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])
+        _, seen = client_codec.read_topic(peer.classic(Code.GET_TOPIC, TOPIC)[1])
         assert [part.id for part in seen if part.message_count] == [home]
         assert home == xxh32(key) % partitions + 1
 
@@ -432,7 +432,7 @@ def test_stored_offsets(peer: Dialogue) -> None:
     def stored(consumer: Consumer, partition: int = 1) -> tuple[int, int, int]:
         status, payload = peer.classic(Code.GET_OFFSET, place(consumer, TOPIC, partition))
         assert status == 0
-        return asking.read_offset(payload)
+        return client_codec.read_offset(payload)
 
     def store(offset: int, partition: int = 1, consumer: Consumer = READER) -> int:
         return peer.classic(Code.STORE_OFFSET, place(consumer, TOPIC, partition) + U64.pack(offset))[0]
@@ -483,12 +483,12 @@ def test_group_errors(peer: Dialogue) -> None:
 
 def owned(peer: Dialogue, number: int = 5) -> dict[int, tuple[int, ...]]:
     """Partitions of the group's members by connection."""
-    _, _, members = asking.read_group(peer.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1])
+    _, _, members = client_codec.read_group(peer.classic(Code.GET_GROUP, TOPIC + U32.pack(number))[1])
     return {member.id: member.partitions for member in members}
 
 
 def own_id(peer: Dialogue) -> int:
-    return asking.read_client_id(peer.classic(Code.GET_ME)[1])
+    return client_codec.read_client_id(peer.classic(Code.GET_ME)[1])
 
 
 def test_members_share_partitions_until_they_go(peer: Dialogue) -> None:
@@ -524,12 +524,12 @@ def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> N
     for _ in range(6):
         status, payload = peer.classic(Code.POLL, poll(place(GROUP, TOPIC, 0), 5, 0, 1, commit=True))
         assert status == 0
-        found = asking.read_polled(payload)
+        found = client_codec.read_polled(payload)
         seen.append((found.partition, values(found)))
     assert sorted(seen) == sorted((number, [b"%d-%d" % (number, index)]) for number in (1, 2, 3) for index in range(2))
     last = seen[-1][0]
     current = peer.classic(Code.GET_OFFSET, place(GROUP, TOPIC, 0))[1]
-    assert asking.read_offset(current) == (last, 1, 1), "the partition of the last poll"
+    assert client_codec.read_offset(current) == (last, 1, 1), "the partition of the last poll"
     peer.session.close()
     other = peer.beside()
     assert other.classic(Code.JOIN_GROUP, five)[0] == 0
@@ -537,7 +537,7 @@ def test_a_group_walks_its_partitions_and_keeps_its_offsets(peer: Dialogue) -> N
     assert other.classic(Code.DELETE_GROUP, five)[0] == 0
     assert other.classic(Code.CREATE_GROUP, five)[0] == 0
     assert other.classic(Code.JOIN_GROUP, five)[0] == 0
-    again = asking.read_polled(other.classic(Code.POLL, poll(place(GROUP, TOPIC, 0), 5, 0, 9))[1])
+    again = client_codec.read_polled(other.classic(Code.POLL, poll(place(GROUP, TOPIC, 0), 5, 0, 9))[1])
     assert len(again.records) == 2, "a group's offsets go with it"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polywire.broker.settings import TopicSettings
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import ident as name_ident
-from polywire.protocols.iggy.asking import name
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import ident as name_ident
+from polywire.protocols.iggy.client_codec import name
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.types import Assignor, TopicName
 from tests.unit.protocols.iggy.dialogue import Dialogue
@@ -45,7 +45,7 @@ def test_numbers_that_nobody_can_have_are_refused(peer: Dialogue, number: int) -
     assert create_stream(peer, number, "high") == 1014
     assert create_topic(peer, number, "high") == 2016
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(number))[0] == 5003
-    assert len(asking.read_streams(peer.classic(Code.GET_STREAMS)[1])) == 1
+    assert len(client_codec.read_streams(peer.classic(Code.GET_STREAMS)[1])) == 1
 
 
 def test_a_group_shows_the_partitions_that_its_topic_has_now(peer: Dialogue) -> None:

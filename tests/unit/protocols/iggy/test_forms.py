@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.protocols.iggy import documented, intake
-from polywire.protocols.iggy.asking import BALANCED, ident, messages, name, read_stream, read_topics, request
+from polywire.protocols.iggy import decoder, documented
+from polywire.protocols.iggy.client_codec import BALANCED, ident, messages, name, read_stream, read_topics, request
 from polywire.protocols.iggy.messages import U32, Code, Refused, str32_bytes
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX
 from polywire.records.columns import Record
@@ -94,10 +94,10 @@ def test_requests_cut_anywhere_are_refused() -> None:
 def test_a_batch_has_one_form() -> None:
     listed = bytes(16) + U32.pack(5) + b"hello"
     whole = messages([Record(value=b"hello")])
-    assert isinstance(intake.from_flat(listed * 2, 0, 50, None, intake.LISTED), bytearray)
-    assert intake.from_flat(listed + whole, 0, 54, None, intake.LISTED) == 3
-    assert intake.from_flat(listed + whole, 0, 54) == 3
-    assert intake.from_flat(listed, 0, 25, None, 21) == 3
+    assert isinstance(decoder.from_flat(listed * 2, 0, 50, None, decoder.LISTED), bytearray)
+    assert decoder.from_flat(listed + whole, 0, 54, None, decoder.LISTED) == 3
+    assert decoder.from_flat(listed + whole, 0, 54) == 3
+    assert decoder.from_flat(listed, 0, 25, None, 21) == 3
 
 
 def test_the_byte_list_of_a_message_is_the_documented_dialects_only() -> None:

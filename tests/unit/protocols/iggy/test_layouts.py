@@ -7,13 +7,13 @@ import zlib
 import pytest
 import xxhash
 
-from polywire.protocols.iggy import intake, outlet
+from polywire.protocols.iggy import decoder, encoder
 from polywire.records.batch import stamp
 from polywire.records.columns import Event, Header, HeaderKind, Record
 from polywire.records.rows import from_records, to_records
 
-FORMS = [outlet.FLAT, outlet.D2A, outlet.D2B, outlet.D2C, outlet.D3]
-HEADS = {outlet.FLAT: 45, outlet.D2A: 56, outlet.D2B: 56, outlet.D2C: 64, outlet.D3: 48}
+FORMS = [encoder.FLAT, encoder.D2A, encoder.D2B, encoder.D2C, encoder.D3]
+HEADS = {encoder.FLAT: 45, encoder.D2A: 56, encoder.D2B: 56, encoder.D2C: 64, encoder.D3: 48}
 APPENDED_US = 1_700_000_000_000_000
 ALL_KINDS = tuple(Header(b"k%d" % kind, bytes([kind]) * 3, value_kind=HeaderKind(kind)) for kind in range(1, 16))
 
@@ -28,28 +28,28 @@ def put(
     batch: bytes | bytearray, form: int, *, start: int = 0, count: int = 100, cap: int = 100_000
 ) -> tuple[bytes, int, list[int]]:
     """Bytes written, how it ended, and the state."""
-    state = outlet.new_state()
-    state[outlet.NEXT], state[outlet.LEFT], state[outlet.CAP], state[outlet.LAST] = start, count, cap, -1
-    state[outlet.SEED_LOW], state[outlet.SEED_HIGH] = 7, 8
+    state = encoder.new_state()
+    state[encoder.NEXT], state[encoder.LEFT], state[encoder.CAP], state[encoder.LAST] = start, count, cap, -1
+    state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = 7, 8
     out = bytearray(cap)
-    ended = outlet.put_chunk(batch, 0, out, state, form)
-    return bytes(out[: state[outlet.AT]]), ended, list(state)
+    ended = encoder.put_chunk(batch, 0, out, state, form)
+    return bytes(out[: state[encoder.AT]]), ended, list(state)
 
 
 def taken(written: bytes, form: int) -> list[Record]:
     """What was written, as if a client had sent it."""
-    if form == outlet.D3:
+    if form == encoder.D3:
         records: list[Record] = []
         while written:
             size = int.from_bytes(written[32:40], "little")
-            batch = intake.from_frames(written, 0, size)
+            batch = decoder.from_frames(written, 0, size)
             assert not isinstance(batch, int), batch
             records += to_records(batch)
             written = written[size:]
         return records
-    if form == outlet.FLAT:
+    if form == encoder.FLAT:
         sent = b"".join(_sent_flat(written))
-        batch = intake.from_flat(sent, 0, len(sent))
+        batch = decoder.from_flat(sent, 0, len(sent))
     else:
         index, at, ends = b"", 0, HEADS[form]
         while at < len(written):
@@ -60,7 +60,7 @@ def taken(written: bytes, form: int) -> list[Record]:
             )
             index += bytes(4) + at.to_bytes(4, "little") + bytes(8)
         sent = index + written
-        batch = intake.from_indexed(sent, 0, len(sent), len(index) // 16, ends)
+        batch = decoder.from_indexed(sent, 0, len(sent), len(index) // 16, ends)
     assert not isinstance(batch, int), batch
     return to_records(batch)
 
@@ -86,7 +86,7 @@ def test_messages_come_out_as_they_went_in(form: int) -> None:
         for number in range(16)
     ]
     written, ended, state = put(stored(records), form)
-    assert (ended, state[outlet.LAST], state[outlet.LEFT]) == (outlet.DONE, 25, 84)
+    assert (ended, state[encoder.LAST], state[encoder.LEFT]) == (encoder.DONE, 25, 84)
     again = taken(written, form)
     assert [record.value for record in again] == [record.value for record in records]
     assert [record.id for record in again] == [record.id for record in records]
@@ -118,7 +118,7 @@ def test_headers_that_a_layout_has_no_words_for(form: int) -> None:
         Header(b"long", b"v" * 256),
     )
     (record,) = taken(put(stored([Record(value=b"x", headers=headers)]), form)[0], form)
-    typed = form in (outlet.D2C, outlet.D3)
+    typed = form in (encoder.D2C, encoder.D3)
     assert [header.key for header in record.headers] == ([b"text", b"number"] if typed else [b"text"])
 
 
@@ -138,20 +138,20 @@ def test_events_show_their_fields_as_headers(form: int) -> None:
 def test_what_does_not_fit_is_left_for_the_next_time(form: int) -> None:
     batch = stored([Record(value=bytes(100)) for _ in range(10)])
     whole, _, _ = put(batch, form)
-    head = 256 if form == outlet.D3 else 0
+    head = 256 if form == encoder.D3 else 0
     size = HEADS[form] + 100
     written, ended, state = put(batch, form, cap=head + 3 * size + 20)
-    assert (ended, state[outlet.LAST], state[outlet.LEFT]) == (outlet.FULL, 12, 97)
+    assert (ended, state[encoder.LAST], state[encoder.LEFT]) == (encoder.FULL, 12, 97)
     assert len(written) == head + 3 * size
-    assert form == outlet.D3 or whole.startswith(written)
+    assert form == encoder.D3 or whole.startswith(written)
     nothing, ended, state = put(batch, form, cap=20)
-    assert (nothing, ended) == (b"", outlet.FULL)
-    assert state[outlet.NEEDED] >= size
+    assert (nothing, ended) == (b"", encoder.FULL)
+    assert state[encoder.NEEDED] >= size
     some, ended, state = put(batch, form, start=14, count=2)
-    assert (len(taken(some, form)), state[outlet.LAST]) == (2, 15)
+    assert (len(taken(some, form)), state[encoder.LAST]) == (2, 15)
 
 
-@pytest.mark.parametrize("form", [outlet.D2A, outlet.D2B, outlet.D2C])
+@pytest.mark.parametrize("form", [encoder.D2A, encoder.D2B, encoder.D2C])
 def test_offsets_times_and_checksums(form: int) -> None:
     batch = stored([Record(value=b"x", origin_time_us=5_000_000_000_000_000), Record(value=b"y")])
     written, _, _ = put(batch, form)
@@ -160,7 +160,7 @@ def test_offsets_times_and_checksums(form: int) -> None:
     assert int.from_bytes(first[32:40], "little") == APPENDED_US
     assert int.from_bytes(first[40:48], "little") == 5_000_000_000_000_000
     assert int.from_bytes(written[len(first) + 40 : len(first) + 48], "little") == APPENDED_US
-    checksum = zlib.crc32(first[8:]) if form == outlet.D2A else xxhash.xxh3_64_intdigest(first[8:])
+    checksum = zlib.crc32(first[8:]) if form == encoder.D2A else xxhash.xxh3_64_intdigest(first[8:])
     assert int.from_bytes(first[:8], "little") == checksum
 
 
@@ -168,8 +168,8 @@ def test_times_too_far_apart_for_one_record_of_today() -> None:
     hour = 3_600_000_000
     times = [APPENDED_US, APPENDED_US + hour, APPENDED_US + 3 * hour, APPENDED_US + 3 * hour + 5]
     batch = stored([Record(value=b"%d" % number, origin_time_us=time) for number, time in enumerate(times)])
-    written, _, _ = put(batch, outlet.D3)
-    assert [record.origin_time_us for record in taken(written, outlet.D3)] == times
+    written, _, _ = put(batch, encoder.D3)
+    assert [record.origin_time_us for record in taken(written, encoder.D3)] == times
     assert int.from_bytes(written[32:40], "little") < len(written), "more than one record"
 
 
@@ -178,7 +178,7 @@ def test_a_time_in_milliseconds_is_known_by_its_size() -> None:
     message = bytes(8) + (1).to_bytes(16, "little") + bytes(16) + (1_700_000_000_000).to_bytes(8, "little")
     message += bytes(4) + (1).to_bytes(4, "little") + b"x"
     sent = bytes(4) + len(message).to_bytes(4, "little") + bytes(8) + message
-    batch = intake.from_indexed(sent, 0, len(sent), 1, 56)
+    batch = decoder.from_indexed(sent, 0, len(sent), 1, 56)
     assert not isinstance(batch, int)
     assert to_records(batch)[0].origin_time_us == 1_700_000_000_000_000
 
@@ -190,10 +190,10 @@ def test_a_time_in_milliseconds_is_known_by_its_size() -> None:
 def test_damaged_indexes_and_sizes(place: int, value: int, error: int) -> None:
     message = bytes(8) + bytes(32) + (APPENDED_US).to_bytes(8, "little") + bytes(4) + (1).to_bytes(4, "little") + b"x"
     sent = bytearray(bytes(4) + len(message).to_bytes(4, "little") + bytes(8) + message)
-    assert not isinstance(intake.from_indexed(sent, 0, len(sent), 1, 56), int)
+    assert not isinstance(decoder.from_indexed(sent, 0, len(sent), 1, 56), int)
     sent[place] = value
-    assert intake.from_indexed(sent, 0, len(sent), 1, 56) == error
-    assert intake.from_indexed(sent, 0, len(sent), 2, 56) == 4035
+    assert decoder.from_indexed(sent, 0, len(sent), 1, 56) == error
+    assert decoder.from_indexed(sent, 0, len(sent), 2, 56) == 4035
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ def test_damaged_indexes_and_sizes(place: int, value: int, error: int) -> None:
 def test_damaged_headers(headers: bytes, error: int) -> None:
     message = bytes(48) + len(headers).to_bytes(4, "little") + (1).to_bytes(4, "little") + bytes(8) + b"x" + headers
     sent = bytes(4) + len(message).to_bytes(4, "little") + bytes(8) + message
-    batch = intake.from_indexed(sent, 0, len(sent), 1, 64)
+    batch = decoder.from_indexed(sent, 0, len(sent), 1, 64)
     assert batch == error if error else not isinstance(batch, int)
 
 
 def test_states_and_buffers_that_do_not_fit() -> None:
     batch = stored([Record(value=b"x")])
     with pytest.raises(ValueError, match="not a state"):
-        outlet.put_chunk(batch, 0, bytearray(100), bytearray(8), outlet.FLAT)
-    state = outlet.new_state()
-    state[outlet.CAP] = 101
+        encoder.put_chunk(batch, 0, bytearray(100), bytearray(8), encoder.FLAT)
+    state = encoder.new_state()
+    state[encoder.CAP] = 101
     with pytest.raises(ValueError, match="outside its buffers"):
-        outlet.put_chunk(batch, 0, bytearray(100), state, outlet.FLAT)
+        encoder.put_chunk(batch, 0, bytearray(100), state, encoder.FLAT)

@@ -12,8 +12,8 @@ from polywire.broker.sliced import SLICE_S, SlicedWork
 from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
-from polywire.protocols.iggy import asking
-from polywire.protocols.iggy.asking import ident, request
+from polywire.protocols.iggy import client_codec
+from polywire.protocols.iggy.client_codec import ident, request
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.session import IggySession
 from polywire.testing.clock import SimulatedClock
@@ -107,7 +107,7 @@ def test_many_topics_of_another_wire_are_numbered_in_slices(peer: Dialogue, monk
     assert max(held) <= 3, "others had their turn"
     for one in asked:
         answer = one.take()
-        stream, topics = asking.read_stream(answer[8:-8])
+        stream, topics = client_codec.read_stream(answer[8:-8])
         assert (stream.topic_count, len(topics), answer[-8:]) == (301, 301, bytes(8))
 
 
@@ -125,7 +125,7 @@ def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
     peer.pass_by()
     status, payload = peer.classic(Code.GET_STREAMS)
     assert status == 0
-    living = {stream.name: stream.topic_count for stream in asking.read_streams(payload)}
+    living = {stream.name: stream.topic_count for stream in client_codec.read_streams(payload)}
     assert sum(living.values()) == 1 + len(made) == len(broker.topics())
 
 
@@ -215,7 +215,7 @@ def test_a_stop_leaves_the_stream_with_the_topics_that_are_left(slow: Dialogue) 
     again = slow.beside()
     status, payload = again.classic(Code.GET_STREAM, ident(1))
     assert status == 0
-    assert 0 < asking.read_stream(payload)[0].topic_count < count
+    assert 0 < client_codec.read_stream(payload)[0].topic_count < count
     assert again.classic(Code.DELETE_STREAM, ident(1))[0] == 0
     assert again.classic(Code.GET_STREAM, ident(1))[0] == 1009
     assert world.memory.broker.topics() == []

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from polywire.protocols.kafka07 import bridging, fetching
+from polywire.protocols.kafka07 import bridging, fetch
 from polywire.protocols.kafka07.messages import (
     EARLIEST,
     encode_fetch,
@@ -20,7 +20,7 @@ from polywire.protocols.kafka07.messages import (
     encode_produce,
     encode_set,
 )
-from polywire.protocols.kafka07.producing import topic_name
+from polywire.protocols.kafka07.produce import topic_name
 from polywire.records.batch import address_of, keep, read_header, stamp
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
@@ -196,7 +196,7 @@ def test_an_answer_bridges_so_many_holes_and_no_more() -> None:
     rows = [row for number in range(200) for row in [*GONE, *plain(b"%d" % number)]]
     partition = Compacted([rows])
     _, messages = official(partition.fetch(0, 1 << 20), 0)
-    assert len(messages) == fetching.BRIDGES_MAX
+    assert len(messages) == fetch.BRIDGES_MAX
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
 
 
@@ -206,7 +206,7 @@ def test_packing_has_an_end() -> None:
     rows = [row for number in range(2_000) for row in [*plain(b"x%d" % number), (b"12", False)]]
     partition = Compacted([rows])
     data = partition.fetch(0, 1 << 20)
-    assert len(data) <= fetching.BRIDGES_MAX * bridging.PACKED_BYTES_MAX
+    assert len(data) <= fetch.BRIDGES_MAX * bridging.PACKED_BYTES_MAX
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import ErrorCode
-from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.errors import WIRE_ERRORS
 from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
@@ -75,7 +75,7 @@ def framed(body: bytes) -> bytes:
     [
         struct.pack(">i", 0),
         struct.pack(">i", -5),
-        struct.pack(">i", codec.FRAME_BYTES_MAX + 1),
+        struct.pack(">i", decoder.FRAME_BYTES_MAX + 1),
         framed(b"\0"),
         framed(b"\0\5"),
         framed(b"\xff\xff"),
@@ -175,7 +175,7 @@ def test_raw_snappy_without_stream_framing(world: World, peer: Dialogue) -> None
     assert stored(world) == A
 
 
-@pytest.mark.parametrize("size", [codec.PAYLOAD_BYTES_MAX, codec.PAYLOAD_BYTES_MAX + 1, LONGEST])
+@pytest.mark.parametrize("size", [decoder.PAYLOAD_BYTES_MAX, decoder.PAYLOAD_BYTES_MAX + 1, LONGEST])
 def test_a_payload_up_to_the_largest_record_is_fine(peer: Dialogue, size: int) -> None:
     message = encode_message(b"x" * size)
     peer.feed(encode_produce(b"t", 0, A + message + B))

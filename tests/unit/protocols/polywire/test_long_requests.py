@@ -15,7 +15,7 @@ from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.transactions import LOT_TOKENS
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.admission import Admission
+from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate

@@ -12,7 +12,7 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.upkeep import ENTRIES_MAX
 from polywire.types import TopicName
 from tests.unit.protocols.polywire.peer import Peer
-from tests.unit.protocols.polywire.test_admission import HASH, closed, log_in
+from tests.unit.protocols.polywire.test_auth import HASH, closed, log_in
 
 WORDS = "produce,consume,group,transaction"
 

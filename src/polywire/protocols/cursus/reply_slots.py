@@ -13,9 +13,9 @@ from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
-from polywire.protocols.ordered import Place
-from polywire.protocols.slices import Slices
-from polywire.protocols.workbench import Work, Workbench
+from polywire.protocols.runtime.off_loop import Work, Workbench
+from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Read
-from polywire.protocols.base import Output
 from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_head
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, OffsetRange, Verb
+from polywire.protocols.runtime.session import Output
 from polywire.records.batch import headers_of
 from polywire.types import Buffer
 

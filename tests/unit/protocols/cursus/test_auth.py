@@ -12,7 +12,7 @@ from polywire.broker.permissions import Grants, parse_grants
 from polywire.protocols.cursus.messages import frame
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_events import unpacked
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 WAIT_S_MAX = 10.0
 HASH = hash_password("secret")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.protocols.base import PASS_S
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.slices import Slices
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.loop import ManualLoop

@@ -13,11 +13,11 @@ from polywire.broker.access import Principal
 from polywire.broker.actions import ANYBODY, Action, Resource
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, Denied, ErrorCode
-from polywire.protocols.base import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.words import TOPICS_MAX, kind_of
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:

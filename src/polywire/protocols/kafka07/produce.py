@@ -16,7 +16,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
-from polywire.protocols.kafka07 import codec
+from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.expansion import OpenedSet, PlainSet
 from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
@@ -65,19 +65,19 @@ class Producer:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._run = codec.Run()
+        self._run = decoder.Run()
         self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES
         self._values_bytes_max = min(
-            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * codec.RUN_RECORDS_MAX
+            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * decoder.RUN_RECORDS_MAX
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``codec.scan``.
+        """Append every produce frame from ``start`` on that is plain and sound: (reason, position, end) of ``decoder.scan``.
 
         Raises PeerError when a topic or partition is refused; then what came before it was appended.
         """
         run = self._run
-        reason, at, end = codec.scan(data, start, len(data), run, self._run_bytes_max)
+        reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
         record_count, group_count, set_count = run.counts
         if set_count:
             self._append_groups(data, record_count, group_count, append, peer)
@@ -95,7 +95,7 @@ class Producer:
                 refused, count = error, first
                 break
         for number, (topic, partition) in enumerate(targets):
-            rows = None if len(targets) == 1 else codec.rows_of_group(run, count, number)
+            rows = None if len(targets) == 1 else decoder.rows_of_group(run, count, number)
             self._append_rows(data, count, rows, topic, partition, append)
         if refused is not None:
             raise refused
@@ -116,7 +116,7 @@ class Producer:
             return
         if partition == ANY_PARTITION and len(partitions) > 1:
             chosen = array("i", range(count)) if rows is None else rows
-            numbers = codec.spread(run, chosen, random.getrandbits(32), len(partitions))
+            numbers = decoder.spread(run, chosen, random.getrandbits(32), len(partitions))
             order, starts = rows_by_partition(numbers, len(partitions))
             for number in range(len(partitions)):
                 own = array("i", [chosen[index] for index in order[starts[number] : starts[number + 1]]])
@@ -129,7 +129,7 @@ class Producer:
             append(partitions[max(partition, 0)], self._batch(data, spans, rows, flags))
 
     def _batch(self, data: Buffer, spans: memoryview, rows: array[int], flags: memoryview) -> bytearray:
-        return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: codec.crcs_of(self._run, rows)})
+        return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
 
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
         """Append the sets of one decoded request batch by batch, telling whether a set has ended. Raises PeerError at the first that is
@@ -149,7 +149,7 @@ class Producer:
     def _take_set(self, part: PlainSet, partition: Partition, append: Append) -> Iterator[bool]:
         run, at, left = self._run, part.start, part.records
         while left > 0:
-            at, count = codec.take(part.data, at, part.stop, run, self._values_bytes_max)
+            at, count = decoder.take(part.data, at, part.stop, run, self._values_bytes_max)
             assert count > 0, "a surveyed set has the records it was said to have"
             columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             flags = memoryview(run.flags)[:count]

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from polywire.protocols.base import Output
-from polywire.protocols.waiting import WaitingSession
+from polywire.protocols.runtime.sequential import WaitingSession
+from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Found, Loop
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.admission import created_name
+from polywire.protocols.polywire.auth import created_name
 from polywire.protocols.polywire.long_answer import LongAnswer
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.words import TOPICS_MAX, Answering, level_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.fetch import Bounds
     from polywire.broker.topics import Partition, Topic
-    from polywire.protocols.polywire.admission import Admission
+    from polywire.protocols.polywire.auth import Admission
 
 TIMES_MAX: Final = 16
 BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time

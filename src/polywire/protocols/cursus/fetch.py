@@ -16,8 +16,6 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Read
 from polywire.matching import is_pattern, matches
-from polywire.protocols.base import PASS_S
-from polywire.protocols.cursus.answers import Answer
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, integer
@@ -32,9 +30,11 @@ from polywire.protocols.cursus.places import (
     readable_topic,
     start_offset,
 )
+from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.values import consume_values
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import NAME_BYTES_MAX
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed

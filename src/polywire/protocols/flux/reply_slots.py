@@ -14,12 +14,12 @@ from typing import Final, Protocol
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
-from polywire.protocols.flux import codec, spelling
+from polywire.protocols.flux import decoder, encoder
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.ordered import Place
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import PARTITION_COUNT_MAX
 
 REPLY_BUFFERS_MAX: Final = 4  # large reply buffers kept for reuse
@@ -59,16 +59,16 @@ class Scratch:
     __slots__ = ("bounds", "groups", "ids", "out", "records", "replies", "rows", "seats", "spans", "work")
 
     def __init__(self) -> None:
-        most = codec.RUN_RECORDS_MAX
-        self.work = memoryview(array("q", bytes(8 * codec.WORK_WORDS)))
+        most = decoder.RUN_RECORDS_MAX
+        self.work = memoryview(array("q", bytes(8 * decoder.WORK_WORDS)))
         self.spans = memoryview(array("q", bytes(8 * 4 * most)))
         self.records = memoryview(array("i", bytes(4 * most)))
         self.groups = memoryview(array("i", bytes(4 * most)))
         self.rows = memoryview(array("i", bytes(4 * most)))
         self.bounds = memoryview(array("i", bytes(4 * 2 * most)))
         self.seats = memoryview(array("i", bytes(4 * PARTITION_COUNT_MAX)))
-        self.ids = bytearray(codec.LINE_BYTES_MAX)
-        self.out = bytearray(codec.LINE_BYTES_MAX)
+        self.ids = bytearray(decoder.LINE_BYTES_MAX)
+        self.out = bytearray(decoder.LINE_BYTES_MAX)
         self.replies: list[bytearray] = []
 
     def reserve_out(self, size: int) -> None:
@@ -199,8 +199,8 @@ class Run(Answer):
         if self.errors or not plain:
             return b"".join(self._reply(number, name) for number, name in enumerate(self.ids.split(b"\n")[:-1]))
         scratch = self.session.scratch
-        scratch.reserve_out(len(self.ids) + spelling.REPLY_BYTES * len(self.groups))
-        size = spelling.put_produced(self.ids, self.groups, self.numbers, scratch.out)
+        scratch.reserve_out(len(self.ids) + encoder.REPLY_BYTES * len(self.groups))
+        size = encoder.put_produced(self.ids, self.groups, self.numbers, scratch.out)
         return bytes(memoryview(scratch.out)[:size])
 
     def _reply(self, number: int, name: bytes) -> bytes:

@@ -22,7 +22,7 @@ from polywire.types import Assignor, Level, PositionKind
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.groups.coordinator import GroupView
-    from polywire.protocols.polywire.admission import Admission
+    from polywire.protocols.polywire.auth import Admission
 
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}

@@ -13,8 +13,8 @@ from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import HEAD, Refused
-from polywire.protocols.ordered import Place
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import Buffer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.types import Level, PositionKind
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
-from tests.unit.protocols.cursus.test_publishing import batch, messages
+from tests.unit.protocols.cursus.test_produce import batch, messages
 
 
 def unpack(body: bytes) -> tuple[str, int, list[tuple[int, int, bytes]]]:

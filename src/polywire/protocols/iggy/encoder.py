@@ -18,7 +18,7 @@ import cython
 from polywire.records.memory import Lendable
 
 if cython.compiled:
-    from cython.cimports.polywire.protocols.iggy.intake import gather_checksums
+    from cython.cimports.polywire.protocols.iggy.decoder import gather_checksums
     from cython.cimports.polywire.records.checksum import crc32_raw
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import (
@@ -37,7 +37,7 @@ if cython.compiled:
     )
     from cython.cimports.polywire.records.xxh3 import xxh3_raw
 else:
-    from polywire.protocols.iggy.intake import gather_checksums
+    from polywire.protocols.iggy.decoder import gather_checksums
     from polywire.records.checksum import crc32_raw
     from polywire.records.header import fill_layout
     from polywire.records.memory import (

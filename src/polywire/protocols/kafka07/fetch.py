@@ -16,11 +16,11 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Read
-from polywire.protocols.base import PASS_S
-from polywire.protocols.kafka07 import bridging, spelling
+from polywire.protocols.kafka07 import bridging, encoder
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
-from polywire.protocols.kafka07.producing import Authorize, topic_name
+from polywire.protocols.kafka07.produce import Authorize, topic_name
+from polywire.protocols.runtime.session import PASS_S
 from polywire.records.batch import longest_payload
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
@@ -286,9 +286,9 @@ class Answering:
         finally:
             read.pin.release()
         self._reads += 1
-        if reason == spelling.HOLE and self._written == 0:
+        if reason == encoder.HOLE and self._written == 0:
             raise _out_of_range(entry.address)
-        done = reason == spelling.DONE
+        done = reason == encoder.DONE
         if done:
             stopped_at = read.next_offset
         self._remember(partition, Trail(entry.address + self._written, stopped_at))
@@ -302,21 +302,21 @@ class Answering:
         while True:
             limit = self._room(entry)
             address = entry.address + self._written
-            reason, size, number, position = spelling.put_entries(
+            reason, size, number, position = encoder.put_entries(
                 chunks, address, limit, self._blocks[-1], self._at, written=self._written
             )
-            if reason == spelling.CUT and limit < entry.bytes_max:
+            if reason == encoder.CUT and limit < entry.bytes_max:
                 self._move_to_larger_block(entry, chunks[number][position:])
                 continue
             self._at += size
             self._written += size
-            if reason == spelling.DONE:
+            if reason == encoder.DONE:
                 return reason, NO_OFFSET
             chunk = chunks[number]
             length, offset = _PLACE.unpack_from(chunk, position)
-            if reason == spelling.HOLE and self._bridge([chunk[position:], *chunks[number + 1 :]], entry):
+            if reason == encoder.HOLE and self._bridge([chunk[position:], *chunks[number + 1 :]], entry):
                 continue
-            if reason != spelling.PACKED:
+            if reason != encoder.PACKED:
                 return reason, offset
             plain = memoryview(expand_body(chunk[position : position + length], BATCH_BYTES_MAX))
             chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]

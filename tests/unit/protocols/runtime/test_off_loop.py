@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from polywire.errors import PeerError
-from polywire.protocols.workbench import Workbench
+from polywire.protocols.runtime.off_loop import Workbench
 from polywire.testing.loop import ManualLoop
 
 WAIT_S = 10.0

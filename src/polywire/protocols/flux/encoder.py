@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import cython
 
 if cython.compiled:
-    from cython.cimports.polywire.protocols.flux.codec import after_character
+    from cython.cimports.polywire.protocols.flux.decoder import after_character
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import Lent, lend, load_u32, load_u64
 else:
-    from polywire.protocols.flux.codec import after_character
+    from polywire.protocols.flux.decoder import after_character
     from polywire.records.header import fill_layout
     from polywire.records.memory import Lent, lend, load_u32, load_u64
 
@@ -78,7 +78,7 @@ def _put_number(out: bytearray, at: int, value: int) -> int:
         out[k] = 0x30 + value % 10
         value = value // 10
         k -= 1
-    return end  # type: ignore[no-any-return]
+    return end
 
 
 @cython.cfunc
@@ -93,7 +93,7 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     n = cython.declare(cython.Py_ssize_t, len(text))
     for k in range(n):
         out[at + k] = text[k]
-    return at + n  # type: ignore[no-any-return]
+    return at + n
 
 
 @cython.locals(
@@ -297,7 +297,7 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
         offset = base + (row if places[50] < 0 else load_u32(p, places[50] + 4 * row))
         if offset >= state[_END]:
             state[_START] = state[_END]
-            return _STOPPED  # type: ignore[no-any-return]
+            return _STOPPED
         if offset < state[_START]:
             state[_ROW] = row + 1
             continue
@@ -316,7 +316,7 @@ def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state:
             put = _put_escaped(data, begin, end, out, put)
             state[_ESCAPED] += 1
         if state[_AT] > 0 and put > state[_CAP]:
-            return _STOPPED  # type: ignore[no-any-return]
+            return _STOPPED
         state[_AT] = put
         state[_START] = offset + 1
         state[_ROW] = row + 1

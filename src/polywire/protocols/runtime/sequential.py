@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import PeerError
-from polywire.protocols.base import Output
+from polywire.protocols.runtime.session import Output
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

@@ -15,13 +15,13 @@ from typing import Final
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode
-from polywire.protocols.cursus import codec
-from polywire.protocols.cursus.answers import Answer
+from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored
-from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
@@ -107,17 +107,17 @@ def _runs(body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool,
     """The stored batches that a received one becomes; nearly always one. Raises Refused."""
     details = scratch.details
     if (
-        not batch.traits & codec.MIXED
-        and not (idempotent and batch.traits & codec.GAPS)
+        not batch.traits & decoder.MIXED
+        and not (idempotent and batch.traits & decoder.GAPS)
         and len(body) <= piece_bytes_max
     ):
-        gaps = bool(batch.traits & codec.GAPS)
+        gaps = bool(batch.traits & decoder.GAPS)
         return [_run(body, details, 0, batch.count, idempotent=idempotent, gaps=gaps)]
     spans = scratch.spans
     runs: list[Run] = []
     start = 0
     while start < batch.count and len(runs) < PIECES_MAX:
-        stop = codec.reach(body, spans, details, start, batch.count, codec.MIXED | codec.GAPS, piece_bytes_max)
+        stop = decoder.reach(body, spans, details, start, batch.count, decoder.MIXED | decoder.GAPS, piece_bytes_max)
         runs.append(_run(body, details, start, stop, idempotent=idempotent))
         start = stop
     if start == batch.count:
@@ -132,24 +132,24 @@ def _nameless(body: memoryview, scratch: Scratch, count: int, piece_bytes_max: i
     runs: list[Run] = []
     start = 0
     while start < count:
-        stop = codec.reach(body, scratch.spans, scratch.details, start, count, 0, piece_bytes_max)
+        stop = decoder.reach(body, scratch.spans, scratch.details, start, count, 0, piece_bytes_max)
         runs.append(Run(start, stop, b"", 0, 0, checked=False))
         start = stop
     return runs
 
 
 def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempotent: bool, gaps: bool = False) -> Run:
-    at = codec.DETAIL_WORDS * start
-    place = details[at + codec.MESSAGE_PRODUCER_AT]
-    producer = bytes(body[place : place + details[at + codec.MESSAGE_PRODUCER_SIZE]])
-    epoch = details[at + codec.MESSAGE_EPOCH]
-    sequence = details[at + codec.SEQUENCE] & ((1 << 64) - 1)
+    at = decoder.DETAIL_WORDS * start
+    place = details[at + decoder.MESSAGE_PRODUCER_AT]
+    producer = bytes(body[place : place + details[at + decoder.MESSAGE_PRODUCER_SIZE]])
+    epoch = details[at + decoder.MESSAGE_EPOCH]
+    sequence = details[at + decoder.SEQUENCE] & ((1 << 64) - 1)
     if epoch < 0:
         raise Refused("batch_decode_failed", f'reason="message[{start}] epoch must not be negative"')
-    if len(producer) > codec.PRODUCER_BYTES_MAX:
+    if len(producer) > decoder.PRODUCER_BYTES_MAX:
         raise Refused(
             "batch_decode_failed",
-            f'reason="message[{start}] producer ID is longer than {codec.PRODUCER_BYTES_MAX} bytes"',
+            f'reason="message[{start}] producer ID is longer than {decoder.PRODUCER_BYTES_MAX} bytes"',
         )
     checked = idempotent and bool(producer) and sequence > 0
     return Run(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
@@ -228,7 +228,7 @@ class Storing:
 
     def _sequence_before(self, run: Run) -> int:
         """Sequence of the message in front of a run, 0 for the first."""
-        at = codec.DETAIL_WORDS * (run.start - 1) + codec.SEQUENCE
+        at = decoder.DETAIL_WORDS * (run.start - 1) + decoder.SEQUENCE
         return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
 
     def _store(self, run: Run, before: int) -> None:
@@ -246,7 +246,7 @@ class Storing:
             broker.settle(self._level, partial(self._repeated, run, before))
             return
         start += stored
-        columns = _columns(self._body, scratch.details, run, start, events=bool(self._batch.traits & codec.EVENTS))
+        columns = _columns(self._body, scratch.details, run, start, events=bool(self._batch.traits & decoder.EVENTS))
         kept = run.checked or Column.SEQUENCES in columns
         batch = from_spans(
             self._body,
@@ -324,7 +324,7 @@ def _columns(body: memoryview, details: memoryview, run: Run, start: int, *, eve
         columns[Column.PRODUCER_ID] = run.producer
         if run.gaps or (run.epoch > 0 and not run.checked):
             sequences = array("q", bytes(8 * count))
-            codec.pick(details, codec.SEQUENCE, start, run.stop, sequences)
+            decoder.pick(details, decoder.SEQUENCE, start, run.stop, sequences)
             columns[Column.SEQUENCES] = sequences
     if events:
         columns.update(_event_columns(body, details, start, run.stop))
@@ -335,15 +335,15 @@ def _event_columns(body: memoryview, details: memoryview, start: int, stop: int)
     """The event fields of messages, in columns of their own; none when no message has any. Raises Rejected for a type that is no UTF-8."""
     count = stop - start
     flags = bytearray(count)
-    codec.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
+    decoder.mark(details, start, stop, flags, RecordFlags.EVENT_SOURCED)
     if not any(flags):
         return {}
-    type_offsets, types = codec.texts(body, details, codec.TYPE_AT, start, stop)
-    metadata_offsets, metadata = codec.texts(body, details, codec.METADATA_AT, start, stop)
+    type_offsets, types = decoder.texts(body, details, decoder.TYPE_AT, start, stop)
+    metadata_offsets, metadata = decoder.texts(body, details, decoder.METADATA_AT, start, stop)
     versions, schemas = array("q", bytes(8 * count)), array("i", bytes(4 * count))
-    codec.pick(details, codec.AGGREGATE_VERSION, start, stop, versions)
-    codec.pick(details, codec.SCHEMA_VERSION, start, stop, schemas)
-    if not codec.is_text(type_offsets, types):
+    decoder.pick(details, decoder.AGGREGATE_VERSION, start, stop, versions)
+    decoder.pick(details, decoder.SCHEMA_VERSION, start, stop, schemas)
+    if not decoder.is_text(type_offsets, types):
         raise Rejected("an event type is not valid UTF-8")
     columns: dict[int, Lendable] = {
         Column.EVENT_TYPE_OFFSETS: type_offsets,
@@ -388,8 +388,8 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     epoch = _number(request, "epoch", "ParseInt", low=0, high=2**63 - 1)
     chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, usual=-1)
     topic = writable_topic(session, name)
-    if len(producer) > codec.PRODUCER_BYTES_MAX:
-        raise Refused("invalid_producer_id", f'reason="longer than {codec.PRODUCER_BYTES_MAX} bytes"')
+    if len(producer) > decoder.PRODUCER_BYTES_MAX:
+        raise Refused("invalid_producer_id", f'reason="longer than {decoder.PRODUCER_BYTES_MAX} bytes"')
     key = encoded(request.options.get("key", ""))
     partition = (
         find_partition(topic, chosen) if "partition" in request.options else choose_partition(session, topic, key)

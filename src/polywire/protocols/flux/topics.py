@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from polywire.broker.actions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
-from polywire.protocols.flux.answers import Answer
 from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, plain_name, role, topic_name
 from polywire.protocols.flux.records import usage
+from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import TopicName
 

@@ -18,8 +18,8 @@ from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
-from polywire.protocols.cursus.scratch import Scratch
-from polywire.protocols.workbench import Workbench
+from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.runtime.off_loop import Workbench
 from polywire.types import TopicName
 
 if TYPE_CHECKING:

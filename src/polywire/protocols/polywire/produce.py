@@ -15,19 +15,19 @@ from polywire.broker.sliced import Steps
 from polywire.broker.transactions import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Done
-from polywire.protocols.base import PASS_S
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.protocols.polywire.splitting import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.words import Answering, check_name, level_of, partition_of
-from polywire.protocols.slices import Slices
+from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
     from polywire.broker.transactions import PublishAnswer
-    from polywire.protocols.polywire.admission import Admission
+    from polywire.protocols.polywire.auth import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
 

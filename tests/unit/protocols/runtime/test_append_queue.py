@@ -6,7 +6,7 @@ import pytest
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.log.base import Done, PartitionLog
-from polywire.protocols.entrance import BUSY_PAUSE_S, Entrance
+from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, Entrance
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.broker import MemoryBroker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import ErrorCode
-from polywire.protocols.polywire import grouping, messages
+from polywire.protocols.polywire import groups, messages
 from polywire.protocols.polywire.messages import Head, Verb
 from tests.unit.protocols.polywire.peer import Peer
 
@@ -104,8 +104,8 @@ def test_groups_are_told_with_members_and_positions(peer: Peer) -> None:
 def test_many_groups_are_told_in_pages(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, groups_max: int, entries_max: int, expected: int
 ) -> None:
-    monkeypatch.setattr(grouping, "GROUPS_MAX", groups_max)
-    monkeypatch.setattr(grouping, "GROUP_ENTRIES_MAX", entries_max)
+    monkeypatch.setattr(groups, "GROUPS_MAX", groups_max)
+    monkeypatch.setattr(groups, "GROUP_ENTRIES_MAX", entries_max)
     for number in range(5):
         for partition in range(2):
             peer.ask(Verb.COMMIT, messages.Commit("t", partition, 1, f"g{number}", 1)).decode(Head)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.errors import BrokerError
 from polywire.log.base import Located
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.fetching import check_identity
+from polywire.protocols.polywire.fetch import check_identity
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.polywire.words import Answering, find_partition
 

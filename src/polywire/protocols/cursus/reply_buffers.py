@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
-from polywire.protocols.cursus import codec
+from polywire.protocols.cursus import decoder
 
 REPLY_BUFFERS_MAX: Final = 8  # reply buffers kept for reuse
 REPLY_BYTES: Final = 256 * 1024  # such a buffer at first
@@ -22,18 +22,18 @@ class Scratch:
     __slots__ = ("_replies", "_room", "details", "head", "spans")
 
     def __init__(self) -> None:
-        self.head = memoryview(array("q", bytes(8 * codec.HEAD_WORDS)))
+        self.head = memoryview(array("q", bytes(8 * decoder.HEAD_WORDS)))
         self._room = 0
         self._replies: list[bytearray] = []
-        self.reserve(_MESSAGES_MIN * codec.MESSAGE_BYTES_MIN)
+        self.reserve(_MESSAGES_MIN * decoder.MESSAGE_BYTES_MIN)
 
     def reserve(self, size: int) -> None:
         """Make room for the messages of a batch of this many bytes."""
-        wanted = min(size // codec.MESSAGE_BYTES_MIN + 1, codec.RECORDS_MAX)
+        wanted = min(size // decoder.MESSAGE_BYTES_MIN + 1, decoder.RECORDS_MAX)
         if wanted > self._room:
-            self._room = min(max(wanted, 2 * self._room), codec.RECORDS_MAX)
+            self._room = min(max(wanted, 2 * self._room), decoder.RECORDS_MAX)
             self.spans = memoryview(array("q", bytes(32 * self._room)))
-            self.details = memoryview(array("q", bytes(8 * codec.DETAIL_WORDS * self._room)))
+            self.details = memoryview(array("q", bytes(8 * decoder.DETAIL_WORDS * self._room)))
 
     def take_reply(self) -> bytearray:
         """A buffer for a large reply."""

@@ -1,0 +1,1 @@
+"""What the sessions of all wires share (README.md)."""
