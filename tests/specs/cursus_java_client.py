@@ -109,10 +109,14 @@ class Client:
 
     def send(self, body: bytes) -> None:
         """One frame, on a connection that is made when there is none."""
+        self.begin(len(body), body)
+
+    def begin(self, size: int, body: bytes) -> None:
+        """The beginning of a frame of this size."""
         if self._socket is None:
             plain = socket.create_connection(self.address, timeout=PATIENCE_S)
             self._socket = plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=self.address[0])
-        self._socket.sendall(struct.pack(">I", len(body)) + body)
+        self._socket.sendall(struct.pack(">I", size) + body)
 
     def receive(self, patience_s: float = PATIENCE_S) -> bytes:
         """The body of the next frame."""

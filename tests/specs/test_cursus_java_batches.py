@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,8 @@ NUMBERS = ("last_offset", "producer_epoch", "seq_start", "seq_end")
 NAMED = Message(producer="p")
 LONG = "\u00e9" * 32_767  # 65,534 bytes: as long as a length of two bytes can tell, or one less
 HIGHEST = 2**63 - 1
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+LONGEST_PAYLOAD = 10_000_000
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +175,54 @@ def test_what_is_too_much(client: Client, topic: str, sent: Batch, error: str) -
     sent = replace(sent, topic=sent.topic.replace("$", topic))
     assert client.exchange(sent.encode()).decode().startswith(error)
     assert client.consume(topic, 0, 0).messages == []
+
+
+def largest(topic: str) -> bytes:
+    """A batch that fills a frame to the last byte."""
+    pieces = [Message(payload="x" * (1024 * 1024))] * 60
+    rest = FRAME_BYTES_MAX - len(Batch(topic, 0, [*pieces, Message()]).encode())
+    return Batch(topic, 0, [*pieces, Message(payload="y" * rest)]).encode()
+
+
+@PAGE.says(12, "a frame of 64 MiB is not too long, also where several come at once and others are half way")
+def test_the_longest_frames_in_company(client: Client, topic: str) -> None:
+    body = largest(topic)
+    assert len(body) == FRAME_BYTES_MAX
+    senders = [Client(client.address) for _ in range(3)]
+    others = [Client(client.address) for _ in range(20)]
+    for other in others:
+        other.begin(100_000, b"CREATE ")
+    with ThreadPoolExecutor(len(senders)) as pool:
+        told = list(pool.map(lambda sender: sender.exchange(body), senders))
+    assert [json.loads(answer)["error"] for answer in told] == [""] * 3
+    assert len(client.consume(topic, 0, 3 * 61 - 1).messages) == 1
+    for one in (*senders, *others):
+        one.close()
+
+
+@PAGE.says(158, "a compressed batch may have 64 MiB before it was compressed")
+def test_the_longest_compressed_batch(client: Client, topic: str) -> None:
+    assert b'"status":"OK"' in client.exchange(gzip.compress(largest(topic), 1))
+    assert client.consume(topic, 0, 60).messages[0].offset == 60
+
+
+@PAGE.says(
+    104,
+    "a payload may be as long as its frame allows",
+    Differs(
+        "16 MiB, as its frames",
+        "10,000,000 bytes; a longer one is refused by itself, and `PARTIAL` or `ERROR` says so",
+        "what is stored together is at most 16 MiB, which is what every reader of the log makes room for",
+    ),
+)
+def test_the_longest_payload(client: Client, topic: str) -> None:
+    longest = Message(payload="x" * (LONGEST_PAYLOAD - 100))
+    assert client.produce(Batch(topic, 0, [longest]))["status"] == "OK"
+    assert client.consume(topic, 0, 0).messages == [longest]
+    told = client.produce(Batch(topic, 0, [Message(), Message(payload="x" * 20_000_000)]))
+    assert (told["status"], told["last_offset"], "too large" in told["error"]) == ("PARTIAL", 1, True)
+    told = client.produce(Batch(topic, 0, [Message(payload="x" * (LONGEST_PAYLOAD + 1))]))
+    assert (told["status"], "too large" in told["error"]) == ("ERROR", True)
 
 
 # The acknowledgement

@@ -27,8 +27,8 @@ class NotYet(Exception):
 class Stored(Protocol):
     """A batch on its way into the log."""
 
-    def store(self, end: float | None = None) -> bool:
-        """Go on until ``end``, or to the end; whether that was reached."""
+    def store(self, end: float | None = None) -> float | None:
+        """Go on until ``end``, or to the end; None once that was reached, else in how many seconds to go on."""
 
 
 class LongFrame:
@@ -75,10 +75,13 @@ class LongFrame:
         if self._over:
             return
         clock, loop = self._session.state.broker.clock, self._session.state.broker.loop
-        if self._storing is None or self._storing.store(clock.monotonic() + STEP_S):
+        wait_s = None if self._storing is None else self._storing.store(clock.monotonic() + STEP_S)
+        if wait_s is None:
             self._storing = None
             self.close()
             self._session.carried()
+        elif wait_s:
+            loop.call_later(wait_s, self._step)
         else:
             loop.call_soon(self._step)
 

@@ -10,11 +10,12 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
@@ -29,6 +30,8 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer, KeyHash, Level
 
 LONG_PIECE_BYTES: Final = 4 * 1024 * 1024  # of a batch that cannot be stored as one: others wait for a piece at a time
+BUSY_LOOK_S: Final = 0.05  # between two tries while the log takes nothing: a journal slot is sealed in about that time
+BUSY_WAIT_S: Final = 10.0  # how long a long batch waits for a log that takes nothing at all
 PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, or parts of a very large one
 SENT: Final = "\U0001f4e4"
 
@@ -166,6 +169,7 @@ class Storing:
         "_answer",
         "_batch",
         "_body",
+        "_busy_until",
         "_by",
         "_error",
         "_last_offset",
@@ -201,11 +205,13 @@ class Storing:
         self._error = ""
         self._refused_at = batch.count
         self._stored_to = batch.last_sequence
+        self._busy_until: float | None = None
         self._waiting = 1
 
-    def store(self, end: float | None = None) -> bool:
-        """Hand runs to the broker in order, until ``end`` if that is told; whether it has all of them. What comes behind one that is
-        refused is not stored."""
+    def store(self, end: float | None = None) -> float | None:
+        """Hand runs to the broker in order, until ``end`` if that is told; None once it has all of them, else in how many seconds to go on.
+
+        What comes behind one that is refused is not stored; where ``end`` is told, a broker that is busy is waited for."""
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
             if self._error:
@@ -218,13 +224,24 @@ class Storing:
                 self._failed(run, before, str(error))
                 break
             except BrokerError as error:
+                if end is not None and isinstance(error, Busy) and self._may_wait(error, now()):
+                    self._waiting -= 1
+                    self._runs = chain((run,), self._runs)
+                    return BUSY_LOOK_S
                 self._failed(run, before, _append_failure(error))
                 break
+            self._busy_until = None
             if end is not None and now() >= end:
-                return False
+                return 0.0
         self._body = memoryview(b"")
         self._finish()
-        return True
+        return None
+
+    def _may_wait(self, error: Busy, now: float) -> bool:
+        """Whether to try again: a part of a large batch may have to wait until parts before it are sealed."""
+        if self._busy_until is None:
+            self._busy_until = now + BUSY_WAIT_S
+        return error.code is ErrorCode.BUSY and now < self._busy_until
 
     def _sequence_before(self, run: Run) -> int:
         """Sequence of the message in front of a run, 0 for the first."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
+from polywire.errors import Busy, ErrorCode
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_produce import batch, messages, started, stored
 
@@ -66,3 +70,29 @@ def test_a_producer_that_is_behind_learns_the_epoch() -> None:
     told(peer, *messages(1, epoch=3))
     answer = told(peer, *messages(2, epoch=2))
     assert (answer["status"], answer["producer_epoch"]) == ("ERROR", 3)
+
+
+def test_a_long_batch_waits_for_a_log_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, peer = started()
+    sent = batch("orders", 0, [{"seq": n, "pid": "p", "payload": bytes(6_000_000)} for n in range(1, 6)])
+    take = Broker.produce
+    for wait_s, status, count in ((5.0, "OK", 5), (3600.0, "PARTIAL", 7)):
+        tries = 0
+        begun = world.memory.broker.clock.monotonic()
+
+        def produce(self: Broker, *given: Any, begun: float = begun, wait_s: float = wait_s, **named: Any) -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 2 and self.clock.monotonic() < begun + wait_s:
+                raise Busy(ErrorCode.BUSY, "too much waits", retry_after_ms=50)
+            take(self, *given, **named)
+
+        monkeypatch.setattr(Broker, "produce", produce)
+        assert peer.say(sent) == []
+        world.memory.advance(4.9)
+        assert (peer.take_bodies(), 50 < tries <= 101) == ([], True)
+        world.memory.advance(6.0)
+        (answer,) = peer.take_bodies()
+        told = json.loads(answer)
+        assert (told["status"], len(stored(world, "orders"))) == (status, count)
+        assert told["last_offset"] == count - 1
