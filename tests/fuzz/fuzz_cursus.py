@@ -105,7 +105,9 @@ def body(chance: random.Random) -> bytes:
         case 2:
             return enveloped(chance.choice(["", "admin", "t"]), chance.choice(COMMANDS))
         case 3:
-            return algorithm(chance.choice(["gzip", "lz4", "xerial"])).compress(chance.choice([*COMMANDS, *BATCHES]))
+            return algorithm(chance.choice(["gzip", "lz4", "xerial", "zstd"])).compress(
+                chance.choice([*COMMANDS, *BATCHES])
+            )
         case _:
             return chance.choice(COMMANDS)
 

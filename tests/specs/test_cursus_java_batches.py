@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import cramjam
 import pytest
 
+from polywire.types import Buffer
 from tests.broker_process import BrokerProcess
 from tests.specs.cursus_java_client import Batch, Client, Message
 from tests.specs.pages import CURSUS_JAVA as PAGE
@@ -300,8 +302,10 @@ def test_the_epoch_of_a_producer_that_is_behind(client: Client, topic: str) -> N
 @PAGE.says(158, "the body of a batch may be compressed")
 @PAGE.says(161, "the frame's length is that of the compressed bytes")
 @PAGE.says(164, "gzip is built in")
-def test_a_compressed_batch(client: Client, topic: str) -> None:
+@PAGE.says(169, "there may be others, zstd for example")
+@pytest.mark.parametrize("compress", [gzip.compress, cramjam.zstd.compress], ids=["gzip", "zstd"])
+def test_a_compressed_batch(client: Client, topic: str, compress: Callable[[bytes], Buffer]) -> None:
     for first in (1, 1001):
-        told = client.exchange(gzip.compress(Batch(topic, 0, run(first, first + 999)).encode()))
+        told = client.exchange(bytes(compress(Batch(topic, 0, run(first, first + 999)).encode())))
         assert b'"status":"OK"' in told
     assert [message.sequence for message in client.consume(topic, 0, 0).messages] == list(range(1, 2001))

@@ -210,7 +210,7 @@ class Wires:
         Parameter(help="The only dialect the Cursus wire speaks; auto recognises it frame by frame."),
     ] = "auto"
     cursus_compression: Annotated[
-        Literal["auto", "gzip", "lz4", "xerial", "snappy"],
+        Literal["auto", "gzip", "lz4", "xerial", "zstd", "snappy"],
         Parameter(
             help="What every frame to the Cursus wire is compressed with. auto looks at each frame, which cannot tell a"
             " raw block of snappy."

@@ -38,7 +38,7 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
     """One gzip stream, or several in a row. Raises Damaged, TooFar above ``limit`` bytes."""
     view = memoryview(packed).cast("B")
     out = bytearray()
-    member, left = zlib.decompressobj(_GZIP), _parts_max(limit)
+    member, left = zlib.decompressobj(_GZIP), parts_max(limit)
     for at in range(0, len(view) + 1, _PIECE_BYTES):  # the last may be empty: what zlib still holds is got out of it
         rest: Buffer = view[at : at + _PIECE_BYTES]
         found = b"\0"
@@ -58,7 +58,8 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
     return out
 
 
-def _parts_max(limit: int) -> int:
+def parts_max(limit: int) -> int:
+    """Into how many parts so much may be cut."""
     return PARTS_MIN + limit // PART_BYTES_MIN
 
 
@@ -70,7 +71,7 @@ def unsnap(block: Buffer, limit: int) -> memoryview:
 def unsnap_stream(packed: Buffer, limit: int) -> memoryview:
     """Blocks with their lengths, as snappy-java writes them behind a head of its own. Raises Damaged, TooFar above ``limit`` bytes."""
     view = memoryview(packed).cast("B")
-    return _unsnap(list(_blocks(view, _parts_max(limit))), limit)
+    return _unsnap(list(_blocks(view, parts_max(limit))), limit)
 
 
 def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:

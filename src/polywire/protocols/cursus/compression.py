@@ -17,6 +17,7 @@ import cramjam
 from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar, gunzip, unsnap, unsnap_stream
 from polywire.records.room import ROOM_BYTES_MIN, room
+from polywire.records.unzstd import ZSTD_MAGIC, unzstd
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
 """Gives a frame's bytes back, at most so many. Raises TooLarge for more, PeerError for damaged ones. It may be called in a thread, for a long
@@ -27,6 +28,7 @@ Compress = Callable[[bytes], bytes]
 LZ4_ROOM_BYTES: Final = 256 * 1024  # first tried for a frame that does not tell its size
 LZ4_GROWTH: Final = 8  # of a small frame, at least
 MAGIC_BYTES_MAX: Final = 16
+ZSTD_LEVEL: Final = 3  # what zstd itself takes when nobody says
 _GZIP: Final = 31  # zlib's word for a gzip member
 
 
@@ -76,6 +78,14 @@ def algorithm(name: str) -> Algorithm:
         known = ",".join(sorted(_algorithms))
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown compression name={name} known={known}")
     return found
+
+
+def begins_compressed(prefix: bytes) -> bool | None:
+    """Whether a frame begins with a magic; None when more bytes are needed to tell."""
+    magics = [known.magic for known in _algorithms.values() if known.magic]
+    if any(prefix.startswith(magic) for magic in magics):
+        return True
+    return None if any(magic.startswith(prefix) for magic in magics) else False
 
 
 def sniffed(body: memoryview) -> Algorithm | None:
@@ -130,6 +140,12 @@ for _known in (
     Algorithm("gzip", partial(_expand_by, gunzip, "gzip frame"), _compress_gzip, b"\x1f\x8b"),
     Algorithm("lz4", _expand_lz4, lambda body: bytes(cramjam.lz4.compress(body)), b"\x04\x22\x4d\x18"),
     Algorithm("xerial", partial(_expand_by, unsnap_stream, "frame of snappy blocks"), _compress_xerial, XERIAL_MAGIC),
+    Algorithm(
+        "zstd",
+        partial(_expand_by, unzstd, "zstd frame"),
+        lambda body: bytes(cramjam.zstd.compress(body, ZSTD_LEVEL)),
+        ZSTD_MAGIC,
+    ),
     Algorithm(
         "snappy", partial(_expand_by, unsnap, "snappy block"), lambda body: bytes(cramjam.snappy.compress_raw(body))
     ),

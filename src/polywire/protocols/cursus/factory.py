@@ -22,6 +22,7 @@ from polywire.protocols.cursus import (
     transactions,
 )
 from polywire.protocols.cursus.auth import AccessGuard
+from polywire.protocols.cursus.compression import begins_compressed
 from polywire.protocols.cursus.context import WIRE, CursusSettings, CursusState
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
@@ -72,8 +73,11 @@ class CursusFactory:
         whole = len(body) == size
         if len(body) < 2:
             return None
-        if body[:2] in (b"\xba\x7c", b"\x1f\x8b"):
+        if body[:2] == b"\xba\x7c":
             return True
+        packed = begins_compressed(body)
+        if packed or (packed is None and not whole):
+            return packed
         named = _names_command(body, whole=whole)
         if named is not False:
             return named

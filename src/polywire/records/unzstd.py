@@ -1,0 +1,141 @@
+"""Frames of zstd, under limits (RFC 8878).
+
+What a frame expands to, and the window it needs, stand in its header and in those of its blocks: both are known before anything is opened.
+
+    magic 4 | descriptor 1 | window 0-1 | dictionary 0-4 | content size 0-8 | blocks: (last 1 bit, type 2, size 21) and bytes | checksum 0-4
+
+Promises: as ``records.inflate``. Must not know: what is expanded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import cramjam
+
+from polywire.records.inflate import Damaged, TooFar, parts_max
+from polywire.records.room import room
+from polywire.types import Buffer
+
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024  # what every decoder should take; memory of one that is at work
+BLOCK_BYTES_MAX: Final = 128 * 1024  # that a block expands to
+
+_SKIPPABLE: Final = b"\x2a\x4d\x18"  # behind a byte from 50 to 5f
+_DICTIONARY_BYTES: Final = (0, 1, 2, 4)
+_CONTENT_BYTES: Final = (0, 2, 4, 8)
+_RAW, _REPEATED, _COMPRESSED = 0, 1, 2  # types of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands in front of a frame's blocks. content: what it expands to, None when that is not told."""
+
+    size: int
+    window: int
+    content: int | None
+    checksum_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where a frame lies, and the most that it expands to."""
+
+    start: int
+    stop: int
+    room: int
+    parts: int
+
+
+def unzstd(packed: Buffer, limit: int) -> memoryview:
+    """One frame, or several in a row. Raises Damaged, TooFar above ``limit`` bytes, for a large window and for too many small parts."""
+    view = memoryview(packed).cast("B")
+    frames = _frames(view, limit)
+    size = sum(frame.room for frame in frames)
+    out = memoryview(room(min(size, limit)))
+    at = 0
+    for frame in frames:
+        place = out[at : at + frame.room]
+        try:
+            at += cramjam.zstd.decompress_into(view[frame.start : frame.stop], place)
+        except cramjam.DecompressionError as error:
+            if len(place) < frame.room and "whole buffer" in str(error):
+                raise TooFar from None
+            raise Damaged(str(error)) from None
+    return out[:at]
+
+
+def _frames(view: memoryview, limit: int) -> list[_Frame]:
+    """Where the frames lie, those left out that are to be skipped. Raises Damaged, TooFar."""
+    at, told, left = 0, 0, parts_max(limit)
+    found: list[_Frame] = []
+    while at < len(view):
+        left -= 1
+        if left < 0:
+            raise TooFar
+        if bytes(view[at + 1 : at + 4]) == _SKIPPABLE and view[at] & 0xF0 == 0x50:
+            at = _behind(view, at + 8 + _number(view, at + 4, 4))
+            continue
+        head = _head(view, at)
+        if head.window > WINDOW_BYTES_MAX:
+            raise TooFar
+        frame = _frame(view, at, head, left)
+        told += head.content or 0
+        if told > limit:
+            raise TooFar
+        found.append(frame)
+        at, left = frame.stop, left - frame.parts
+    if not found:
+        raise Damaged("there is no frame")
+    return found
+
+
+def _head(view: memoryview, start: int) -> _Head:
+    if bytes(view[start : start + 4]) != ZSTD_MAGIC:
+        raise Damaged("no frame begins here")
+    descriptor = _number(view, start + 4, 1)
+    if descriptor & 0x08:
+        raise Damaged("a reserved bit is set")
+    at, window, single = start + 5, 0, bool(descriptor & 0x20)
+    if not single:
+        code = _number(view, at, 1)
+        window = (8 + (code & 7)) << (7 + (code >> 3))
+        at += 1
+    dictionary_bytes = _DICTIONARY_BYTES[descriptor & 3]
+    if _number(view, at, dictionary_bytes):
+        raise Damaged("a dictionary is needed")
+    at += dictionary_bytes
+    content, content_bytes = None, _CONTENT_BYTES[descriptor >> 6] or int(single)
+    if content_bytes:
+        content = _number(view, at, content_bytes) + (256 if content_bytes == 2 else 0)
+    return _Head(at + content_bytes - start, content or 0 if single else window, content, descriptor & 4)
+
+
+def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
+    """Go over the blocks of a frame."""
+    at, size, count, is_last = start + head.size, 0, 0, False
+    while not is_last:
+        count += 1
+        if count > parts:
+            raise TooFar
+        block = _number(view, at, 3)
+        is_last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
+        if kind > _COMPRESSED or length > BLOCK_BYTES_MAX:
+            raise Damaged("a block is none")
+        size += BLOCK_BYTES_MAX if kind == _COMPRESSED else length
+        at = _behind(view, at + 3 + (1 if kind == _REPEATED else length))
+    if head.content is not None and head.content > size:
+        raise Damaged("a frame is too short for what it claims")
+    return _Frame(start, _behind(view, at + head.checksum_bytes), size if head.content is None else head.content, count)
+
+
+def _number(view: memoryview, at: int, size: int) -> int:
+    _behind(view, at + size)
+    return int.from_bytes(view[at : at + size], "little")
+
+
+def _behind(view: memoryview, at: int) -> int:
+    if at > len(view):
+        raise Damaged("a frame ends early")
+    return at

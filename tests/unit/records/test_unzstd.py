@@ -1,0 +1,102 @@
+"""Frames of zstd: what is told in front is believed only as far as it may be."""
+
+from __future__ import annotations
+
+import time
+from struct import pack
+
+import cramjam
+import pytest
+
+from polywire.records import unzstd as module
+from polywire.records.inflate import PARTS_MIN, Damaged, TooFar
+from polywire.records.unzstd import WINDOW_BYTES_MAX, ZSTD_MAGIC, unzstd
+
+DATA = bytes(range(256)) * 5_000
+LAST, RAW, REPEATED, COMPRESSED, RESERVED = 1, 0, 1, 2, 3
+SKIPPED = b"\x5f\x2a\x4d\x18" + pack("<I", 3) + b"abc"
+
+
+def block(kind: int, size: int, content: bytes, last: int = LAST) -> bytes:
+    return (size << 3 | kind << 1 | last).to_bytes(3, "little") + content
+
+
+def framed(blocks: bytes, content: int | None = None, window: int = 0) -> bytes:
+    """A frame; window: as its header spells it."""
+    if content is None:
+        return ZSTD_MAGIC + bytes([0x00, window]) + blocks
+    return ZSTD_MAGIC + b"\xa0" + pack("<I", content) + blocks
+
+
+def streamed(data: bytes) -> bytes:
+    """A frame that does not tell its size."""
+    packer = cramjam.zstd.Compressor()
+    packer.compress(data)
+    return bytes(packer.finish())
+
+
+PIECES = [DATA[at : at + 128_000] for at in range(0, len(DATA), 128_000)]
+RAW_BLOCKS = b"".join(block(RAW, len(piece), piece, 0) for piece in PIECES) + block(RAW, 0, b"")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        bytes(cramjam.zstd.compress(DATA)),
+        streamed(DATA),
+        framed(RAW_BLOCKS, window=10 << 3),
+        bytes(cramjam.zstd.compress(DATA[:1_000])) + SKIPPED + streamed(DATA[1_000:]),
+    ],
+    ids=["told", "streamed", "raw", "several"],
+)
+def test_frames_give_back_what_they_hold(packed: bytes) -> None:
+    assert unzstd(packed, len(DATA)) == DATA
+    with pytest.raises(TooFar):
+        unzstd(packed, len(DATA) - 1)
+    for cut in (1, len(packed) // 2, len(packed) - 1, len(packed)):
+        with pytest.raises(Damaged):
+            unzstd(packed[:-cut], len(DATA))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        SKIPPED,
+        b"plain",
+        framed(block(RESERVED, 1, b"x")),
+        framed(block(RAW, 128 * 1024 + 1, bytes(128 * 1024 + 1))),
+        framed(block(COMPRESSED, 4, b"abcd")),
+        framed(block(RAW, 1, b"x"), content=2),
+        framed(block(RAW, 2, b"xx"), content=1),
+        ZSTD_MAGIC + b"\x21\x07\x01" + block(RAW, 1, b"x"),  # a dictionary
+        ZSTD_MAGIC + b"\x28\x01" + block(RAW, 1, b"x"),  # the reserved bit
+        framed(block(RAW, 1, b"x")) + b"y",
+    ],
+)
+def test_what_is_no_frame_is_refused(packed: bytes) -> None:
+    with pytest.raises(Damaged):
+        unzstd(packed, 1 << 20)
+
+
+def test_nothing_is_opened_that_needs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 13 << 3  # 8 MiB
+    assert bytes(unzstd(framed(block(RAW, 1, b"x"), window=largest), 1 << 20)) == b"x"
+    monkeypatch.setattr(module, "cramjam", None)  # nothing may be opened any more
+    for packed in (
+        framed(block(RAW, 1, b"x"), window=largest + 1),
+        framed(block(COMPRESSED, 1, b"x", 0) * 100 + block(COMPRESSED, 1, b"x"), content=WINDOW_BYTES_MAX + 1),
+        framed(block(REPEATED, 128 * 1024, b"x", 0) * 9 + block(RAW, 0, b""), content=9 * 128 * 1024),
+        framed(block(RAW, 0, b"", 0) * (PARTS_MIN + 1024) + block(RAW, 0, b"")),
+        framed(block(RAW, 0, b"")) * (PARTS_MIN // 2 + 513),
+        SKIPPED * (PARTS_MIN + 1025),
+    ):
+        with pytest.raises(TooFar):
+            unzstd(packed, 1 << 20)
+
+
+def test_short_frames_that_expand_far_take_no_more_than_is_allowed() -> None:
+    bomb = framed(block(REPEATED, 128 * 1024, b"x", 0) * 60_000 + block(RAW, 0, b""), window=10 << 3)
+    begun = time.process_time()
+    with pytest.raises(TooFar):
+        unzstd(bomb, 64 << 20)
+    assert time.process_time() - begun < 5.0
