@@ -22,6 +22,7 @@ from polywire.records.header import (
 )
 from polywire.records.lookup import (
     address_of,
+    fill_spans,
     longest_payload,
     offset_of,
     record_at_address,
@@ -34,6 +35,7 @@ __all__ = [
     "address_of",
     "check_body",
     "check_header",
+    "fill_spans",
     "first_damaged",
     "from_columns",
     "from_spans",

@@ -11,6 +11,7 @@ from array import array
 import cython
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
@@ -176,19 +177,20 @@ def longest_payload(batch: Buffer) -> int:
 def _fill_spans(
     p: cython.p_const_uchar,
     places: cython.p_const_longlong,
-    count: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
     offsets: cython.int,
     validity: cython.int,
     spans: cython.p_uchar,
     spans_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Position and length of one payload of every record; ``spans_at`` is 0 for keys and 16 for values."""
+    """Position and length of one payload of each record from ``first`` to ``stop``; ``spans_at`` is 0 for keys and 16 for values."""
     offsets_at: cython.Py_ssize_t = places[2 * offsets]
     bytes_at: cython.Py_ssize_t = places[2 * offsets + 2]
     bits: cython.Py_ssize_t = places[2 * validity]
     start: cython.longlong
     i: cython.Py_ssize_t
-    for i in range(count):
+    for i in range(first, stop):
         if offsets_at < 0 or (bits >= 0 and not (p[bits + (i >> 3)] >> (i & 7)) & 1):
             store_i64(spans, 32 * i + spans_at, 0)
             store_i64(spans, 32 * i + spans_at + 8, -1)
@@ -211,6 +213,26 @@ def spans_of(batch: Buffer, at: int = 0) -> array[int]:
     count: cython.Py_ssize_t = _require_layout(lent, at, places)
     spans = array("q", bytes(32 * count))
     target: Lent = lend_writable(spans)
-    _fill_spans(lent.p, places, count, 3, 5, target.p, 0)
-    _fill_spans(lent.p, places, count, 0, 2, target.p, 16)
+    _fill_spans(lent.p, places, 0, count, 3, 5, target.p, 0)
+    _fill_spans(lent.p, places, 0, count, 0, 2, target.p, 16)
     return spans
+
+
+def fill_spans(batch: Buffer, spans: Lendable, first: int, stop: int) -> None:
+    """The same, of the records from ``first`` to ``stop`` only, into a writable array that has room for those of all records.
+
+    Raises IndexError for records that are not there, or have no room.
+    """
+    lent: Lent = lend(batch)
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+    else:
+        places = [0] * 54
+    count: cython.Py_ssize_t = _require_layout(lent, 0, places)
+    target: Lent = lend_writable(spans)
+    start: cython.Py_ssize_t = first
+    end: cython.Py_ssize_t = stop
+    if start < 0 or end < start or end > count or count > target.size // 32:
+        raise IndexError((start, end))
+    _fill_spans(lent.p, places, start, end, 3, 5, target.p, 0)
+    _fill_spans(lent.p, places, start, end, 0, 2, target.p, 16)

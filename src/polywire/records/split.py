@@ -5,6 +5,7 @@ Promises: within a partition records keep their order; the loops are those of th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final
@@ -38,11 +39,15 @@ def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: in
     Each is made when it is asked for: there may be thousands. ``spans`` are those of ``batch.spans_of``. A batch that goes to one partition
     is handed back as it is. Raises ValueError for a number not below ``partition_count``.
     """
-    columns, record_count = _FACTS.unpack_from(batch)
     rows, starts = rows_by_partition(numbers, partition_count)
+    return _parts(batch, spans, rows, starts)
+
+
+def _parts(batch: Buffer, spans: Lendable, rows: array[int], starts: array[int]) -> Iterator[tuple[int, Buffer]]:
+    columns, record_count = _FACTS.unpack_from(batch)
     plain = not columns & ~_PLAIN_BITS
     with memoryview(rows) as chosen:
-        for number in range(partition_count):
+        for number in range(len(starts) - 2):
             start, stop = starts[number], starts[number + 1]
             if stop - start == record_count:
                 yield number, batch

@@ -87,6 +87,17 @@ def test_spans_are_those_that_made_the_batch() -> None:
             batch.spans_of(chunk, at)
 
 
+def test_spans_can_be_filled_in_a_few_at_a_time() -> None:
+    chunk = bytes(_numbered(None))
+    whole, spans = batch.spans_of(chunk), memoryview(bytearray(32 * len(ROWS)))
+    for first in range(0, len(ROWS), 2):
+        batch.fill_spans(chunk, spans, first, min(first + 2, len(ROWS)))
+    assert bytes(spans) == whole.tobytes()
+    for first, stop, room in ((-1, 1, 32), (1, 0, 32), (0, len(ROWS) + 1, 64), (0, 1, 31)):
+        with pytest.raises(IndexError):
+            batch.fill_spans(chunk, bytearray(room * len(ROWS)), first, stop)
+
+
 def test_longest_payload() -> None:
     for records, longest in (
         ([(None, b"")], 0),

@@ -35,6 +35,7 @@ NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and tho
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
 STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
 GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
+LOOKED_AT_MAX: Final = 1_000  # topics looked at in passing, in some 2 ms
 UNSEEN_MAX: Final = 64  # topics of other wires numbered in passing: a few milliseconds
 _STREAM: Final = "stream."
 _NAMELESS: Final = "group-"  # and a number of at most ten digits that does not begin with 0
@@ -371,9 +372,11 @@ class Directory:
 
     @property
     def is_far_behind(self) -> bool:
-        """Whether so many topics began or ended unseen that one look at all of them would hold everybody up."""
+        """Whether topics began or ended unseen, and so many of them, or of all, that one look would hold everybody up."""
         version = self._broker.topics_version
-        return version - self._seen_version > UNSEEN_MAX and version != self._given_up_version
+        unseen = version - self._seen_version
+        is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > LOOKED_AT_MAX)
+        return bool(is_long) and version != self._given_up_version
 
     def catch_up(self, then: Callable[[], None]) -> None:
         """See what other wires have made and ended, a little at a time; ``then`` is called when that is done."""

@@ -5,13 +5,15 @@ Promises: what this wire must not carry is refused; a split keeps the order of r
 
 from __future__ import annotations
 
+import mmap
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.records.batch import spans_of, validate
+from polywire.records.batch import fill_spans, validate
 from polywire.records.columns import BatchFlags, Column
 from polywire.records.partitioner import partitions_of
 from polywire.records.split import split
@@ -46,6 +48,10 @@ _REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain number: an enum would c
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
 _NUMBER: Final = Struct("<I")
+SPAN_BYTES: Final = 32  # a record's key and value: two positions, two lengths
+STRETCH_RECORDS: Final = 50_000  # some 2 ms
+STRETCH_BYTES: Final = 1 << 20
+MAPPED_BYTES_MIN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +99,27 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int], chosen: 
         chosen.append(_NUMBER.pack(partition.number) * record_count)
         yield Part(partition, batch)
         return
-    spans = memoryview(spans_of(batch))
-    yield None
-    numbers = partitions_of(batch, spans, len(partitions), topic.settings.key_hash or KeyHash.FNV32)
+    spans = _room_for_spans(record_count)
+    numbers, key_hash = array("i"), topic.settings.key_hash or KeyHash.FNV32
+    for first, stop in _stretches(record_count, len(batch)):
+        fill_spans(batch, spans, first, stop)
+        own = spans[SPAN_BYTES * first : SPAN_BYTES * stop]
+        numbers.extend(partitions_of(batch, own, len(partitions), key_hash))
+        yield None
     chosen.append(numbers.tobytes())
+    parts = split(batch, spans, numbers, len(partitions))
     yield None
-    for number, part in split(batch, spans, numbers, len(partitions)):
+    for number, part in parts:
         yield Part(partitions[number], part)
+
+
+def _room_for_spans(record_count: int) -> memoryview:
+    """Memory for the spans of so many records; of many it costs nothing before it is filled."""
+    size = SPAN_BYTES * record_count
+    return memoryview(bytearray(size) if size < MAPPED_BYTES_MIN else mmap.mmap(-1, size))
+
+
+def _stretches(record_count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Records that are looked at in one go: not many, nor of many bytes where they are alike."""
+    count = max(1, min(STRETCH_RECORDS, record_count * STRETCH_BYTES // size))
+    return ((first, min(first + count, record_count)) for first in range(0, record_count, count))

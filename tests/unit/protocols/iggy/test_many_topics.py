@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
+from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.session import IggySession
 from polywire.testing.clock import SimulatedClock
@@ -109,6 +111,25 @@ def test_many_topics_of_another_wire_are_numbered_in_slices(peer: Dialogue, monk
         answer = one.take()
         stream, topics = client_codec.read_stream(answer[8:-8])
         assert (stream.topic_count, len(topics), answer[-8:]) == (301, 301, bytes(8))
+
+
+def test_one_new_topic_among_many_is_seen_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, in_slices, catch_up = peer.world.memory.broker, [0], Directory.catch_up
+
+    def counted(directory: Directory, then: Callable[[], None]) -> None:
+        in_slices[-1] += 1
+        catch_up(directory, then)
+
+    monkeypatch.setattr("polywire.protocols.iggy.directory.LOOKED_AT_MAX", 20)
+    monkeypatch.setattr(Directory, "catch_up", counted)
+    for count in (20, 1, 0):
+        for number in range(count):
+            broker.create_topic(TopicName("s", f"other{count}-{number}"))
+        peer.pass_by()
+        status, payload = peer.classic(Code.GET_STREAM, ident(1))
+        assert (status, asking.read_stream(payload)[0].topic_count) == (0, len(broker.topics()))
+        in_slices.append(0)
+    assert in_slices == [0, 1, 0, 0]
 
 
 def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:

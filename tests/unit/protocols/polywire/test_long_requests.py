@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -18,10 +19,13 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
+from polywire.protocols.polywire.splitting import SPAN_BYTES, STRETCH_BYTES, STRETCH_RECORDS, _stretches
 from polywire.records.batch import validate
+from polywire.records.partitioner import partitions_of
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog, MemoryPublication
+from polywire.types import KeyHash
 from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
 
 PARTITIONS = 200
@@ -90,6 +94,39 @@ def test_others_are_answered_between_two_slices_of_batches(peer: Peer, verb: Ver
         assert len(answer.payload) == 4 * 2000
     else:
         assert answer.decode(messages.Staged).record_count == 2000
+
+
+def test_one_batch_of_many_keys_is_looked_at_in_stretches(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, looked, known = peer_of(memory), [0], partitions_of
+
+    def slowly(source: memoryview, spans: memoryview, count: int, kind: KeyHash) -> array[int]:
+        looked[-1] += len(spans) // SPAN_BYTES
+        peer.loop.clock.advance(SLICE_S)
+        return known(source, spans, count, kind)
+
+    monkeypatch.setattr("polywire.protocols.polywire.splitting.partitions_of", slowly)
+    monkeypatch.setattr("polywire.protocols.polywire.splitting.STRETCH_RECORDS", 300)
+    monkeypatch.setattr("polywire.protocols.polywire.splitting.MAPPED_BYTES_MIN", 1)
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
+    peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
+    while not peer.output.written:
+        looked.append(0)
+        peer.loop.run_pass()
+    assert max(looked) == 300
+    assert sum(looked) == 2000
+    [answer] = peer.frames()
+    numbers = array("I", bytes(answer.payload)).tolist()
+    topic = peer.broker.topic("t")
+    assert numbers == [peer.broker.partition_of_key(topic, b"k%d" % n, KeyHash.FNV32).number for n in range(2000)]
+    assert stored(peer.broker) == 2000
+
+
+def test_long_keys_are_looked_at_in_stretches_of_few() -> None:
+    assert list(_stretches(7, 2 * STRETCH_BYTES)) == [(0, 3), (3, 6), (6, 7)]
+    assert list(_stretches(2, 20 * STRETCH_BYTES)) == [(0, 1), (1, 2)]
+    assert list(_stretches(STRETCH_RECORDS + 1, 200)) == [(0, STRETCH_RECORDS), (STRETCH_RECORDS, STRETCH_RECORDS + 1)]
 
 
 def test_many_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
