@@ -127,7 +127,7 @@ def test_one_new_topic_among_many_is_seen_in_slices(peer: Dialogue, monkeypatch:
             broker.create_topic(TopicName("s", f"other{count}-{number}"))
         peer.pass_by()
         status, payload = peer.classic(Code.GET_STREAM, ident(1))
-        assert (status, asking.read_stream(payload)[0].topic_count) == (0, len(broker.topics()))
+        assert (status, client_codec.read_stream(payload)[0].topic_count) == (0, len(broker.topics()))
         in_slices.append(0)
     assert in_slices == [0, 1, 0, 0]
 
