@@ -9,7 +9,7 @@ wires they speak, and its offsets in that topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -29,7 +29,8 @@ GROUPS: Final = "groups.json"
 OFFSETS: Final = "offsets.json"
 FILES: Final = (GROUPS, OFFSETS)
 INTERVAL_S: Final = 0.5  # between two looks: with the encoding and the writing, less than a second
-BYTES_MAX: Final = 16 * 1024 * 1024  # of both, and so of what is held for them: some 50,000 groups of three members
+BYTES_MAX: Final = 8 * 1024 * 1024  # of both, and so of what is held for them: some 25,000 groups of three members
+CHUNK_BYTES: Final = 256 * 1024  # written at once
 RETRY_S: Final = 10.0  # after a file could not be written
 AGAIN_S: Final = 60.0  # after there was too much for them
 NAMES_MAX: Final = 100_000  # that wait to be encoded: more are all
@@ -213,7 +214,7 @@ def _write(store: Store, wanted: Mapping[str, Mapping[str, bytes]]) -> None:
     """Replace files, or remove them where nothing is to be said."""
     for file, pieces in wanted.items():
         if pieces:
-            store.put(file, (_object(pieces), b"\n"))
+            store.put(file, _object(pieces))
         else:
             store.delete(file)
 
@@ -241,9 +242,16 @@ def offsets_json(topic: str, offsets: Mapping[int, int]) -> bytes:
     return _encoded({topic: dict(sorted((str(number), offset) for number, offset in offsets.items()))})
 
 
-def _object(pieces: Mapping[str, bytes]) -> bytes:
-    """Encoded values as one object, by key."""
-    return b"{" + b",".join([_encoded(name) + b":" + pieces[name] for name in sorted(pieces, key=str.encode)]) + b"}"
+def _object(pieces: Mapping[str, bytes]) -> Iterator[bytes]:
+    """A line with encoded values as one object, by key; there are some."""
+    chunk, before = bytearray(), b"{"
+    for name in sorted(pieces, key=str.encode):
+        chunk += before + _encoded(name) + b":" + pieces[name]
+        before = b","
+        if len(chunk) >= CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    yield bytes(chunk) + b"}\n"
 
 
 def _encoded(value: object) -> bytes:

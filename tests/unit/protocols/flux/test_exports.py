@@ -281,6 +281,7 @@ def test_what_is_too_much_is_not_written_in_part() -> None:
 
 def test_more_changes_than_are_noted_are_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.protocols.flux.exports.NAMES_MAX", 5)
+    monkeypatch.setattr("polywire.protocols.flux.exports.CHUNK_BYTES", 500)
     place = Place()
     for number in range(20):
         place.peer.feed(f"V1|1|JOIN|g{number:02} t c1\n".encode())
