@@ -1,4 +1,4 @@
-"""A publish in the making: what its group will hold but for the numbers, published out a little at a time (decision 0031).
+"""A publish in the making: what its group will hold but for the numbers, laid out a little at a time (decision 0031).
 
 Promises: a token belongs to one publish until that is written or given up; however many batches there are, the group that publishes them is
 numbered in one compiled call, and becomes true in another. Must not know: when a group is written, files.
@@ -154,7 +154,7 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """What is to be group, published out at once where it is given as tokens; given back when it is refused. Raises as ``Publication.add``."""
+    """What is to be published, laid out at once where it is given as tokens; given back when refused. Raises as ``Publication.add``."""
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

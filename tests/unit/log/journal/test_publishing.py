@@ -151,15 +151,15 @@ def test_tokens_of_which_nothing_is_left_are_gone_too(rig: Rig, partitions: list
 def test_trimmed_and_sealed_batches_are_forgotten(rig: Rig, partitions: list[FilePartition]) -> None:
     published(rig, TOKENS)
     rig.log.commit()
-    published = rig.log._state.reader.published
-    before = len(published)
+    listed = rig.log._state.reader.published
+    before = len(listed)
     rig.log.trim(1, 5)
     rig.log.commit()
-    assert len(published) == before - 5
+    assert len(listed) == before - 5
     assert rig.read(partitions[0], 5) == expected(0)[5:]
     rig.log.drop_partition(1)
     rig.log.commit()
-    assert len(published) == before - len(expected(0))
+    assert len(listed) == before - len(expected(0))
     rig.log.close()
 
 
