@@ -30,7 +30,7 @@ from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.sealing import Plan, snapshot_of, take_down
 from polywire.log.segments.segment_set import segment_name
 from polywire.log.settings import LogSettings
-from polywire.log.state import History
+from polywire.log.state import LogState
 from polywire.records.checksum import xxh64
 from polywire.types import TopicName
 from tests import broker_process
@@ -127,8 +127,8 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     broker.commit()
     log = broker._log
     assert isinstance(log, FileLog), "it was opened on files"
-    history: History = log._history
-    maker = Maker(list(history.partitions), slot_bytes, clock.now_us())
+    state: LogState = log._state
+    maker = Maker(list(state.partitions), slot_bytes, clock.now_us())
     (directory / "segments").mkdir(exist_ok=True)
     written = count = 0
     numbers = []
@@ -141,14 +141,14 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
             file.write(footer)
         written += data
         count += 1
-    for number, (_, partition) in enumerate(sorted(history.partitions.items())):
+    for number, (_, partition) in enumerate(sorted(state.partitions.items())):
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
-    image = history.image(log._sequence, history.partitions.values())
-    taken = take_down(history, history.contents, log._journal.views, image)
-    state, sequence = log.broker_state()
-    for _ in state.go_on():
+    image = state.image(log._sequence, state.partitions.values())
+    taken = take_down(state, state.contents, log._journal.views, image)
+    encoding, sequence = log.broker_state()
+    for _ in encoding.go_on():
         """All of it at once."""
-    made = snapshot_of(taken, Plan([], {}), [], (state.pieces, sequence))
+    made = snapshot_of(taken, Plan([], {}), [], (encoding.pieces, sequence))
     name = snapshot_name(EPOCH, MADE)
     made.segments[:] = [*made.segments, *numbers]  # type: ignore[index]
     put_snapshot(log._disk.store, name, made)

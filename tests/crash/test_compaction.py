@@ -17,7 +17,7 @@ from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
 from polywire.types import Level
 from tests.crash.disk import JournalDisk
-from tests.crash.test_rewriting import Stops, copy_at_rest, tidy
+from tests.crash.test_merge import Stops, copy_at_rest, tidy
 from tests.unit.log.rig import SMALL, Rig, expecting, records_of
 
 FOREVER = 2**61
@@ -117,7 +117,7 @@ class Model:
             assert near == following
 
     def tidy(self) -> None:
-        """One rewrite, if any blob is worth it."""
+        """One merge, if any blob is worth it."""
         tidy(self.rig)
         sealer = self.rig.log._sealer
         self.rig.loop.run_until(lambda: not sealer._running and not sealer._replacing)
@@ -198,7 +198,7 @@ def test_a_restart_goes_on_where_compaction_was(tmp_path: Path, how: str) -> Non
     model.rig.log.commit()
     model.rig.kill()
     model.rig.open()
-    assert not model.rig.log._history.clean
+    assert not model.rig.log._state.clean
     model.rig.log.close()
 
 
@@ -286,13 +286,13 @@ def test_stops_while_compacting(tmp_path: Path, disk: JournalDisk, before: int) 
         rig.loop.run_until(lambda: sealer._replacing or sealer._compaction is None)
         if sealer._replacing:
             steps += 1
-            rig.log._syncer._running = True  # no sync begins
+            rig.log._flusher._running = True  # no sync begins
             check_stops()
             if steps == 2:
                 rig.log.trim(KEPT, model.partition.runs.entry(1)[0] + 3)
                 rig.log.commit()
                 check_stops()
-            rig.log._syncer._running = False
+            rig.log._flusher._running = False
             rig.append(rig.log.partition(OTHER), [b"%d" % rig.log.partition(OTHER).next_offset], Level.SYNCED)
             rig.loop.run_until(lambda: not sealer._replacing)
             check_stops()

@@ -33,7 +33,7 @@ def sealed_rig(directory: Path, *, batches: int = 160) -> tuple[Rig, FilePartiti
 
 
 def segment_of(rig: Rig, partition: FilePartition, offset: int) -> Segment:
-    return rig.log._history.segments.by_place[partition.runs.entry(partition.runs.find_offset(offset))[3]].segment
+    return rig.log._state.segments.by_location[partition.runs.entry(partition.runs.find_offset(offset))[3]].segment
 
 
 def place_of(rig: Rig, partition: FilePartition, offset: int) -> tuple[Path, int]:
@@ -102,7 +102,7 @@ def test_a_segment_cut_short_is_corrupt_behind_its_end_and_nowhere_else(tmp_path
     path, at = place_of(rig, partition, 20)
     end = partition.runs.entry(partition.runs.find_offset(20) + 1)[0]
     os.truncate(path, at + 10)
-    rig.log._history.reader.forget(partition)
+    rig.log._state.reader.forget(partition)
     for bytes_max in (1, 5_000, 1 << 20):
         found, told = read_all(rig, partition, bytes_max)
         assert found == [*range(20), *range(end, partition.next_offset)]
@@ -129,10 +129,10 @@ def test_what_was_verified_is_verified_again_when_it_is_read_from_the_disk_again
         return preadv(descriptor, buffers, position, flags)
 
     monkeypatch.setattr(os, "preadv", dropped)
-    rig.log._history.reader.forget(partition)
+    rig.log._state.reader.forget(partition)
     assert read_all(rig, partition, 5_000)[1] == [(20, 21)]
     monkeypatch.undo()
-    rig.log._history.reader.forget(partition)
+    rig.log._state.reader.forget(partition)
     assert read_all(rig, partition, 5_000)[1] == [(20, 21)]
     rig.log.close()
 

@@ -106,7 +106,7 @@ def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) 
         broker.commit_position("purged", 0, PositionKind.GROUP, "g", 1)
     loop.run_until(lambda: len(told) == 2)
     assert told == [None, None]
-    assert log.seal_room(1), "and the sealer has its own"
+    assert log.has_capacity(1), "and the sealer has its own"
     broker.close()
 
 

@@ -19,7 +19,7 @@ from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.crash.disk import PAGE, JournalDisk
 from tests.crash.journal_writer import PARTITIONS
-from tests.crash.test_rewriting import copy_at_rest, fill_slots, numbered
+from tests.crash.test_merge import copy_at_rest, fill_slots, numbered
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
 KILLS = 10

@@ -129,14 +129,14 @@ def test_removal_synced_together_with_the_end_of_its_slot(tmp_path: Path) -> Non
     rig.log.drop_partition(1)
     rig.log.commit()
     slot = rig.log._journal.current
-    rig.log._syncer._running = True  # no sync begins, so that one sync ends removal and slot together
+    rig.log._flusher._running = True  # no sync begins, so that one sync ends removal and slot together
     rig.log._sealer.remove()
     while rig.log._journal.current is slot:
         rig.append(kept, [b"%d" % kept.next_offset + b"." * 2000])
         rig.log.commit()
-    rig.log._syncer._running = False
+    rig.log._flusher._running = False
     rig.settle()
-    rig.loop.run_until(lambda: not rig.log._history.segments.dead and len(blobs(rig)) == 1)
+    rig.loop.run_until(lambda: not rig.log._state.segments.dead and len(blobs(rig)) == 1)
     rig.kill()
     rig.open()
     assert numbered(rig.read(rig.log.partition(2))) == list(range(rig.log.partition(2).next_offset))

@@ -10,7 +10,7 @@ import pytest
 
 from polywire.errors import Corrupt
 from polywire.log.journal.group import EntryKind, GroupHead
-from polywire.log.journal.recovery import Chain, Place, find_chain, read_start
+from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
 from polywire.log.journal.seed import SEED_NAMES, keep_seed, read_seed
 from polywire.log.journal.slots import Slot
 from polywire.types import Level
@@ -43,21 +43,25 @@ def chain_of(directory: Path) -> Chain:
     return found
 
 
-def last_groups(directory: Path, count: int) -> list[Place]:
+def last_groups(directory: Path, count: int) -> list[FoundGroup]:
     return list(chain_of(directory).groups)[-count:]
 
 
 def test_torn_at_every_byte(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=3, unsynced=3)
-    places = last_groups(tmp_path, 2)
-    path, begin, end = places[0].slot.path, places[0].position, places[-1].position + places[-1].length
+    found_groups = last_groups(tmp_path, 2)
+    path, begin, end = (
+        found_groups[0].slot.path,
+        found_groups[0].position,
+        found_groups[-1].position + found_groups[-1].length,
+    )
     content = path.read_bytes()
     for cut in range(begin, end):
         path.write_bytes(content[:cut] + bytes(len(content) - cut))
-        whole = [place for place in places if place.position + place.length <= cut]
+        whole = [group for group in found_groups if group.position + group.length <= cut]
         lost = content[cut:end].count(0) != end - cut  # zeros that were zeros are no loss
         chain = chain_of(tmp_path)
-        expected = whole[-1].sequence if whole else places[0].sequence - 1
+        expected = whole[-1].sequence if whole else found_groups[0].sequence - 1
         if lost:
             assert expected <= chain.sequence <= expected + 1
         if chain.sequence == expected and cut - (whole[-1].position + whole[-1].length if whole else begin) >= 40:
@@ -67,30 +71,32 @@ def test_torn_at_every_byte(tmp_path: Path) -> None:
 def test_torn_by_what_lay_there_before(tmp_path: Path) -> None:
     """The end of a write did not reach the disk: there lies what was written in an earlier round."""
     write_groups(tmp_path, synced=3, unsynced=3)
-    places = last_groups(tmp_path, 2)
-    path = places[0].slot.path
+    found_groups = last_groups(tmp_path, 2)
+    path = found_groups[0].slot.path
     content = path.read_bytes()
     stale = bytes(reversed(content))
-    for cut in range(places[0].position, places[-1].position + places[-1].length, 8):
+    for cut in range(found_groups[0].position, found_groups[-1].position + found_groups[-1].length, 8):
         path.write_bytes(content[:cut] + stale[cut:])
-        whole = [place.sequence for place in places if place.position + place.length <= cut]
-        assert chain_of(tmp_path).sequence == (whole[-1] if whole else places[0].sequence - 1)
+        whole = [group.sequence for group in found_groups if group.position + group.length <= cut]
+        assert chain_of(tmp_path).sequence == (whole[-1] if whole else found_groups[0].sequence - 1)
 
 
 def test_every_bit_flipped(tmp_path: Path) -> None:
     write_groups(tmp_path, synced=3, unsynced=3)
-    places = last_groups(tmp_path, 2)
-    path = places[0].slot.path
+    found_groups = last_groups(tmp_path, 2)
+    path = found_groups[0].slot.path
     content = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
-        bytes_of = [(found, at) for found in places for at in range(found.position, found.position + found.length)]
-        for place, at in bytes_of:
+        bytes_of = [
+            (found, at) for found in found_groups for at in range(found.position, found.position + found.length)
+        ]
+        for group, at in bytes_of:
             for bit in range(8):
                 file.seek(at)
                 file.write(bytes((content[at] ^ 1 << bit,)))
                 chain = chain_of(tmp_path)
-                cut = chain.sequence == place.sequence - 1 and chain.torn is not None
-                assert cut or (chain.sequence == places[-1].sequence and content[at] == 0), (at, bit)
+                cut = chain.sequence == group.sequence - 1 and chain.torn is not None
+                assert cut or (chain.sequence == found_groups[-1].sequence and content[at] == 0), (at, bit)
             file.seek(at)
             file.write(content[at : at + 1])
 
@@ -98,15 +104,17 @@ def test_every_bit_flipped(tmp_path: Path) -> None:
 def test_recovered_state_stops_at_the_cut(tmp_path: Path) -> None:
     origin = tmp_path / "origin"
     write_groups(origin, synced=3, unsynced=3)
-    places = last_groups(origin, 3)
-    number = places[0].slot.path.name
-    for sample, cut in enumerate(range(places[0].position + 1, places[-1].position + places[-1].length, 61)):
+    found_groups = last_groups(origin, 3)
+    number = found_groups[0].slot.path.name
+    for sample, cut in enumerate(
+        range(found_groups[0].position + 1, found_groups[-1].position + found_groups[-1].length, 61)
+    ):
         directory = tmp_path / f"copy-{sample}"
         shutil.copytree(origin, directory)
         path = directory / "journal" / number
         content = path.read_bytes()
         path.write_bytes(content[:cut] + bytes(len(content) - cut))
-        kept = 3 + sum(place.position + place.length <= cut for place in places)
+        kept = 3 + sum(group.position + group.length <= cut for group in found_groups)
         rig = Rig(directory, QUIET)
         partition = rig.log.partition(PARTITION)
         values = rig.read(partition)
@@ -123,15 +131,15 @@ def test_recovered_state_stops_at_the_cut(tmp_path: Path) -> None:
 
 def test_torn_tail_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_groups(tmp_path, synced=3, unsynced=1)
-    place = last_groups(tmp_path, 1)[0]
-    with place.slot.path.open("r+b") as file:
-        file.seek(place.position + place.length - 60)
+    group = last_groups(tmp_path, 1)[0]
+    with group.slot.path.open("r+b") as file:
+        file.seek(group.position + group.length - 60)
         file.write(bytes(60))
     rig = Rig(tmp_path, QUIET)
     rig.log.close()
     told = capsys.readouterr()
     assert "torn tail" in told.out + told.err
-    assert place.slot.path.name in told.out + told.err
+    assert group.slot.path.name in told.out + told.err
 
 
 def test_damage_of_synced_groups_is_corrupt(tmp_path: Path) -> None:
@@ -140,9 +148,9 @@ def test_damage_of_synced_groups_is_corrupt(tmp_path: Path) -> None:
     path = groups[0].slot.path
     before = {file: file.read_bytes() for file in (tmp_path / "journal").iterdir()}
     content = path.read_bytes()
-    for place in groups[-4:-2]:
-        path.write_bytes(flipped(content, place.position + place.length - 100))
-        with pytest.raises(Corrupt, match=f"sequence={place.sequence} "):
+    for group in groups[-4:-2]:
+        path.write_bytes(flipped(content, group.position + group.length - 100))
+        with pytest.raises(Corrupt, match=f"sequence={group.sequence} "):
             Rig(tmp_path, QUIET)
         path.write_bytes(content)
     assert {file: file.read_bytes() for file in (tmp_path / "journal").iterdir()} == before, "nothing was changed"
@@ -156,8 +164,8 @@ def test_damage_of_the_start_is_corrupt_once_something_follows(tmp_path: Path) -
     rig.append(rig.log.partition(PARTITION), [b"more"], level=Level.SYNCED)
     rig.settle()
     rig.kill()
-    place = chain_of(tmp_path).groups[0]
-    place.slot.path.write_bytes(flipped(place.slot.path.read_bytes(), place.position + 70))
+    group = chain_of(tmp_path).groups[0]
+    group.slot.path.write_bytes(flipped(group.slot.path.read_bytes(), group.position + 70))
     with pytest.raises(Corrupt):
         Rig(tmp_path, QUIET)
 
@@ -167,8 +175,8 @@ def test_start_that_did_not_reach_the_disk_is_begun_again(tmp_path: Path) -> Non
     rig = Rig(tmp_path, QUIET)
     epoch = rig.log.epoch
     rig.kill()
-    place = chain_of(tmp_path).groups[0]
-    place.slot.path.write_bytes(bytes(place.slot.size))
+    group = chain_of(tmp_path).groups[0]
+    group.slot.path.write_bytes(bytes(group.slot.size))
     rig = Rig(tmp_path, QUIET)
     assert rig.log.epoch == epoch
     assert rig.read(rig.log.partition(PARTITION)) == [b"value-0", b"value-1", b"value-2"]

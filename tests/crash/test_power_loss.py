@@ -13,7 +13,7 @@ import pytest
 from polywire.client.bulk import BulkConnection, PartitionRange, connect
 from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.log.journal.group import EntryKind, read_directory
-from polywire.log.journal.recovery import Chain, Place, find_chain
+from polywire.log.journal.recovery import Chain, FoundGroup, find_chain
 from polywire.log.journal.seed import read_seed
 from polywire.log.journal.slots import Slot
 from polywire.records.batch import read_header
@@ -37,9 +37,9 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
     chain = find_chain(slots)
     assert chain is not None
     floor = synced_floor(chain, synced)
-    last = next((place for place in chain.groups if place.sequence == floor), None)
+    last = next((group for group in chain.groups if group.sequence == floor), None)
     assert last is not None, "nothing was sealed in so short a time"
-    for slot in {place.slot for place in chain.groups if place.sequence >= floor}:
+    for slot in {group.slot for group in chain.groups if group.sequence >= floor}:
         begin = last.position + last.length if slot is last.slot else 0
         cut(slot, begin, keep)
     for slot in slots:
@@ -48,16 +48,16 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
 
 def synced_floor(chain: Chain, synced: dict[int, int]) -> int:
     """The highest sequence that somebody was told is on the disk: by an answer, by the start, or by a later group."""
-    floor = max(place.synced for place in chain.groups)
-    return max([floor, *(place.sequence for place in chain.groups if was_told(place, synced))])
+    floor = max(group.synced for group in chain.groups)
+    return max([floor, *(group.sequence for group in chain.groups if was_told(group, synced))])
 
 
-def was_told(place: Place, synced: dict[int, int]) -> bool:
-    if place.kinds & 1 << EntryKind.START:
+def was_told(group: FoundGroup, synced: dict[int, int]) -> bool:
+    if group.kinds & 1 << EntryKind.START:
         return True
-    for entry in read_directory(place.slot.view, place.position):
+    for entry in read_directory(group.slot.view, group.position):
         if entry.kind == EntryKind.BATCH:
-            offset = read_header(place.slot.view, entry.position).base_offset
+            offset = read_header(group.slot.view, entry.position).base_offset
             if offset < synced.get(entry.partition, 0):
                 return True
     return False

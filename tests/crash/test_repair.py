@@ -9,7 +9,7 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.errors import Corrupt, Unavailable
-from polywire.log.journal.recovery import Place, find_chain
+from polywire.log.journal.recovery import FoundGroup, find_chain
 from polywire.log.repair import Diagnosis, examining, finish, repair
 from polywire.types import Level
 from tests.crash.test_flips import read_what_is_sound
@@ -19,8 +19,8 @@ PARTITION = 7
 QUIET = replace(SMALL, sync_interval_ms=600_000)
 
 
-def write_groups(directory: Path, count: int = 6) -> list[Place]:
-    """Synced groups, each with one record and one change; the broker stopped in good order. Returns their places."""
+def write_groups(directory: Path, count: int = 6) -> list[FoundGroup]:
+    """Synced groups, each with one record and one change; the broker stopped in good order. Returns their found_groups."""
     rig = Rig(directory, QUIET)
     partition = rig.log.open_partition(PARTITION)
     for number in range(count):
@@ -67,8 +67,8 @@ def test_a_directory_that_opens_needs_no_repair(tmp_path: Path) -> None:
 
 
 def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
-    place = write_groups(tmp_path)[3]
-    path = place.slot.path
+    group = write_groups(tmp_path)[3]
+    path = group.slot.path
     flip(path, path.read_bytes().index(b"value-3"))
     with pytest.raises(Corrupt):
         Rig(tmp_path, QUIET)
@@ -88,17 +88,17 @@ def test_a_damaged_body_costs_its_batch_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("byte", [4, 20, 60])
 def test_behind_a_damaged_header_everything_is_given_up_and_told(tmp_path: Path, byte: int) -> None:
-    place = write_groups(tmp_path)[3]
-    flip(place.slot.path, place.position + byte)
+    group = write_groups(tmp_path)[3]
+    flip(group.slot.path, group.position + byte)
     with pytest.raises(Corrupt):
         Rig(tmp_path, QUIET)
     given_up = look(tmp_path).given_up
     assert (given_up.groups, given_up.unknown) == (4, 1), "three with records, and the closing one"
     assert given_up.records == {PARTITION: (4, 6)}
     assert given_up.changes == 2
-    damaged = place.slot.path.read_bytes()
+    damaged = group.slot.path.read_bytes()
     aside = cure(tmp_path)
-    assert (aside / place.slot.path.name).read_bytes() == damaged
+    assert (aside / group.slot.path.name).read_bytes() == damaged
     rig = Rig(tmp_path, QUIET)
     partition = rig.log.partition(PARTITION)
     assert rig.read(partition) == [b"value-0", b"value-1", b"value-2"]

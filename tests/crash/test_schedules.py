@@ -38,7 +38,7 @@ class Kept:
 
 
 class Run:
-    """One history. Guards: ``partitions`` and ``changes`` are what was asked for since the beginning, as far as it survived."""
+    """One state. Guards: ``partitions`` and ``changes`` are what was asked for since the beginning, as far as it survived."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, seed: int) -> None:
         self.chance = random.Random(seed)

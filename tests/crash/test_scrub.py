@@ -17,7 +17,7 @@ from tests.unit.log.rig import SMALL, Rig
 
 def scrubbed(rig: Rig) -> Scrub:
     """One whole pass."""
-    scrub = Scrub(rig.log._history.segments, rig.loop, hours=1e-9)
+    scrub = Scrub(rig.log._state.segments, rig.loop, hours=1e-9)
     scrub.start()
     rig.loop.run_until(lambda: scrub.passes)
     scrub.stop()
@@ -28,11 +28,11 @@ def test_a_pass_notes_what_is_damaged_and_nothing_else(tmp_path: Path, capsys: p
     rig, partition = sealed_rig(tmp_path)
     places = [place_of(rig, partition, offset) for offset in (20, partition.runs.entry(1)[0] + 3)]
     scrubbed(rig)
-    assert rig.log._history.segments.notes.found == []
+    assert rig.log._state.segments.notes.found == []
     for path, at in places:
         flip(path, at + 900)
     scrubbed(rig)
-    found = rig.log._history.segments.notes.found
+    found = rig.log._state.segments.notes.found
     assert sorted(damage.first_offset for damage in found) == [20, partition.runs.entry(1)[0] + 3]
     scrubbed(rig)
     assert capsys.readouterr().out.count("stored records are damaged") == 2, "each is logged once"
@@ -45,7 +45,7 @@ def test_segments_that_go_meanwhile_are_passed_over(tmp_path: Path) -> None:
     path.unlink()
     rig.log._disk.store._open.drop(f"segments/{path.name}")  # type: ignore[attr-defined]
     scrubbed(rig)
-    assert rig.log._history.segments.notes.found == []
+    assert rig.log._state.segments.notes.found == []
     rig.log.close()
 
 
@@ -56,15 +56,15 @@ def test_a_segment_without_an_index_does_not_end_the_pass(tmp_path: Path) -> Non
     flip(second, at + 900)
     content = first.read_bytes()
     first.write_bytes(content[: segment_of(rig, partition, 20).info.data_bytes].ljust(len(content), b"x"))
-    rig.log._history.segments._cache.drop(f"segments/{first.name}")
+    rig.log._state.segments._cache.drop(f"segments/{first.name}")
     scrubbed(rig)
-    assert [damage.segment for damage in rig.log._history.segments.notes.found] == [f"segments/{second.name}"]
+    assert [damage.segment for damage in rig.log._state.segments.notes.found] == [f"segments/{second.name}"]
     rig.log.close()
 
 
 def test_windows_of_a_run_are_all_of_it(tmp_path: Path) -> None:
     rig, _ = sealed_rig(tmp_path)
-    for sealed in rig.log._history.segments.by_place.values():
+    for sealed in rig.log._state.segments.by_location.values():
         for run in sealed.segment.info:
             windows = list(sealed.segment.windows(run.partition, 1))
             assert windows[0][0] == run.position
@@ -79,7 +79,7 @@ def test_the_pace_takes_the_period_within_bounds(tmp_path: Path, monkeypatch: py
     waits: list[float] = []
     monkeypatch.setattr(rig.loop, "call_later", lambda delay, *_: waits.append(delay))
     for hours in (0, 1e-9, 1e9):
-        Scrub(rig.log._history.segments, rig.loop, hours=hours).start()
+        Scrub(rig.log._state.segments, rig.loop, hours=hours).start()
     assert waits == [PAUSE_S_MIN, PAUSE_S_MAX]
     monkeypatch.undo()
     rig.log.close()

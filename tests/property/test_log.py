@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polywire.clock import SystemClock
 from polywire.errors import Busy, Missing
 from polywire.log.base import NO_OFFSET
-from polywire.log.segments import merge as rewriting
+from polywire.log.segments import merge
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -123,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
                 done=None,
             )
         except Missing:
-            self.rig.log.commit()  # the token's publish is in this turn
+            self.rig.log.commit()  # the token's publish is in this write batch
             return
         self.staged.setdefault(token, {}).setdefault(which, []).extend(values)
 
@@ -187,8 +187,8 @@ class LogMachine(RuleBasedStateMachine):
         """What the log does every few seconds, with less patience."""
         self.rig.settle()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rewriting, "LOST_US_MAX", 0)
-            patch.setattr(rewriting, "MERGE_COUNT_MIN", 2)
+            patch.setattr(merge, "LOST_US_MAX", 0)
+            patch.setattr(merge, "MERGE_COUNT_MIN", 2)
             self.rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
         if settled:
             sealer = self.rig.log._sealer
@@ -204,7 +204,7 @@ class LogMachine(RuleBasedStateMachine):
         self.told.clear()
         self.rig.open()
         assert self.rig.memory.changes == self.changes
-        assert set(self.rig.log._history.partitions) == set(self.kept)
+        assert set(self.rig.log._state.partitions) == set(self.kept)
         self.read_all()
 
     @rule()
@@ -243,7 +243,7 @@ class LogMachine(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             self.rig.loop.run_pass()
             assert self.rig.log._failure is None
-            for partition in self.rig.log._history.partitions.values():
+            for partition in self.rig.log._state.partitions.values():
                 lengths = [partition.tail.entry(number)[2] for number in range(len(partition.tail))]
                 assert partition.tail_bytes == sum(lengths)
 

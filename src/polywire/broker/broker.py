@@ -1,7 +1,7 @@
 """The broker: every verb that a wire may use, on one facade (decision 0003).
 
 Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from
-inside the call, what must reach the log first. State is changed by building a change, adding it to the turn and
+inside the call, what must reach the log first. State is changed by building a change, adding it to the write batch and
 applying it with the function recovery uses. Must not know: wires, sockets, files.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Broker(TopicVerbs, PositionVerbs):
     """One broker over one log.
 
-    Invariant: ``_state`` is what the journal's changes up to the end of this turn make it.
+    Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.
     """
 
     __slots__ = (
@@ -366,7 +366,7 @@ class Broker(TopicVerbs, PositionVerbs):
         """Whose value it is."""
         return self._state.wire_owner(wire, key)
 
-    # The turn
+    # The write batch
 
     @property
     def congested(self) -> bool:
@@ -383,7 +383,7 @@ class Broker(TopicVerbs, PositionVerbs):
         return self._log.uncommitted
 
     def commit(self) -> None:
-        """Write this turn now; what asked for ``written`` or less is answered before this returns."""
+        """Write the write batch now; what asked for ``written`` or less is answered before this returns."""
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:

@@ -311,7 +311,7 @@ class State:
             self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
-        """The whole state. Everything that was applied is in it, so the log asks only when no turn is open."""
+        """The whole state. Everything that was applied is in it, so the log asks only when no write batch is open."""
         return b"".join(self._pieces())
 
     def encoding(self) -> Encoding:

@@ -1,1 +1,1 @@
-"""The history of partitions."""
+"""The log of all partitions of one shard."""

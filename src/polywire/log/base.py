@@ -69,7 +69,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedRun:
+class SealedRange:
     """Where records [first_offset, next_offset) of a partition are sealed: bytes [start, stop) of a blob, whole stored batches back to
     back. The first may begin below ``first_offset``, the last end above ``next_offset``."""
 
@@ -90,12 +90,12 @@ class Located:
     """
 
     home: Home | None
-    runs: Sequence[SealedRun]
+    runs: Sequence[SealedRange]
     more: bool
 
 
 class PartitionLog(Protocol):
-    """One partition's history. All offsets are exclusive at their end."""
+    """One partition's state. All offsets are exclusive at their end."""
 
     @property
     def incarnation(self) -> int:
@@ -110,7 +110,7 @@ class PartitionLog(Protocol):
 
     @property
     def next_offset(self) -> int:
-        """Offset the next record gets, counting records of the current turn once committed."""
+        """Offset the next record gets, counting records of the open write batch once committed."""
 
     @property
     def readable_offset(self) -> int:
@@ -228,7 +228,7 @@ class Publication(Protocol):
 class Log(Protocol):
     """All partitions of one shard. Everything called between two commits becomes one group, in call order.
 
-    The first addition to an empty turn schedules ``commit`` on the loop.
+    The first addition to an empty write batch schedules ``commit`` on the loop.
     """
 
     @property
@@ -249,8 +249,8 @@ class Log(Protocol):
         """All open partitions."""
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
-        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the turn first if they would not
-        fit. Nobody is told from in here, nor in any other addition: what the caller has looked up before stays true.
+        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the write batch first if
+        they would not fit. Nobody is notified in here, nor in any other addition: what the caller has looked up before stays true.
 
         need: what for; changes, and beyond them removals, may use what is kept free for them where space is short. What was reserved is
             there for these additions, whatever they are.
@@ -328,10 +328,10 @@ class Log(Protocol):
         """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
 
     def write(self) -> None:
-        """Write the turn as one group now; whoever is to be told of it is told later, not from in here."""
+        """Write the write batch as one group now; whoever waits for it is notified later, not from in here."""
 
     def commit(self) -> None:
-        """Write the turn as one group now and call the ``done`` of everything that asked for ``written`` or less."""
+        """Write the write batch as one group now and call the ``done`` of everything that asked for ``written`` or less."""
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends. Returns a function that cancels."""

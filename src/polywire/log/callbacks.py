@@ -1,7 +1,7 @@
 """Whose callback it is: the log's own, where an exception ends the log, or a peer's, where it is that peer's alone (decision 0020).
 
 Promises: an exception of the log's own code reaches ``broken`` before anything else runs; one of a peer's callback is raised in a callback of
-the loop by itself, where it is reported, and keeps nobody else from being told. Must not know: what the callbacks do.
+the loop by itself, where it is reported, and keeps nobody else from being notified. Must not know: what the callbacks do.
 """
 
 from __future__ import annotations
@@ -55,43 +55,43 @@ class VitalLoop:
 
 
 class Notifications:
-    """What peers are to be told, in order. Guards: each is told once; what is added by a callback is told behind all others.
+    """Completions that peers wait for, in order. Guards: each is called once; what a callback adds comes behind all others.
 
-    As a context it hands an exception to the loop, which reports it: a session that runs when others are told is not to blame for what
+    As a context it hands an exception to the loop, which reports it: a session that runs when others are notified is not to blame for what
     they do.
     """
 
-    __slots__ = ("_loop", "_telling", "waiting")
+    __slots__ = ("_loop", "_notifying", "waiting")
 
     def __init__(self, loop: Loop) -> None:
         self._loop: Final = loop
-        self._telling = False
+        self._notifying = False
         self.waiting: Final[deque[Call]] = deque()
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
-        """Tell this behind everything else."""
+        """Call this behind everything else."""
         self.waiting.append((callback, args))
 
-    def tell(self) -> None:
-        """Tell everything that waits. From inside a callback: nothing, whoever tells goes on."""
+    def notify(self) -> None:
+        """Call everything that waits. From inside a callback: nothing, whoever notifies goes on."""
         waiting = self.waiting
-        while waiting and not self._telling:  # once more after one that broke
+        while waiting and not self._notifying:  # once more after one that broke
             with self:
                 while waiting:
                     callback, args = waiting.popleft()
                     callback(*args)
 
-    def tell_soon(self) -> None:
-        """Tell in the loop's next pass."""
-        self._loop.call_soon(self.tell)
+    def notify_soon(self) -> None:
+        """Notify in the loop's next pass."""
+        self._loop.call_soon(self.notify)
 
     def __enter__(self) -> None:
-        self._telling = True
+        self._notifying = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._telling = False
+        self._notifying = False
         if not isinstance(error, Exception):
             return False
         self._loop.call_soon(_raise, error)

@@ -29,9 +29,9 @@ class Disk:
         self._path = path
         self._reserve_bytes = reserve_bytes
         self._refused = False
-        self.look()
+        self.measure()
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """See how much is free."""
         found = os.statvfs(self._path)
         self.full = self._refused or found.f_bavail * found.f_frsize < self._reserve_bytes
@@ -46,4 +46,4 @@ class Disk:
     def accepted(self) -> None:
         """A segment was written."""
         self._refused = False
-        self.look()
+        self.measure()

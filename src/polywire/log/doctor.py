@@ -19,7 +19,7 @@ from polywire.log.journal.snapshot import copies_sound, is_copy
 from polywire.log.opening import JOURNAL
 from polywire.log.repair import Diagnosis, Patient
 from polywire.log.segments.damage import Damage
-from polywire.log.segments.format import TRAILER, Run, read_footer
+from polywire.log.segments.format import TRAILER, SegmentRun, read_footer
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.records.batch import check_body, check_header
@@ -59,10 +59,10 @@ def examine(patient: Patient) -> list[Finding]:
         found.append(_journal(diagnosis))
     except BrokerError as error:
         found.append(Finding(Severity.BROKEN, JOURNAL, error.message))
-    history = None if diagnosis is None else diagnosis.history
+    log_state = None if diagnosis is None else diagnosis.log_state
     for name in patient.store.list(f"{SNAPSHOTS}/"):
         found.append(_snapshot(patient.store, name))
-    needed = None if history is None else {item.segment.name for item in history.segments.by_place.values()}
+    needed = None if log_state is None else {item.segment.name for item in log_state.segments.by_location.values()}
     for name in patient.store.list(f"{SEGMENTS}/"):
         if needed is None or name in needed:
             found += _segment(patient.store, name)
@@ -128,7 +128,7 @@ def _segment(store: Store, name: str) -> list[Finding]:
     return found or [Finding(Severity.SOUND, name, f"runs={info.run_count} bytes={info.data_bytes}")]
 
 
-def _damages(segment: Segment, run: Run, block: memoryview) -> Iterable[Damage]:
+def _damages(segment: Segment, run: SegmentRun, block: memoryview) -> Iterable[Damage]:
     if run.token:
         yield from _damaged_staged(segment, run)
         return
@@ -136,7 +136,7 @@ def _damages(segment: Segment, run: Run, block: memoryview) -> Iterable[Damage]:
         yield from segment.verify_past(block, run.partition, start, stop)
 
 
-def _damaged_staged(segment: Segment, run: Run) -> Iterator[Damage]:
+def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
     """Damage to staged batches, which have no offsets yet."""
     at = run.position
     while at < run.stop:

@@ -1,4 +1,4 @@
-"""The log on files: turns become groups, groups become segments, and all of it comes back after a stop of any kind.
+"""The log on files: write batches become groups, groups become segments, and all of it comes back after a stop of any kind.
 
 Promises: what ``log.base.Log`` says. Everything but syncs, sealing and cold reads happens on the loop, in the call
 or in ``commit``. Must not know: topics, groups, wires.
@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unav
 from polywire.log.base import Done, Encoding, Loop, Need, PartitionLog, Replay
 from polywire.log.callbacks import Notifications, Vital, VitalLoop
 from polywire.log.disk import Disk
-from polywire.log.journal.flusher import Syncer
+from polywire.log.journal.flusher import Flusher
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
 from polywire.log.journal.publishing import FilePublication, Publishable, prepared
 from polywire.log.journal.slots import FileJournal, Slot
@@ -28,20 +28,20 @@ from polywire.log.journal.write_batch import (
     Draft,
     Drop,
     Entered,
+    Notification,
     Open,
     Publish,
     PublishDone,
     Stage,
     Step,
-    Told,
     Trim,
-    Turn,
+    WriteBatch,
     sealed_content,
 )
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.sealer import Sealer
 from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
-from polywire.log.state import Contents, History, Image
+from polywire.log.state import Contents, Image, LogState
 from polywire.log.waits import Waits
 from polywire.log.worker import Worker, storage_failed
 from polywire.records.columns import HEADER_BYTES
@@ -50,20 +50,20 @@ from polywire.types import Buffer, Level
 BUSY_RETRY_MS: Final = 50  # a slot is sealed in about that time
 NAMING_BYTES: Final = 2 * PAGE_BYTES  # what naming segments may take: a page to begin on, and one to write
 EXPIRY_SECONDS: Final = 5.0
-TOKENS_EXPIRED_MAX: Final = 1000  # in one turn
+TOKENS_EXPIRED_MAX: Final = 1000  # in one write batch
 
 
 class FileLog:
     """Implements ``Log``. Made by ``opening.open_log``.
 
-    Guards: ``_sequence`` is that of the last group written; ``_rooms`` is what one more turn may take, by ``Need``, so that a commit always
-    finds its place (``_room`` for data).
+    Guards: ``_sequence`` is that of the last group written; ``_capacities`` is what one more write batch may take, by ``Need``, so that a
+    commit always fits (``_capacity`` for data).
     """
 
-    _writing: Turn | None
-    """The turn that is being written: its owners are told if that fails half-way."""
+    _writing: WriteBatch | None
+    """The write batch that is being written: its owners are notified if that fails half-way."""
     _failure: BrokerError | None
-    _rooms: tuple[int, ...]
+    _capacities: tuple[int, ...]
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FileLog:
         clock: Clock,
         replay: Replay,
         journal: FileJournal,
-        history: History,
+        state: LogState,
         reader_worker: Worker,
         disk: Disk,
         epoch: int,
@@ -88,15 +88,15 @@ class FileLog:
         self._clock = clock
         self._replay = replay
         self._journal = journal
-        self._history = history
+        self._state = state
         self._reader_worker = reader_worker
         self._disk = disk
         self._unlock = unlock
         self._sequence = sequence
         self._checksum = checksum
-        self._draft = Draft(history, epoch=epoch, floor=settings.durability, seed=journal.seed)
+        self._draft = Draft(state, epoch=epoch, floor=settings.durability, seed=journal.seed)
         self._hides_unsynced = settings.durability is Level.SYNCED
-        self._turn, self._writing = Turn(), None
+        self._write_batch, self._writing = WriteBatch(), None
         self._scheduled = False
         self._notifications: Final = Notifications(loop)
         self._vital: Final = Vital(self._broken)
@@ -106,9 +106,9 @@ class FileLog:
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
         self._broker_state: Encoding | None = None
-        self._rests_on = self._told_synced = sequence
+        self._rests_on = self._marked_synced = sequence
         """The last group that did more than append: a snapshot taken now holds what it did."""
-        self._syncer = Syncer(
+        self._flusher = Flusher(
             journal,
             own,
             interval_ms=settings.sync_interval_ms,
@@ -117,12 +117,12 @@ class FileLog:
             advanced=self._relieve,
             failed=self._fail,
         )
-        self._syncer.synced = self._syncer.written = sequence
-        self._sealer = Sealer(self, disk, journal, history, own, start=epoch, snapshot_name=snapshot_name)
+        self._flusher.synced = self._flusher.written = sequence
+        self._sealer = Sealer(self, disk, journal, state, own, start=epoch, snapshot_name=snapshot_name)
         self._sealer.sealed = self._sealer.named = sequence - 1
-        history.reader.unpinned = self._unpinned
+        state.reader.unpinned = self._unpinned
         self._plenty: Final = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
-        self._room, self._rooms = 0, ()
+        self._capacity, self._capacities = 0, ()
         self._refresh()
         self._expire_timer()
 
@@ -131,9 +131,9 @@ class FileLog:
     @property
     def congested(self) -> bool:
         """Whether producers should be read no further for now; ``on_relief`` tells when they may."""
-        if self._syncer.unsynced_bytes > self.settings.unsynced_bytes_max:
+        if self._flusher.unsynced_bytes > self.settings.unsynced_bytes_max:
             return True
-        return not self._disk.full and not self._journal.free and self._journal.room < self.settings.slot_bytes // 2
+        return not self._disk.full and not self._journal.free and self._journal.capacity < self.settings.slot_bytes // 2
 
     @property
     def sealing(self) -> int:
@@ -143,7 +143,7 @@ class FileLog:
     @property
     def synced_sequence(self) -> int:
         """Everything up to this group survives a power loss."""
-        return self._syncer.synced
+        return self._flusher.synced
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when the log is not congested (any more)."""
@@ -157,57 +157,57 @@ class FileLog:
     # Partitions
 
     def partition(self, incarnation: int) -> FilePartition:
-        return self._history.find(incarnation)
+        return self._state.find(incarnation)
 
     def incarnations(self) -> Sequence[int]:
-        return [partition.incarnation for partition in self._history.partitions.values() if not partition.ended]
+        return [partition.incarnation for partition in self._state.partitions.values() if not partition.ended]
 
     def open_partition(self, incarnation: int) -> FilePartition:
         self._admit(ENTRY_BYTES, Need.CHANGE)
-        opened = self._history.make(incarnation)
+        opened = self._state.make(incarnation)
         self._add(Open(opened), ENTRY_BYTES)
         return opened
 
     def drop_partition(self, incarnation: int) -> None:
-        dropped = self._history.find(incarnation)
+        dropped = self._state.find(incarnation)
         self._admit(ENTRY_BYTES, Need.REMOVAL)
         dropped.ended = True
         self._add(Drop(dropped), ENTRY_BYTES, closing=True)
-        self._waits.look_soon(dropped)
+        self._waits.wake_due_soon(dropped)
 
     def trim(self, incarnation: int, first_offset: int) -> None:
-        trimmed = self._history.find(incarnation)
+        trimmed = self._state.find(incarnation)
         self._admit(ENTRY_BYTES, Need.REMOVAL)
         self._add(Trim(trimmed, first_offset), ENTRY_BYTES, closing=True)
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        self._sealer.compact(self._history.find(incarnation), self._clock.now_us() - null_age_us)
+        self._sealer.compact(self._state.find(incarnation), self._clock.now_us() - null_age_us)
 
     # Additions
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         self._admit(size, need)
-        turn = self._turn
-        turn.granted = max(turn.granted, turn.size + size)
+        write_batch = self._write_batch
+        write_batch.granted = max(write_batch.granted, write_batch.size + size)
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
-        turn = self._turn
+        write_batch = self._write_batch
         size = len(batch) + ENTRY_BYTES
         assert isinstance(partition, FilePartition), "a partition of this log"
         pending = partition.pending
         if pending is not None and len(pending) == 1:
             size += MERGE_SLACK_BYTES
-        if turn.size + size > self._room or partition.ended:
-            self._make_room(size, Need.DATA)
+        if write_batch.size + size > self._capacity or partition.ended:
+            self._allocate(size, Need.DATA)
             if partition.ended:
                 raise Missing(ErrorCode.PARTITION_MISSING, f"partition has ended incarnation={partition.incarnation}")
-            turn, pending = self._turn, partition.pending
-        turn.size += size
+            write_batch, pending = self._write_batch, partition.pending
+        write_batch.size += size
         if pending is None:
             step = Appends(partition)
             partition.pending = pending = step.items
-            turn.steps.append(step)
-            turn.open.append(partition)
+            write_batch.steps.append(step)
+            write_batch.open.append(partition)
         pending.append((batch, level, done))
         if not self._scheduled:
             self._scheduled = True
@@ -233,7 +233,7 @@ class FileLog:
         done: Done | None,
     ) -> None:
         assert any(token), "a token of zeros would be taken for none"
-        staging = self._history.staging
+        staging = self._state.staging
         size = ENTRY_BYTES + len(token) + len(batch)
         self._admit(size, Need.DATA)
         staged = staging.get(token)
@@ -245,23 +245,23 @@ class FileLog:
         self._add(Stage(token, batch, made, expires_at_us, level, done), size)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        self._history.staging.expire_by(clock, age_us_max=age_us_max)
+        self._state.staging.expire_by(clock, age_us_max=age_us_max)
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
-        found = self._history.staging.find(tokens)
+        found = self._state.staging.find(tokens)
         return {batch.incarnation for staged in found for batch in staged.batches}
 
     def prepare(self) -> FilePublication:
-        return FilePublication(self._history)
+        return FilePublication(self._state)
 
     def publish(self, tokens: Publishable, change: bytes, *, level: Level, done: PublishDone) -> None:
-        with prepared(self._history, tokens) as made:
+        with prepared(self._state, tokens) as made:
             size = ENTRY_BYTES + (len(change) + 7 & ~7) + made.size
             self._admit(size, Need.CHANGE)
         self._add(Publish(made, change, level, done), size, closing=True)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        found = [self._history.staging.get(token) for token in dict.fromkeys(tokens)]
+        found = [self._state.staging.get(token) for token in dict.fromkeys(tokens)]
         known = [staged for staged in found if staged is not None and not staged.claimed]
         if known:
             size = ENTRY_BYTES + sum(len(staged.token) for staged in known)
@@ -273,25 +273,25 @@ class FileLog:
     def _add(self, step: Step, size: int, *, closing: bool = False) -> None:
         """Add a step that was admitted; with ``closing``, batches of later calls come after it."""
         if closing:
-            self._turn.close()
-        self._turn.steps.append(step)
-        self._turn.size += size
+            self._write_batch.close()
+        self._write_batch.steps.append(step)
+        self._write_batch.size += size
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._commit_scheduled)
 
-    # Room
+    # Capacity
 
     def _admit(self, size: int, need: Need) -> None:
-        """See to it that this turn takes so much more. Raises as ``_make_room``."""
-        if self._turn.size + size > self._rooms[need]:
-            self._make_room(size, need)
+        """See to it that the write batch takes so much more. Raises as ``_allocate``."""
+        if self._write_batch.size + size > self._capacities[need]:
+            self._allocate(size, need)
 
     def _fits(self, size: int, need: Need) -> bool:
-        return self._turn.size + size <= max(self._rooms[need], self._turn.granted)
+        return self._write_batch.size + size <= max(self._capacities[need], self._write_batch.granted)
 
-    def _make_room(self, size: int, need: Need) -> None:
-        """Find room for one more addition, writing the turn if need be; nobody is told of that yet. Raises Invalid, Busy, Unavailable."""
+    def _allocate(self, size: int, need: Need) -> None:
+        """Allocate space for one more addition, writing the write batch if need be; nobody is notified yet. Raises Invalid, Busy."""
         self._check_open()
         if size > self.settings.group_limit - GROUP_HEADER_BYTES:
             reason = f"group is too large bytes={size} limit={self.settings.group_limit}"
@@ -307,17 +307,17 @@ class FileLog:
             raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
 
     def _refresh(self) -> None:
-        """Work out what one more turn may take."""
+        """Work out what one more write batch may take."""
         if self._failure is not None or self._closed:
-            self._rooms = (-1, -1, -1)
+            self._capacities = (-1, -1, -1)
         elif self._journal.free:
-            self._rooms = self._plenty
+            self._capacities = self._plenty
         else:
-            left = self._journal.room - PAGE_BYTES - GROUP_HEADER_BYTES
-            self._rooms = tuple(min(self._plenty[0], left - kept) for kept in self.settings.kept_bytes)
+            left = self._journal.capacity - PAGE_BYTES - GROUP_HEADER_BYTES
+            self._capacities = tuple(min(self._plenty[0], left - kept) for kept in self.settings.kept_bytes)
         if self._disk.full:
-            self._rooms = (-1, *self._rooms[1:])
-        self._room = self._rooms[0]
+            self._capacities = (-1, *self._capacities[1:])
+        self._capacity = self._capacities[0]
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -331,7 +331,7 @@ class FileLog:
             for callback in callbacks:
                 self._loop.call_soon(callback)
 
-    # The turn
+    # The write batch
 
     def _commit_scheduled(self) -> None:
         self._scheduled = False
@@ -339,36 +339,36 @@ class FileLog:
 
     @property
     def uncommitted(self) -> bool:
-        return bool(self._turn.steps)
+        return bool(self._write_batch.steps)
 
     def commit(self) -> None:
-        if self._turn.steps and self._failure is None:
+        if self._write_batch.steps and self._failure is None:
             self._write()
         if self._notifications.waiting:
-            self._notifications.tell()
+            self._notifications.notify()
 
     def write(self) -> None:
-        if self._turn.steps and self._failure is None:
+        if self._write_batch.steps and self._failure is None:
             self._write()
 
     def _write(self) -> None:
-        """Write the turn as one group; callbacks are queued, not called. As vital as the log's own callbacks, and run more often."""
-        self._writing, self._turn = (turn := self._turn), Turn()
+        """Write it as one group; callbacks are queued, not called. As vital as the log's own callbacks, and run more often."""
+        self._writing, self._write_batch = (write_batch := self._write_batch), WriteBatch()
         done = False
         try:
-            turn.close()
-            for step in turn.steps:
+            write_batch.close()
+            for step in write_batch.steps:
                 step.prepare()
-            if turn.size and self._journal.room < turn.size + GROUP_HEADER_BYTES:
-                self._turn_over()
+            if write_batch.size and self._journal.capacity < write_batch.size + GROUP_HEADER_BYTES:
+                self._roll()
             draft = self._draft
             draft.clear()
             draft.now_us = self._clock.now_us()
-            for step in turn.steps:
+            for step in write_batch.steps:
                 step.enter(draft)
             if not draft.head.count or self._write_group(draft):
                 self._writing = None
-                self._queue_told(draft)
+                self._queue_notifications(draft)
             done = True
         finally:
             if not done:
@@ -377,7 +377,7 @@ class FileLog:
     def _write_group(self, draft: Draft) -> bool:
         """Write what was entered and make it true; False when the disk has failed."""
         head, journal, sequence = draft.head, self._journal, self._sequence + 1
-        first = head.finish(self.epoch, sequence, self._syncer.synced, self._checksum, draft.now_us)
+        first = head.finish(self.epoch, sequence, self._flusher.synced, self._checksum, draft.now_us)
         draft.parts.insert(0, first)
         try:
             position = journal.write(draft.parts, head.size, sequence)
@@ -388,36 +388,38 @@ class FileLog:
         self._checksum = head.checksum
         slot = journal.current
         assert slot is not None, "it was just written"
-        draft.settle(self._history.contents[slot.serial], slot.serial, position + len(first))
-        self._syncer.wrote(sequence, position, head.size)
+        draft.settle(self._state.contents[slot.serial], slot.serial, position + len(first))
+        self._flusher.wrote(sequence, position, head.size)
         if not draft.only_appends or head.producers:
             self._rests_on = sequence
             if draft.state_changed or head.producers:
                 self._broker_state = None
         if self._waits.count and not self._hides_unsynced:
             for entry in draft.indexed:
-                self._waits.look(entry[0])
+                self._waits.wake_due(entry[0])
         self._refresh()
         return True
 
-    def _queue_told(self, draft: Draft) -> None:
+    def _queue_notifications(self, draft: Draft) -> None:
         for done, value, _ in draft.written:
             self._notifications.waiting.append((done, (value, None)))
         if self._hides_unsynced and draft.indexed:
             ends = {entry[0]: entry[0].next_offset for entry in draft.indexed if entry[0] is not None}
-            self._syncer.wait(self._sequence, partial(self._show, ends, draft.synced))
+            self._flusher.wait(self._sequence, partial(self._show, ends, draft.synced))
         elif draft.synced:
-            self._syncer.wait(self._sequence, partial(self._queue_synced, draft.synced))
+            self._flusher.wait(self._sequence, partial(self._queue_synced, draft.synced))
 
-    def _show(self, ends: dict[FilePartition, int], told: list[Told], error: BrokerError | None) -> None:
+    def _show(
+        self, ends: dict[FilePartition, int], notifications: list[Notification], error: BrokerError | None
+    ) -> None:
         """Under ``durability=synced`` readers see records once they are on the disk."""
         for partition, next_offset in ends.items() if error is None else ():
             partition.synced_offset = max(partition.synced_offset, next_offset)
-            self._waits.look(partition)
-        self._queue_synced(told, error)
+            self._waits.wake_due(partition)
+        self._queue_synced(notifications, error)
 
-    def _queue_synced(self, told: list[Told], error: BrokerError | None) -> None:
-        for done, value, refused in told:
+    def _queue_synced(self, notifications: list[Notification], error: BrokerError | None) -> None:
+        for done, value, refused in notifications:
             self._notifications.add(done, value if error is None else refused, error)
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -426,18 +428,18 @@ class FileLog:
             with self._vital:
                 callback(*args)
         if self._notifications.waiting:
-            self._notifications.tell()
+            self._notifications.notify()
 
-    def _turn_over(self) -> None:
+    def _roll(self) -> None:
         """Go on in the next slot; the full one is to be sealed, with the state as it is now."""
-        full = self._journal.turn_over()
+        full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
-        self._history.contents[current.serial] = Contents()
+        self._state.contents[current.serial] = Contents()
         assert full is not None, "the log opens with a current slot"
-        image = self._history.image(self._sequence, self._history.contents[full.serial].partitions)
+        image = self._state.image(self._sequence, self._state.contents[full.serial].partitions)
         self._sealer.add(full, image)
-        self._disk.look()
+        self._disk.measure()
         self._own_loop.call_soon(self._sealer.advance)
         self._grow()
 
@@ -450,7 +452,7 @@ class FileLog:
         if self._closed:
             return
         self._journal.add(None if error is not None else slot)  # type: ignore[arg-type]
-        self._disk.look()
+        self._disk.measure()
         self._refresh()
         self._relieve()
 
@@ -468,18 +470,18 @@ class FileLog:
         if not self._write_apart():
             return
         if not alone:
-            self._syncer.spare(slot)
+            self._flusher.spare(slot)
         self._name(sealed_content(new, ()), slot.last, None if alone else done, snapshot)
         if alone and self._failure is None:
-            self._syncer.sync_last(slot, done)
+            self._flusher.sync_last(slot, done)
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
         if self._write_apart():
             self._name(sealed_content(new, removed), sequence, done)
 
     def _write_apart(self) -> bool:
-        """Write the turn, which may be as large as a group can be: the last slot's reserve is for groups of their own. False: no more."""
-        if self._turn.steps and not self._closed:
+        """Write the write batch, which may be as large as a group: the last slot's reserve is for groups of their own. False: no more."""
+        if self._write_batch.steps and not self._closed:
             self._write()
         return self._failure is None and not self._closed
 
@@ -494,7 +496,7 @@ class FileLog:
             self._add(Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), size)
         self._write()
         if done is not None and self._failure is None:
-            self._syncer.wait(self._sequence, lambda error: done() if error is None else None)
+            self._flusher.wait(self._sequence, lambda error: done() if error is None else None)
 
     def take_over(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
         """Have the slots of earlier starts sealed, for which there was no space; ``sealed`` is the last group in segments."""
@@ -511,8 +513,8 @@ class FileLog:
         else:
             self._fail(error)
 
-    def seal_room(self, groups: int) -> bool:
-        return bool(self._journal.free) or self._journal.room > groups * NAMING_BYTES
+    def has_capacity(self, groups: int) -> bool:
+        return bool(self._journal.free) or self._journal.capacity > groups * NAMING_BYTES
 
     def slot_freed(self) -> None:
         self._disk.accepted()
@@ -539,20 +541,20 @@ class FileLog:
 
     def _expire(self) -> None:
         with suppress(Busy):  # next time
-            self.abandon(self._history.staging.expired()[:TOKENS_EXPIRED_MAX])
+            self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.note_dead()
-        self._disk.look()
+        self._disk.measure()
         self._sealer.tidy(self._clock.now_us(), merging=not self._disk.full)
-        self._tell_what_is_synced()
+        self._mark_synced()
         self._refresh()
         self._relieve()
 
-    def _tell_what_is_synced(self) -> None:
+    def _mark_synced(self) -> None:
         """When nothing follows what was synced last, a group that names nothing does: damage is not taken for a torn tail then."""
-        has_room = self._rooms[Need.CHANGE] > NAMING_BYTES  # it must not take what the sealer needs
-        if self._told_synced < self._syncer.synced == self._sequence and has_room and not self.uncommitted:
+        fits = self._capacities[Need.CHANGE] > NAMING_BYTES  # it must not take what the sealer needs
+        if self._marked_synced < self._flusher.synced == self._sequence and fits and not self.uncommitted:
             self.name_sealed(self._sealer.named, (), (), lambda: None)
-            self._told_synced = self._sequence
+            self._marked_synced = self._sequence
 
     # Ends
 
@@ -566,35 +568,33 @@ class FileLog:
             return
         self._failure = error
         self._refresh()
-        for waiting in self._syncer.abandon():
+        for waiting in self._flusher.abandon():
             waiting(error)
-        turns = [self._turn] if self._writing is None else [self._writing, self._turn]
-        self._writing, self._turn = None, Turn()
-        for turn in turns:
-            turn.close()
-            for done, refused in [owner for step in turn.steps for owner in step.owners()]:
-                self._notifications.add(done, refused, error)
+        unwritten = [self._write_batch] if self._writing is None else [self._writing, self._write_batch]
+        self._writing, self._write_batch = None, WriteBatch()
+        for done, refused in [owner for write_batch in unwritten for owner in write_batch.owners()]:
+            self._notifications.add(done, refused, error)
         for callback in self._on_failure:
             self._notifications.add(callback, error)
-        self._notifications.tell_soon()
+        self._notifications.notify_soon()
 
     def close(self) -> None:
         if self._closed:
             return
         self.commit()
-        self._closed = True  # who is told from here on can add nothing more
+        self._closed = True  # who is notified from here on can add nothing more
         self._refresh()
         self.commit()
         self._sealer.stop()
         if self._failure is None:
             try:
-                self._syncer.finish()
-                place = (self.epoch, self._sequence, self._checksum)
-                self._journal.close_with(self._draft.head, *place, self._clock.now_us())
+                self._flusher.finish()
+                last = (self.epoch, self._sequence, self._checksum)
+                self._journal.close_with(self._draft.head, *last, self._clock.now_us())
             except OSError as error:
                 self._fail(storage_failed(error))
-        self._syncer.stop()
-        self._notifications.tell()
+        self._flusher.stop()
+        self._notifications.notify()
         self._reader_worker.stop()
         self._journal.close()
         self._unlock()

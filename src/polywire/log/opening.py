@@ -32,9 +32,9 @@ from polywire.log.partition.reader import Reader
 from polywire.log.segments.scrub import Scrub
 from polywire.log.segments.sealer import snapshot_name
 from polywire.log.segments.sealing import Written, install, seal, take_down
-from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, Segments, segment_name
+from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, SegmentSet, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
-from polywire.log.state import Contents, History, Image
+from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import Worker, storage_failed
 from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.mark import MARK_FILE, Home
@@ -168,20 +168,20 @@ class _Opening:
         self._check_journal(chain)
         self._keep_seed()
         start = self._start = 1 if chain is None else chain.start + 1
-        segments = Segments(self._store, start)
+        segments = SegmentSet(self._store, start)
         worker = Worker("reader", self._loop)
-        history = self._make_history(segments, worker, start)
+        state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
             # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
             for slot in slots:
                 os.fdatasync(slot.descriptor)
-            self._journal.arrange(dict.fromkeys(place.slot for place in chain.groups))
-            player = Player(self._store, history, self._replay, chain)
+            self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
+            player = Player(self._store, state, self._replay, chain)
             player.play()
             self._report(chain)
-            self._delete_unnamed(history, chain)
-        name = self._begin(history, chain, start)
+            self._delete_unnamed(state, chain)
+        name = self._begin(state, chain, start)
         scrub = Scrub(segments, self._loop, hours=self._settings.scrub_hours)
         scrub.start()
         log = FileLog(
@@ -190,7 +190,7 @@ class _Opening:
             clock=self._clock,
             replay=self._replay,
             journal=self._journal,
-            history=history,
+            state=state,
             reader_worker=worker,
             disk=self._disk,
             epoch=start,
@@ -200,7 +200,7 @@ class _Opening:
             unlock=partial(_let_go, scrub, self._unlock),
         )
         if chain is not None and player is not None and not self._sealed:
-            log.take_over(self._unsealed(player, history, chain), chain.sealed)
+            log.take_over(self._unsealed(player, state, chain), chain.sealed)
         return log
 
     def _keep_seed(self) -> None:
@@ -216,11 +216,11 @@ class _Opening:
         self._disk.deleter.stop()
         self._journal.close()
 
-    def _make_history(self, segments: Segments, worker: Worker, start: int) -> History:
+    def _make_state(self, segments: SegmentSet, worker: Worker, start: int) -> LogState:
         settings = self._settings
         staging = Staging(bytes_max=settings.staged_bytes_max, batches_max=settings.staged_batches_max)
         reader = Reader(self._journal, segments, worker, epoch=start, home=self._home)
-        return History(reader, segments, staging, hides_unsynced=settings.durability >= 2)
+        return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
         """A journal without any group belongs to a log that never was: then nothing else lies there, and its slots are empty. Raises
@@ -250,9 +250,9 @@ class _Opening:
                 last_sequence=chain.sequence,
             )
 
-    def _delete_unnamed(self, history: History, chain: Chain) -> None:
+    def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
         """Blobs that no valid group names were left by a stop between writing and naming them, or between naming and deleting."""
-        named = {segment_name(number) for number in history.segments.numbers()} | {chain.snapshot}
+        named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
             self._store.delete_remains(directory)
             for name in self._store.list(f"{directory}/"):
@@ -261,7 +261,7 @@ class _Opening:
 
     # The new start
 
-    def _begin(self, history: History, chain: Chain | None, start: int) -> str:
+    def _begin(self, state: LogState, chain: Chain | None, start: int) -> str:
         """Seal what was recovered and write the group that begins the start; returns the name of its snapshot."""
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
@@ -269,50 +269,50 @@ class _Opening:
         if chain is None:
             self._free(slot_needed=set())
             self._write_start(head, parts, start)
-            self._note_current(history)
+            self._note_current(state)
             return ""
         self._sequence, self._checksum = chain.sequence, chain.checksum
         name = snapshot_name(start, 0)
         old = list(self._journal.slots.values())
-        needed = {place.slot for place in chain.groups}
+        needed = {group.slot for group in chain.groups}
         try:
             self._free(slot_needed=needed)
-            written, sealed = self._seal(history, chain, name)
+            written, sealed = self._seal(state, chain, name)
         except Busy as full:
-            return self._begin_unsealed(history, chain, start, full)
+            return self._begin_unsealed(state, chain, start, full)
         _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
         _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
-        for _ in install(history, written, sealed):
+        for _ in install(state, written, sealed):
             """Nobody waits for the loop yet."""
         for slot in old:
             if slot in needed:
                 self._journal.release(slot)
-        history.contents.clear()
-        self._note_current(history)
+        state.contents.clear()
+        self._note_current(state)
         if chain.snapshot is not None:
             self._delete(chain.snapshot)
         return name
 
-    def _seal(self, history: History, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
+    def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
         """Write everything recovered into segments. Raises Busy(DISK_FULL); then nothing is left."""
-        image = self._image = image_of_all(history, chain.sequence)
-        taken = take_down(history, history.contents, self._journal.views, image)
+        image = self._image = image_of_all(state, chain.sequence)
+        taken = take_down(state, state.contents, self._journal.views, image)
         broker = ([self._replay.snapshot()], chain.sequence)
-        written = seal(self._store, taken, history.segments.next_number, name, broker)
+        written = seal(self._store, taken, state.segments.next_number, name, broker)
         added = zip(written.infos, written.numbers, strict=True)
-        return written, [history.segments.add(info, number) for info, number in added]
+        return written, [state.segments.add(info, number) for info, number in added]
 
-    def _note_current(self, history: History) -> None:
+    def _note_current(self, state: LogState) -> None:
         current = self._journal.current
         assert current is not None, "the start was written to it"
-        history.contents.setdefault(current.serial, Contents())
+        state.contents.setdefault(current.serial, Contents())
 
     # A start for which the disk has no space (decision 0021)
 
-    def _begin_unsealed(self, history: History, chain: Chain, start: int, full: Busy) -> str:
+    def _begin_unsealed(self, state: LogState, chain: Chain, start: int, full: Busy) -> str:
         """Go on from where the last start was: its slots stay as they are, for the sealer, and the new start begins in a free one or behind
-        the last group. Raises Busy(DISK_FULL) where not even that has room."""
+        the last group. Raises Busy(DISK_FULL) where not even that fits."""
         self._sealed = False
         self._disk.refused(full)
         head = GroupHead(self._journal.seed)
@@ -325,10 +325,10 @@ class _Opening:
             last = chain.groups[-1]
             self._journal.go_on(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
-            if self._journal.room - pages * PAGE_BYTES <= NAMING_BYTES:  # what the sealer needs to go on
+            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # what the sealer needs to go on
                 raise full
         self._write_start(head, parts, start)
-        self._note_current(history)
+        self._note_current(state)
         logger.warning(
             "the disk is full: what was recovered is sealed as soon as there is space; records are refused until then",
             path=str(self._directory),
@@ -336,7 +336,7 @@ class _Opening:
         )
         return chain.snapshot or ""
 
-    def _unsealed(self, player: Player, history: History, chain: Chain) -> list[tuple[Slot, Image]]:
+    def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
         """The slots that wait for the sealer, each with the state at its end."""
         if not chain.groups or self._image is None:
             return player.full  # the last one is written on
@@ -367,13 +367,13 @@ class _Opening:
 
     def _write_start(self, head: GroupHead, parts: list[Buffer], start: int) -> None:
         if self._journal.current is None:
-            self._journal.turn_over()
+            self._journal.roll()
         first = head.finish(start, self._sequence + 1, self._sequence, self._checksum, self._clock.now_us())
         self._sequence += 1
         self._checksum = head.checksum
         self._journal.write([first, *parts], head.size, self._sequence)
         current = self._journal.current
-        assert current is not None, "turn_over made it so"
+        assert current is not None, "roll made it so"
         os.fdatasync(current.descriptor)
         self._journal.align()
 

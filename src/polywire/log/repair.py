@@ -18,16 +18,16 @@ from polywire.clock import Clock
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Unavailable
 from polywire.log.base import Loop, Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
-from polywire.log.journal.recovery import Chain, Place, damaged_bodies, find_chain, newest_groups
+from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
 from polywire.log.journal.replay import Player
 from polywire.log.journal.seed import sync_directory
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
 from polywire.log.opening import JOURNAL, lock_directory, open_log
 from polywire.log.partition.reader import Reader
-from polywire.log.segments.segment_set import Segments
+from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.settings import LogSettings
-from polywire.log.state import History
+from polywire.log.state import LogState
 from polywire.log.worker import Worker
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
@@ -73,7 +73,7 @@ class Diagnosis:
     reason: Corrupt | None
     through: int
     given_up: GivenUp
-    history: History | None
+    log_state: LogState | None
 
 
 class Patient:
@@ -87,67 +87,67 @@ class Patient:
         self._replay = replay
         self._loop = loop
         self.journal: Final = FileJournal(directory / JOURNAL, slot_bytes=0, slot_count_max=0)
-        self.slots: Final[Sequence[Slot]] = self.journal.look()
+        self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
         """Whether a broker would start, and what could be kept if not. Raises Corrupt where nothing can be kept."""
         reason: Corrupt | None = None
         try:
-            chain, history, _ = self._play(None)
+            chain, log_state, _ = self._play(None)
             if chain is not None or not self.slots:
-                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), history)
+                return Diagnosis(None, 0 if chain is None else chain.sequence, GivenUp(), log_state)
             reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal verifies")
         except Corrupt as error:
             reason = error
         through = ALL_GROUPS
         while True:
-            chain, history, broken = self._play(through)
+            chain, log_state, broken = self._play(through)
             if chain is None:
                 raise reason
             if broken is None:
-                return Diagnosis(reason, chain.sequence, self._given_up(chain), history)
+                return Diagnosis(reason, chain.sequence, self._given_up(chain), log_state)
             through = broken.sequence - 1
 
-    def _play(self, through: int | None) -> tuple[Chain | None, History, Place | None]:
+    def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
         """Recover in memory; with ``through``, tells the group that makes no sense instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
-        history = self._history(chain)
+        log_state = self._log_state(chain)
         if chain is None:
-            return None, history, None
-        player = Player(self.store, history, self.state, chain)
+            return None, log_state, None
+        player = Player(self.store, log_state, self.state, chain)
         try:
             player.play()
         except BrokerError as error:
             if through is None or player.playing is None:
                 raise _as_corrupt(error) from error
-            return chain, history, player.playing
-        return chain, history, None
+            return chain, log_state, player.playing
+        return chain, log_state, None
 
-    def _history(self, chain: Chain | None) -> History:
+    def _log_state(self, chain: Chain | None) -> LogState:
         start = 1 if chain is None else chain.start + 1
-        segments = Segments(self.store, start)
+        segments = SegmentSet(self.store, start)
         worker = Worker("repair", self._loop)
         reader = Reader(self.journal, segments, worker, epoch=start, home=Home(str(self.directory), b""))
-        return History(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
+        return LogState(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
 
     def _given_up(self, chain: Chain) -> GivenUp:
         found = GivenUp()
-        for place in [place for place in chain.groups if not place.whole]:
-            for entry in damaged_bodies(place) or ():
-                _note_damaged(found, place.slot, entry)
-        cut = {sequence: place for sequence, place in newest_groups(self.slots).items() if sequence > chain.sequence}
+        for group in [group for group in chain.groups if not group.whole]:
+            for entry in damaged_bodies(group) or ():
+                _note_damaged(found, group.slot, entry)
+        cut = {sequence: group for sequence, group in newest_groups(self.slots).items() if sequence > chain.sequence}
         if cut:
             found.groups = max(cut) - chain.sequence
             found.unknown = found.groups - len(cut)
-        for _, place in sorted(cut.items()):
-            _note_cut(found, place)
+        for _, group in sorted(cut.items()):
+            _note_cut(found, group)
         return found
 
     def slots_with(self, after: int) -> list[Slot]:
         """The slots that hold groups behind this one."""
-        places = newest_groups(self.slots).values()
-        return list({place.slot.number: place.slot for place in places if place.sequence > after}.values())
+        found_groups = newest_groups(self.slots).values()
+        return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
 
     def close(self) -> None:
         """Close every file."""
@@ -201,14 +201,14 @@ def _note_damaged(found: GivenUp, slot: Slot, entry: Entry) -> None:
     found.damaged.setdefault(header.partition, []).append((header.base_offset, header.next_offset))
 
 
-def _note_cut(found: GivenUp, place: Place) -> None:
+def _note_cut(found: GivenUp, group: FoundGroup) -> None:
     """What a group that is cut off holds, as far as its directory and the headers of its batches tell."""
-    view = place.slot.view
-    for entry in read_directory(view, place.position):
+    view = group.slot.view
+    for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
         found.staged += entry.kind == EntryKind.STAGED
         for at in _headers(entry.kind, entry.position, entry.length):
-            if at + HEADER_BYTES <= place.position + place.length and check_header(view, at):
+            if at + HEADER_BYTES <= group.position + group.length and check_header(view, at):
                 header = read_header(view, at)
                 first, end = found.records.get(header.partition, (header.base_offset, 0))
                 found.records[header.partition] = (min(first, header.base_offset), max(end, header.next_offset))

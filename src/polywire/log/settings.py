@@ -21,7 +21,7 @@ MERGE_SLACK_BYTES: Final = 2048  # a merged batch may be aligned more widely tha
 KEPT_BYTES: Final = (
     2 * 1024 * 1024
 )  # of the last slot: 128 removals that are synced one by one, as many groups of the sealer
-GROUP_ROOM_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES  # of a group beside its only batch
+GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES  # of a group beside its only batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class LogSettings:
     @property
     def batch_bytes_max(self) -> int:
         """Longest batch that always fits a group."""
-        return self.group_limit - GROUP_ROOM_BYTES
+        return self.group_limit - GROUP_OVERHEAD_BYTES
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
         """Least size of slots whose groups hold a batch of this length."""
-        return batch_bytes + GROUP_ROOM_BYTES + SLOT_MARGIN_BYTES
+        return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

@@ -1,4 +1,5 @@
-"""The log's state in memory, and what each kind of entry does to it: the one state machine that turns, sealing and recovery share.
+"""The log's state in memory, and what each kind of entry does to it: the one state machine that groups being written,
+sealing and recovery share.
 
 Promises: the same entries in the same order give the same state. Must not know: when a group is written, files.
 """
@@ -13,10 +14,10 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Missing
 from polywire.log.journal.staging import StagedBatch, StagedToken, Staging
-from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.partition.reader import Overlay, Published, Reader
-from polywire.log.partition.sealed_ranges import RunIndex
-from polywire.log.segments.segment_set import Segments
+from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.partition.reader import PublishedBatch, PublishedGroup, Reader
+from polywire.log.partition.run_index import RunIndex
+from polywire.log.segments.segment_set import SegmentSet
 
 _NUMBERS: Final = Struct("<32xQQq")  # of a batch's header (decision 0001): offset, address, time
 LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
@@ -39,10 +40,10 @@ class Image:
     staged: Sequence[StagedToken]
 
 
-class History:
+class LogState:
     """Guards: ``partitions`` are those not dropped yet; ``_packed`` is their state when the last image was taken."""
 
-    def __init__(self, reader: Reader, segments: Segments, staging: Staging, *, hides_unsynced: bool) -> None:
+    def __init__(self, reader: Reader, segments: SegmentSet, staging: Staging, *, hides_unsynced: bool) -> None:
         self.reader: Final = reader
         self.segments: Final = segments
         self.staging: Final = staging
@@ -55,7 +56,7 @@ class History:
         self._lost: deque[tuple[RunIndex, bool]] = deque()
         """Runs that nobody needs and segments do not know of, and whether that is because their partition was dropped."""
         self._packed: dict[int, bytes] = {}
-        self._next_overlay = 0
+        self._next_published = 0
 
     # Partitions
 
@@ -84,8 +85,8 @@ class History:
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
         """Records below ``first_offset`` are not needed any more; the partition is indexed up to ``end``."""
-        runs, overlays = partition.trim(first_offset, end)
-        self._forget(overlays)
+        runs, published = partition.trim(first_offset, end)
+        self._forget(published)
         self._lose(runs, dropped=False)
 
     def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
@@ -104,8 +105,8 @@ class History:
         while self._lost and count_max > 0:
             runs, dropped = self._lost[0]
             count = min(len(runs), count_max)
-            for place, size in zip(*runs.lies_in(0, count), strict=True):
-                self.segments.lose(place, size, dropped=dropped)
+            for location, size in zip(*runs.lies_in(0, count), strict=True):
+                self.segments.lose(location, size, dropped=dropped)
             runs.drop_front(count)
             count_max -= count
             if not len(runs):
@@ -117,39 +118,39 @@ class History:
 
     # Staging
 
-    def add_overlay(self, overlay: Overlay) -> int:
-        """A batch is published, or about to be; returns the overlay's number."""
-        number = self._next_overlay
-        self._next_overlay += 1
-        self.reader.overlays[number] = overlay
+    def add_published(self, published: PublishedBatch) -> int:
+        """A batch is published, or about to be; returns its number."""
+        number = self._next_published
+        self._next_published += 1
+        self.reader.published[number] = published
         return number
 
-    def lay(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
+    def attach(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
         """A staged batch became part of its partition, with this header, in a group of this slot."""
-        number = self.add_overlay(Overlay(Published(header, serial), 0, batch))
+        number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
         offset, address, time_us = _NUMBERS.unpack_from(header)
-        batch.laid = True
-        partition.overlays.append(number)
-        partition.tail.append(offset, number << OVERLAY_SHIFT, batch.length, OVERLAY, address, time_us)
+        batch.published = True
+        partition.published.append(number)
+        partition.tail.append(offset, number << PUBLISHED_SHIFT, batch.length, PUBLISHED, address, time_us)
         partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
-        """Tokens are gone. What was laid into its partition stays needed until it is sealed."""
+        """Tokens are gone. What was published into its partition stays needed until it is sealed."""
         for staged in self.staging.remove(tokens):
             for batch in staged.batches:
-                if not batch.laid:
+                if not batch.published:
                     self._unneed(batch)
 
-    def _forget(self, overlays: Iterable[int]) -> None:
-        for number in overlays:
-            self._unneed(self.reader.overlays.pop(number).batch)
+    def _forget(self, published: Iterable[int]) -> None:
+        for number in published:
+            self._unneed(self.reader.published.pop(number).batch)
 
     def _unneed(self, batch: StagedBatch) -> None:
         if batch.needed:
             batch.needed = False
-            if batch.place >= 0:
-                self.segments.by_place[batch.place].staged -= 1
-                self.segments.drop(batch.place, batch.length)
+            if batch.location >= 0:
+                self.segments.by_location[batch.location].staged -= 1
+                self.segments.drop(batch.location, batch.length)
 
     # Sealing
 

@@ -33,15 +33,15 @@ class Waits:
         partition.wakes[key] = (offset, wake)
         self.count += 1
         if partition.ended or partition.readable_offset > offset:
-            self.look_soon(partition)
+            self.wake_due_soon(partition)
         return partial(self._cancel, partition, key)
 
-    def look_soon(self, partition: FilePartition) -> None:
+    def wake_due_soon(self, partition: FilePartition) -> None:
         """Look in the loop's next pass who is to be woken."""
         if partition.wakes:
-            self._loop.call_soon(self.look, partition)
+            self._loop.call_soon(self.wake_due, partition)
 
-    def look(self, partition: FilePartition | None) -> None:
+    def wake_due(self, partition: FilePartition | None) -> None:
         """Queue the wakes that are due."""
         if partition is None or not partition.wakes:
             return

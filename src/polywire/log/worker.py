@@ -1,4 +1,4 @@
-"""A thread that does one job after another and tells the loop what became of each.
+"""A thread that does one job after another and notifies the loop of what became of each.
 
 Promises: jobs run in order; every job is answered on the loop exactly once, with its result or its error. Must not know: what a job does.
 """
@@ -16,7 +16,7 @@ from polywire.log.base import Loop
 from polywire.store.base import BlobMissing, no_descriptor
 
 Job = Callable[[], Any]
-Told = Callable[[Any, BrokerError | None], None]
+JobCompletion = Callable[[Any, BrokerError | None], None]
 
 
 class Worker:
@@ -25,15 +25,15 @@ class Worker:
     def __init__(self, name: str, loop: Loop) -> None:
         self._name = name
         self._loop = loop
-        self._jobs: SimpleQueue[tuple[Job, Told] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Job, JobCompletion] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, job: Job, told: Told) -> None:
-        """Run ``job`` in the thread, then ``told(result, error)`` on the loop."""
+    def run(self, job: Job, completed: JobCompletion) -> None:
+        """Run ``job`` in the thread, then ``completed(result, error)`` on the loop."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"polywire-{self._name}", daemon=True)
             self._thread.start()
-        self._jobs.put((job, told))
+        self._jobs.put((job, completed))
 
     def stop(self) -> None:
         """Finish the jobs given and end the thread. Their answers may still be waiting on the loop."""
@@ -47,7 +47,7 @@ class Worker:
         error: BrokerError | None
         broken = Unavailable(ErrorCode.STORAGE_FAILED, f"a thread of the log failed thread={self._name}")
         while (item := self._jobs.get()) is not None:
-            job, told = item
+            job, completed = item
             del item
             result, error = None, broken
             try:
@@ -56,8 +56,8 @@ class Worker:
                 del job
                 if error is broken:
                     self._thread = None  # this one ends; the next job gets another
-                with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
-                    self._loop.call_soon_threadsafe(told, result, error)
+                with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be notified
+                    self._loop.call_soon_threadsafe(completed, result, error)
 
 
 def attempt(job: Job) -> tuple[Any, BrokerError | None]:

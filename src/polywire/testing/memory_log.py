@@ -1,6 +1,6 @@
 """The log in memory: what the broker runs on in tests and in ``memory://``.
 
-Promises: behaves as ``log.base.Log`` says, turns, levels, staging, recovery and all; a sync happens one pass of the
+Promises: behaves as ``log.base.Log`` says, write batches, levels, staging, recovery and all; a sync happens one pass of the
 loop after the commit that asked for it, so that ``written`` and ``synced`` can be told apart. ``reopen`` gives the
 log a restarted broker would find. It never merges small batches and never frees memory of its history: it is for
 tests. Must not know: topics, groups, wires.
@@ -90,7 +90,7 @@ class MemoryPublication:
 class MemoryLog:
     """Implements ``Log``.
 
-    Invariant: ``_history`` holds every committed group in order; the first ``_synced`` of them would survive a power loss.
+    Invariant: ``_groups`` holds every committed group in order; the first ``_synced`` of them would survive a power loss.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class MemoryLog:
         self._partitions: dict[int, MemoryPartition] = {}
         self._staged: dict[bytes, _Staged] = {}
         self._elapsed: ElapsedClock | None = None
-        self._turn: list[_Entry] = []
+        self._write_batch: list[_Entry] = []
         self._scheduled = False
-        self._history: list[list[_Entry]] = []
+        self._groups: list[list[_Entry]] = []
         self._synced = 0
         self._written: list[Callable[[BrokerError | None], None]] = []
         self._waiting_sync: list[Callable[[BrokerError | None], None]] = []
@@ -125,7 +125,7 @@ class MemoryLog:
     @property
     def group_count(self) -> int:
         """Groups committed so far."""
-        return len(self._history)
+        return len(self._groups)
 
     @property
     def congested(self) -> bool:
@@ -185,7 +185,7 @@ class MemoryLog:
         self._check_open()
         if size > GROUP_BYTES_MAX:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group is too large bytes={size} limit={GROUP_BYTES_MAX}")
-        if size + sum(entry.size for entry in self._turn) > GROUP_BYTES_MAX:
+        if size + sum(entry.size for entry in self._write_batch) > GROUP_BYTES_MAX:
             self.write()
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
@@ -267,7 +267,7 @@ class MemoryLog:
         self._check_open()
         if self.disk_full:
             raise Busy(ErrorCode.DISK_FULL, "disk is full", retry_after_ms=1000)
-        self._turn.append(entry)
+        self._write_batch.append(entry)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._commit_scheduled)
@@ -278,7 +278,7 @@ class MemoryLog:
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "log is closed")
 
-    # The turn
+    # The write batch
 
     def _commit_scheduled(self) -> None:
         self._scheduled = False
@@ -287,18 +287,18 @@ class MemoryLog:
     @property
     def uncommitted(self) -> bool:
         """Whether something was added since the last commit."""
-        return bool(self._turn)
+        return bool(self._write_batch)
 
     def write(self) -> None:
-        """Write the turn as one group; nobody is told from in here."""
-        turn, self._turn = self._turn, []
-        if not turn or self._failure is not None:
+        """Write the write batch as one group; nobody is told from in here."""
+        write_batch, self._write_batch = self._write_batch, []
+        if not write_batch or self._failure is not None:
             return
-        for entry in turn:
+        for entry in write_batch:
             self._number(entry)
             self._make_true(entry)
-        self._history.append(turn)
-        for entry in turn:
+        self._groups.append(write_batch)
+        for entry in write_batch:
             if entry.done is not None and max(entry.level, self._floor) is Level.SYNCED:
                 self._waiting_sync.append(entry.done)
                 self._schedule_sync()
@@ -309,7 +309,7 @@ class MemoryLog:
         self._wake()
 
     def commit(self) -> None:
-        """Write the turn as one group, and tell everybody whom that concerns."""
+        """Write the write batch as one group, and tell everybody whom that concerns."""
         self.write()
         written, self._written = self._written, []
         for done in written:
@@ -324,7 +324,7 @@ class MemoryLog:
         self._sync_scheduled = False
         if self._failure is not None:
             return
-        self._synced = len(self._history)
+        self._synced = len(self._groups)
         for partition in self._partitions.values():
             partition.synced_offset = partition.next_offset
         waiting, self._waiting_sync = self._waiting_sync, []
@@ -401,18 +401,18 @@ class MemoryLog:
     def fail(self) -> None:
         """What a test calls to see a disk fail: nothing is acknowledged any more."""
         self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
-        waiting = [*self._waiting_sync, *(entry.done for entry in self._turn if entry.done is not None)]
-        self._waiting_sync, self._turn = [], []
+        waiting = [*self._waiting_sync, *(entry.done for entry in self._write_batch if entry.done is not None)]
+        self._waiting_sync, self._write_batch = [], []
         for done in waiting:
             done(self._failure)
 
     def take_snapshot(self) -> None:
         """Let recovery begin from the state as it is now."""
         self.commit()
-        self._snapshot = (self._replay.snapshot(), len(self._history))
+        self._snapshot = (self._replay.snapshot(), len(self._groups))
 
     def state(self) -> bytes:
-        """The broker's state after this turn, as a snapshot would hold it."""
+        """The broker's state after this write batch, as a snapshot would hold it."""
         self.commit()
         return self._replay.snapshot()
 
@@ -422,9 +422,9 @@ class MemoryLog:
         This one is dead then: it answers nothing more, and what the old broker still adds goes nowhere.
         """
         self._killed = True
-        self._turn, self._waiting_sync, self._written = [], [], []
+        self._write_batch, self._waiting_sync, self._written = [], [], []
         again = MemoryLog(self._loop, self._clock, replay, floor=self._floor, epoch=self.epoch + 1)
-        groups = self._history[: self._synced] if synced_only else list(self._history)
+        groups = self._groups[: self._synced] if synced_only else list(self._groups)
         skipped = 0
         if self._snapshot is not None and self._snapshot[1] <= len(groups):
             replay.restore(self._snapshot[0])
@@ -433,7 +433,7 @@ class MemoryLog:
         for number, group in enumerate(groups):
             for entry in group:
                 again._recover(entry, told=number < skipped)
-        again._history = groups
+        again._groups = groups
         again._synced = len(groups)
         for token, staged in () if synced_only else self._staged.items():
             again._staged[token] = staged

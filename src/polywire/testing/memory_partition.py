@@ -1,6 +1,6 @@
 """One partition's history in memory: the reading half of the in-memory log.
 
-Promises: answers like ``log.base.PartitionLog`` says, from lists. Must not know: turns, staging, recovery.
+Promises: answers like ``log.base.PartitionLog`` says, from lists. Must not know: write batches, staging, recovery.
 """
 
 from __future__ import annotations

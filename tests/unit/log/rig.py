@@ -192,7 +192,7 @@ class Rig:
 def abandon(log: FileLog) -> None:
     """Let go of a log's files and threads without flushing anything; what was written stays in the page cache, as after ``kill -9``."""
     log._sealer.stop()
-    log._syncer.stop()
+    log._flusher.stop()
     log._reader_worker.stop()
     log._journal.close()
     log._unlock()

@@ -12,7 +12,7 @@ import pytest
 
 from polywire.log.base import Loop
 from polywire.log.settings import LogSettings
-from polywire.log.worker import Job, Told, attempt
+from polywire.log.worker import Job, JobCompletion, attempt
 from tests.unit.log.rig import SMALL, Rig
 
 
@@ -22,19 +22,19 @@ class ManualWorker:
     def __init__(self, name: str, loop: Loop, made: dict[str, ManualWorker]) -> None:
         self._loop = loop
         self._eager = name == "reader"
-        self.jobs: deque[tuple[Job, Told]] = deque()
+        self.jobs: deque[tuple[Job, JobCompletion]] = deque()
         self.stopped = False
         made[name] = self
 
-    def run(self, job: Job, told: Told) -> None:
-        self.jobs.append((job, told))
+    def run(self, job: Job, completed: JobCompletion) -> None:
+        self.jobs.append((job, completed))
         if self._eager:
             self.step()
 
     def step(self) -> None:
         """Run the next job; its answer lies in the loop then."""
-        job, told = self.jobs.popleft()
-        self._loop.call_soon_threadsafe(told, *attempt(job))
+        job, completed = self.jobs.popleft()
+        self._loop.call_soon_threadsafe(completed, *attempt(job))
 
     def stop(self) -> None:
         while self.jobs and not self.stopped:

@@ -45,7 +45,7 @@ def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = 
     [
         "polywire.log.journal.write_batch.Draft.number",
         "polywire.log.journal.write_batch.Draft.settle",
-        "polywire.log.journal.flusher.Syncer.wrote",
+        "polywire.log.journal.flusher.Flusher.wrote",
     ],
 )
 def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -80,7 +80,7 @@ def test_a_write_batch_that_breaks_ends_the_log(tmp_path: Path, monkeypatch: pyt
         ("seal", "polywire.log.segments.sealer.install"),
         ("seal", "polywire.log.segments.sealer.Sealer._written"),
         ("seal", "polywire.log.log.FileLog.name_slot"),
-        ("sync", "polywire.log.journal.flusher.Syncer._reached"),
+        ("sync", "polywire.log.journal.flusher.Flusher._reached"),
     ],
 )
 def test_a_broken_callback_of_the_log_ends_it_before_anything_is_acknowledged(

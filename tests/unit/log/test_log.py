@@ -33,7 +33,7 @@ def fill_slot(rig: Rig, partition: FilePartition) -> None:
         rig.log.commit()
 
 
-# Turns
+# Write batches
 
 
 def test_a_turn_is_written_by_the_loop(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_reserve_keeps_additions_in_one_group(tmp_path: Path) -> None:
     limit = rig.settings.group_limit
     first = rig.append(partition, [b"x" * (limit // 2)])
     rig.log.reserve(limit // 2)
-    assert not rig.log.uncommitted, "the turn was written to make room"
+    assert not rig.log.uncommitted, "the write batch was written to make room"
     assert not first, "and nobody was told from in there"
     rig.loop.run_pass()
     assert first == [0]
@@ -284,7 +284,7 @@ def test_expired_tokens_cannot_be_published(tmp_path: Path) -> None:
     assert refused.value.code is ErrorCode.STAGE_MISSING
     rig.log._expire()
     rig.log.commit()
-    assert len(rig.log._history.staging) == 0
+    assert len(rig.log._state.staging) == 0
     rig.log.close()
 
 
@@ -395,7 +395,7 @@ def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.Monke
     rig.loop.run_until(lambda: answers)
     assert isinstance(answers[0], Read)
     assert records_of(answers[0])[0].offset == 0
-    rig.log._history.reader.forget(partition)
+    rig.log._state.reader.forget(partition)
     assert partition.read(0, bytes_max=6000, then=answers.append) is None, "what was read before is not kept"
     rig.log.drop_partition(1)
     rig.log.commit()

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.start import make_up
-from polywire.log import state as history
+from polywire.log import state
 from polywire.log.partition.partition import FilePartition
-from polywire.log.segments import merge as rewriting
-from polywire.log.segments import sealer
+from polywire.log.segments import merge, sealer
 from polywire.records.batch import read_header
 from tests.unit.log.rig import Rig, RigLoop, batch_of
 from tests.unit.log.test_file_log import fill_slot
@@ -56,7 +55,7 @@ def test_a_start_takes_little_memory_for_each_run(tmp_path: Path) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    found = rig.log._history.partitions.values()
+    found = rig.log._state.partitions.values()
     assert sum(len(partition.runs) for partition in found) == made * partitions
     assert peak < 300 * made * partitions, "some 10 bytes a run, and footers that the bounded cache still holds"
     rig.log.close()
@@ -78,7 +77,7 @@ def test_what_needs_a_footer_gets_it(tmp_path: Path) -> None:
 
 
 def test_retention_by_age_waits_for_the_footers_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "MERGE_COUNT_MIN", 99)
+    monkeypatch.setattr(merge, "MERGE_COUNT_MIN", 99)
     rig = filled(tmp_path)
     partition = rig.log.partition(1)
     firsts = [partition.runs.entry(number)[0] for number in range(len(partition.runs))]
@@ -89,14 +88,14 @@ def test_retention_by_age_waits_for_the_footers_it_needs(tmp_path: Path, monkeyp
         partition = rig.log.partition(1)
         last_us = max(time_us for offset, time_us in wanted.items() if offset < following)
         assert partition.retention_offset(age_us_max=0, bytes_max=None, now_us=last_us + 1) in (first, following)
-        rig.loop.run_until(lambda: rig.log._history.reader._fetching == 0)
+        rig.loop.run_until(lambda: rig.log._state.reader._fetching == 0)
         assert partition.retention_offset(age_us_max=0, bytes_max=None, now_us=last_us + 1) == following
         rig.log.close()
 
 
 @pytest.mark.parametrize("how", ["drop", "trim"])
 def test_lost_runs_are_counted_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(history, "LOST_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(state, "LOST_AT_ONCE_MAX", 0)
     monkeypatch.setattr(sealer, "LOST_MAX", 1)
     rig = filled(tmp_path, slots=6)
     partition, kept = rig.log.partition(1), rig.read(rig.log.partition(2))
@@ -107,10 +106,10 @@ def test_lost_runs_are_counted_some_at_a_time(tmp_path: Path, monkeypatch: pytes
         rig.log.trim(1, partition.next_offset)
     rig.log.commit()
     assert len(partition.runs) == 0
-    assert rig.log._history.losing
-    rig.log._sealer.tidy(NEVER, merging=True)  # a rewrite beside it
+    assert rig.log._state.losing
+    rig.log._sealer.tidy(NEVER, merging=True)  # a merge beside it
     rig.log._sealer.note_dead()
-    rig.loop.run_until(lambda: not rig.log._history.losing)
+    rig.loop.run_until(lambda: not rig.log._state.losing)
     rig.loop.run_until(lambda: len(list((tmp_path / "segments").iterdir())) < before)
     assert rig.read(rig.log.partition(2)) == kept
     rig.log.close()
@@ -123,31 +122,31 @@ def test_other_partitions_are_served_while_many_runs_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealer, "LOST_MAX", 7)
-    monkeypatch.setattr(history, "LOST_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(state, "LOST_AT_ONCE_MAX", 0)
     partitions = 40
     make_up(tmp_path, 30 * partitions * 1000, partitions, 1000 * partitions)
     rig = Rig(tmp_path)
-    found = list(rig.log._history.partitions.values())
+    found = list(rig.log._state.partitions.values())
     runs = sum(len(partition.runs) for partition in found[1:])
     for partition in found[1:]:
         rig.log.drop_partition(partition.incarnation)
     rig.log.commit()
     passes = 0
-    count_lost = history.History.count_lost
+    count_lost = state.LogState.count_lost
 
-    def count(self: history.History, count_max: int) -> None:
+    def count(self: state.LogState, count_max: int) -> None:
         nonlocal passes
         passes += 1
         assert count_max == 7
         count_lost(self, count_max)
 
-    monkeypatch.setattr(history.History, "count_lost", count)
+    monkeypatch.setattr(state.LogState, "count_lost", count)
     assert isinstance(rig.loop, RigLoop)
     rig.log._sealer.note_dead()
     rig.log.append(found[0], batch_of([b"x"]), level=1, done=None)  # type: ignore[arg-type]
     rig.log.commit()
     assert passes == 1
-    rig.loop.run_until(lambda: not rig.log._history.losing)
+    rig.loop.run_until(lambda: not rig.log._state.losing)
     assert passes >= runs // 7
-    assert {sealed.live for sealed in rig.log._history.segments.by_place.values()} == {1}
+    assert {sealed.live for sealed in rig.log._state.segments.by_location.values()} == {1}
     rig.log.close()

@@ -1,6 +1,6 @@
 """The one coordinator of consumer groups, whatever wires their members speak (design §7, FLUX dossier §10).
 
-Promises: every change of a group is journalled with the turn that made it, so groups survive restarts with their
+Promises: every change of a group is journalled with the write batch that made it, so groups survive restarts with their
 generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
 timeout, but those that live as long as their connections are gone. Expiry is lazy: the first verb of a member that finds
 others expired takes them out; who looks meanwhile sees the group without them. Must not know: sockets, wire words, the

@@ -19,7 +19,7 @@ from polywire.log.journal.flush import flush
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.worker import Worker
 
-LOOK_MS_MAX: Final = 10  # between two looks whether the sealer is still at work on what is due
+RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still at work on what is due
 
 Waiting = Callable[[BrokerError | None], None]
 """Called once: without an error when the sequence is on the disk."""
@@ -38,7 +38,7 @@ class _Unsynced:
     size: int = 0
 
 
-class Syncer:
+class Flusher:
     """Guards: ``synced`` is the highest sequence everything up to which is on the disk: in the journal, or in segments that a group on the
     disk names. ``unsynced_bytes`` are those of the groups behind it. Only one sync runs."""
 
@@ -58,7 +58,7 @@ class Syncer:
         self._journal = journal
         self._loop = loop
         self._interval: Final = interval_ms / 1000
-        self._look: Final = min(interval_ms, LOOK_MS_MAX) / 1000
+        self._recheck: Final = min(interval_ms, RECHECK_MS_MAX) / 1000
         self._bytes_soon: Final = bytes_max // 2
         self._sealing = sealing
         self._advanced = advanced
@@ -135,7 +135,7 @@ class Syncer:
             return
         wait = oldest.since + self._interval - time.monotonic()
         if wait <= 0:
-            wait = self._look
+            wait = self._recheck
             if not self._is_sealed_soon():
                 self.start()
         if self._unsynced:  # it is not due yet, is being sealed, or a sync was running

@@ -149,7 +149,7 @@ class GroupHead:
     def __init__(self, seed: int) -> None:
         """seed: the journal's."""
         self._seed = seed
-        self._make_room(16)
+        self._grow(16)
         self._count = 0
         self._payload = 0
         self._producers = False
@@ -187,7 +187,7 @@ class GroupHead:
         self._producers = False
 
     @cython.cfunc
-    def _make_room(self, capacity: cython.Py_ssize_t) -> cython.void:
+    def _grow(self, capacity: cython.Py_ssize_t) -> cython.void:
         data = bytearray(_HEADER_BYTES + capacity * _ENTRY_BYTES)
         if capacity > 16:
             data[: len(self._data)] = self._data
@@ -207,7 +207,7 @@ class GroupHead:
         if at + _ENTRY_BYTES > self._lent.size:
             if self._count >= _ENTRIES_MAX:
                 raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"group has too many entries limit={_ENTRIES_MAX}")
-            self._make_room(2 * self._count)
+            self._grow(2 * self._count)
         store_u32(self._lent.p, at, kind)
         store_u32(self._lent.p, at + 4, length)
         store_u64(self._lent.p, at + 8, partition)
@@ -219,7 +219,7 @@ class GroupHead:
     def batch(
         self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
     ) -> tuple[int, int, bytearray | None]:
-        """Number a batch and enter it: (offset span, address span, the numbered header to write in place of the batch's own when the
+        """Number a batch and enter it: (offset span, address span, the numbered header to write in index of the batch's own when the
         batch is read-only). Raises Invalid(INVALID_BATCH) for anything but one whole batch."""
         lent: Lent = lend(batch)
         size: cython.Py_ssize_t = lent.size
@@ -260,23 +260,23 @@ class GroupHead:
         i: cython.Py_ssize_t
         for i in range(ends.size // 16):
             end: cython.Py_ssize_t = load_i64(ends.p, 16 * i)
-            place: cython.Py_ssize_t = 32 * load_i64(ends.p, 16 * i + 8)
-            if end < start + 16 or end > lent.size or (end - start - 16) % 104 or place > of.size - 32:
+            row: cython.Py_ssize_t = 32 * load_i64(ends.p, 16 * i + 8)
+            if end < start + 16 or end > lent.size or (end - start - 16) % 104 or row > of.size - 32:
                 raise IndexError(i)
-            if place < 0:
+            if row < 0:
                 self._enter(4, end - start, 0, 0, xxh64_raw(lent.p, start, end - start))
                 start = end
                 continue
-            partition: cython.ulonglong = load_u64(of.p, place)
+            partition: cython.ulonglong = load_u64(of.p, row)
             for at in range(start + 16, end, 104):
                 store_u64(lent.p, at + 16, partition)
                 store_u32(lent.p, at + 24, epoch)
-                store_u64(lent.p, at + 32, load_u64(of.p, place + 8))
-                store_u64(lent.p, at + 40, load_u64(of.p, place + 16))
-                store_u64(lent.p, at + 48, load_u64(of.p, place + 24))
+                store_u64(lent.p, at + 32, load_u64(of.p, row + 8))
+                store_u64(lent.p, at + 40, load_u64(of.p, row + 16))
+                store_u64(lent.p, at + 48, load_u64(of.p, row + 24))
                 seal_header(lent.p, at)
-                store_u64(of.p, place + 8, load_u64(of.p, place + 8) + load_u32(lent.p, at + 84))
-                store_u64(of.p, place + 16, load_u64(of.p, place + 16) + load_u32(lent.p, at + 80))
+                store_u64(of.p, row + 8, load_u64(of.p, row + 8) + load_u32(lent.p, at + 84))
+                store_u64(of.p, row + 16, load_u64(of.p, row + 16) + load_u32(lent.p, at + 80))
             self._enter(3, end - start, partition, 0, xxh64_raw(lent.p, start, end - start))
             start = end
 
@@ -341,21 +341,21 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
     """The header of the group at ``at`` when header and directory verify and its length fits the slot; the entries are not looked at."""
     lent: Lent = lend(slot)
-    place: cython.Py_ssize_t = at
-    length: cython.Py_ssize_t = _group_bytes(lent.p, place, lent.size)
+    position: cython.Py_ssize_t = at
+    length: cython.Py_ssize_t = _group_bytes(lent.p, position, lent.size)
     if length == 0:
         return None
     start = bytearray(64)
     copy: Lent = lend_writable(start)
     store_u64(copy.p, 0, seed)
-    move(copy.p, 8, lent.p, place, 56)
-    if xxh64_raw(copy.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF != load_u32(lent.p, place + 44):
+    move(copy.p, 8, lent.p, position, 56)
+    if xxh64_raw(copy.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF != load_u32(lent.p, position + 44):
         return None
-    stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, place + 40) * _ENTRY_BYTES
+    stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, position + 40) * _ENTRY_BYTES
     scratch = start + bytearray(stop - 64)
     copy = lend_writable(scratch)
-    move(copy.p, 64, lent.p, place + 64, stop - 64)
-    if xxh64_raw(copy.p, 0, stop) != load_u64(lent.p, place + 56):
+    move(copy.p, 64, lent.p, position + 64, stop - 64)
+    if xxh64_raw(copy.p, 0, stop) != load_u64(lent.p, position + 56):
         return None
     kinds: cython.uint = 0
     entry: cython.Py_ssize_t = 64
@@ -401,42 +401,44 @@ def _entry_fits(
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Number of the first entry that does not verify; -1 when all do and fill the group exactly."""
     count: cython.Py_ssize_t = load_u32(p, at + 40)
-    place: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
+    position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
     size: cython.Py_ssize_t
     number: cython.Py_ssize_t = 0
     while number < count:
         size = load_u32(p, at + _HEADER_BYTES + number * _ENTRY_BYTES + 4)
-        if place + size > at + length or not _entry_fits(p, at + _HEADER_BYTES + number * _ENTRY_BYTES, place, size):
+        if position + size > at + length or not _entry_fits(
+            p, at + _HEADER_BYTES + number * _ENTRY_BYTES, position, size
+        ):
             return number
-        place += (size + 7) & ~7
+        position += (size + 7) & ~7
         number += 1
-    return -1 if place == at + length else count
+    return -1 if position == at + length else count
 
 
 def bad_entry(slot: Buffer, at: int) -> int:
     """Number of the first entry of the group at ``at`` that does not verify, -1 when all do. ``read_group`` must have accepted it."""
     lent: Lent = lend(slot)
-    place: cython.Py_ssize_t = at
+    position: cython.Py_ssize_t = at
     found: cython.Py_ssize_t
-    length: cython.Py_ssize_t = _group_bytes(lent.p, place, lent.size)
+    length: cython.Py_ssize_t = _group_bytes(lent.p, position, lent.size)
     if length == 0:
         return 0
     if length < _NOGIL_BYTES_MIN:
-        return _bad_entry(lent.p, place, length)
+        return _bad_entry(lent.p, position, length)
     with cython.nogil:
-        found = _bad_entry(lent.p, place, length)
+        found = _bad_entry(lent.p, position, length)
     return found
 
 
 def read_directory(slot: Buffer, at: int) -> list[Entry]:
     """The entries of a group that verified, in order."""
     count = int.from_bytes(slot[at + 40 : at + 44], "little")
-    place = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
+    position = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
     entries = []
     for number in range(count):
         kind, length, partition, argument, checksum = _ENTRY.unpack_from(
             slot, at + GROUP_HEADER_BYTES + number * ENTRY_BYTES
         )
-        entries.append(Entry(kind, partition, argument, place, length, checksum))
-        place += (length + 7) & ~7
+        entries.append(Entry(kind, partition, argument, position, length, checksum))
+        position += (length + 7) & ~7
     return entries

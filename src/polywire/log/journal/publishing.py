@@ -16,12 +16,12 @@ from polywire.errors import BrokerError
 from polywire.log.base import Publication
 from polywire.log.journal.group import ENTRY_BYTES
 from polywire.log.journal.staging import StagedBatch, StagedToken
-from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.partition.reader import Overlay, Published
-from polywire.log.partition.tail_index import lay
+from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.partition.reader import PublishedBatch, PublishedGroup
+from polywire.log.partition.tail_index import attach
 
 if TYPE_CHECKING:
-    from polywire.log.state import History
+    from polywire.log.state import LogState
 
 LOT_BATCHES: Final = 50  # laid out in one go: some hundredths of a millisecond
 NO_PARTITION: Final = -1
@@ -33,28 +33,28 @@ class FilePublication:
     """Implements ``Publication``.
 
     Invariant: every token in ``tokens`` is claimed for this; ``content`` are the entries of the group back to back: a token and the headers
-    of its batches for one partition. ``entries``: where each ends, and the place of its partition in ``partitions``, for all that is to be
-    published of a token whose partitions have all ended NO_PARTITION. ``overlays``: that of each batch, as a tail names its place.
+    of its batches for one partition. ``entries``: where each ends, and the index of its partition in ``partitions``, for all that is to be
+    published of a token whose partitions have all ended NO_PARTITION. ``positions``: of each batch, as a tail has them.
     """
 
     __slots__ = (
-        "_history",
+        "_indexes",
         "_numbers",
-        "_places",
         "_sizes",
+        "_state",
         "batches",
         "content",
         "entries",
+        "group",
         "incarnations",
-        "overlays",
         "partitions",
-        "published",
+        "positions",
         "tokens",
     )
 
-    def __init__(self, history: History) -> None:
-        self._history: Final = history
-        self._places: dict[int, int] = {}
+    def __init__(self, state: LogState) -> None:
+        self._state: Final = state
+        self._indexes: dict[int, int] = {}
         self._numbers: Final[list[list[int]]] = []
         self._sizes: Final[list[int]] = []
         self.incarnations: Final[set[int]] = set()
@@ -62,9 +62,9 @@ class FilePublication:
         self.partitions: Final[list[FilePartition]] = []
         self.batches: Final[list[StagedBatch]] = []
         self.entries: Final = array("q")
-        self.overlays: Final = array("q")
+        self.positions: Final = array("q")
         self.content: Final = bytearray()
-        self.published: Final = Published(self.content)
+        self.group: Final = PublishedGroup(self.content)
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class FilePublication:
         return len(self.content) + ENTRY_BYTES * (len(self.entries) // 2)
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        claim = self._history.staging.claim
+        claim = self._state.staging.claim
         for number, token in enumerate(dict.fromkeys(tokens)):
             staged = claim(token)
             self.tokens.append(staged)
@@ -87,19 +87,19 @@ class FilePublication:
         for staged in self.tokens:
             staged.claimed = False
         self.tokens.clear()
-        self._drop_overlays()
+        self._drop_published()
 
-    def _drop_overlays(self) -> None:
-        for place in self.overlays:
-            del self._history.reader.overlays[place >> OVERLAY_SHIFT]
-        del self.overlays[:]
+    def _drop_published(self) -> None:
+        for position in self.positions:
+            del self._state.reader.published[position >> PUBLISHED_SHIFT]
+        del self.positions[:]
 
     def of_living(self) -> FilePublication:
         """The same without what was staged for partitions that have ended."""
         if all(partition.opened for partition in self.partitions):
             return self
-        self._drop_overlays()
-        made = FilePublication(self._history)
+        self._drop_published()
+        made = FilePublication(self._state)
         for staged in self.tokens:
             made.tokens.append(staged)
             deque(made._lay_out(staged, _is_open), maxlen=0)
@@ -109,53 +109,53 @@ class FilePublication:
         content, entries = self.content, len(self.entries)
         for incarnation, batches in staged.by_partition():
             self.incarnations.add(incarnation)
-            partition = self._history.partitions.get(incarnation)
+            partition = self._state.partitions.get(incarnation)
             if partition is None or not counts(partition):
                 continue
-            place = self._place_of(partition)
+            index = self._index_of(partition)
             content += staged.token
             for number, batch in enumerate(batches, start=1):
-                self._add(batch, place)
+                self._add(batch, index)
                 if number % LOT_BATCHES == 0:
                     yield
-            self.entries.extend((len(content), place))
+            self.entries.extend((len(content), index))
         if len(self.entries) == entries:  # recovery must know that the token is gone
             content += staged.token
             self.entries.extend((len(content), NO_PARTITION))
 
-    def _place_of(self, partition: FilePartition) -> int:
-        place = self._places.get(partition.incarnation)
-        if place is None:
-            place = self._places[partition.incarnation] = len(self.partitions)
+    def _index_of(self, partition: FilePartition) -> int:
+        index = self._indexes.get(partition.incarnation)
+        if index is None:
+            index = self._indexes[partition.incarnation] = len(self.partitions)
             self.partitions.append(partition)
             self._numbers.append([])
             self._sizes.append(0)
-        return place
+        return index
 
-    def _add(self, batch: StagedBatch, place: int) -> None:
-        number = self._history.add_overlay(Overlay(self.published, len(self.content), batch))
+    def _add(self, batch: StagedBatch, index: int) -> None:
+        number = self._state.add_published(PublishedBatch(self.group, len(self.content), batch))
         self.content.extend(batch.header)
         self.batches.append(batch)
-        self.overlays.append(number << OVERLAY_SHIFT)
-        self._numbers[place].append(number)
-        self._sizes[place] += batch.length
+        self.positions.append(number << PUBLISHED_SHIFT)
+        self._numbers[index].append(number)
+        self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
         """Its group was written, in this slot: the batches are part of their partitions, and the tokens are gone."""
-        self.published.serial = serial
-        lay([partition.tail for partition in self.partitions], self.content, self.entries, self.overlays, OVERLAY)
+        self.group.serial = serial
+        attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
         for partition, numbers, size in zip(self.partitions, self._numbers, self._sizes, strict=True):
-            partition.overlays.extend(numbers)
+            partition.published.extend(numbers)
             partition.tail_bytes += size
         for batch in self.batches:
-            batch.laid = True
-        self._history.unstage([staged.token for staged in self.tokens])
+            batch.published = True
+        self._state.unstage([staged.token for staged in self.tokens])
 
 
 @contextmanager
-def prepared(history: History, tokens: Publishable) -> Iterator[FilePublication]:
-    """What is to be published, laid out at once where it is given as tokens; given back when it is refused. Raises as ``Publication.add``."""
-    made = FilePublication(history) if isinstance(tokens, Sequence) else tokens
+def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
+    """What is to be published, laid out at once where it is given as tokens; given back when refused. Raises as ``Publication.add``."""
+    made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:
         if isinstance(tokens, Sequence):

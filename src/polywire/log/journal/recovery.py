@@ -34,7 +34,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FoundGroup:
     """A group whose header verified, and where it lies; ``whole``: its entries verified as well."""
 
     slot: Slot
@@ -71,7 +71,7 @@ class Chain:
     sealed: int
     broker_sequence: int
     snapshot: str | None
-    groups: Sequence[Place]
+    groups: Sequence[FoundGroup]
     checksum: int
     torn: Torn | None
 
@@ -96,12 +96,12 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
     through: the last sequence an operator wants to keep, whatever follows; batches of which only the body is damaged are kept as they are.
     """
-    places = newest_groups(slots)
-    if not places:
+    found_groups = newest_groups(slots)
+    if not found_groups:
         return None
-    start = max(map(read_start, places.values()))
-    for naming in _namings(places):
-        groups = list(_follow(places, naming.sealed, through=through))
+    start = max(map(read_start, found_groups.values()))
+    for naming in _namings(found_groups):
+        groups = list(_follow(found_groups, naming.sealed, through=through))
         sequence = groups[-1].sequence if groups else naming.sealed
         if sequence >= naming.broker_sequence:
             break
@@ -109,26 +109,26 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
         raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
     torn = None
     if through is None:
-        torn = _examine_end(slots, places, start=start, sequence=sequence, last=groups[-1] if groups else None)
+        torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
     checksum = groups[-1].checksum if groups else naming.checksum
     return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, checksum, torn)
 
 
-def newest_groups(slots: Sequence[Slot]) -> dict[int, Place]:
+def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
     """The groups whose headers verify of the newest start, and of those it goes on from, by sequence."""
-    found = [place for slot in slots for place in _search(slot)]
+    found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
-    whole = [place for place in found if place.whole]  # a start whose first group is torn has never begun
+    whole = [group for group in found if group.whole]  # a start whose first group is torn has never begun
     start = max(map(read_start, whole or found))
-    return _rests_on(found, {place.sequence: place for place in found if read_start(place) == start})
+    return _rests_on(found, {group.sequence: group for group in found if read_start(group) == start})
 
 
-def damaged_bodies(place: Place) -> list[Entry] | None:
+def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
     """The batches of a group of which the body alone is damaged; None when anything else of the group is."""
-    found, view = [], place.slot.view
-    for entry in read_directory(view, place.position):
-        if entry.position + entry.length > place.position + place.length:
+    found, view = [], group.slot.view
+    for entry in read_directory(view, group.position):
+        if entry.position + entry.length > group.position + group.length:
             return None
         content = view[entry.position : entry.position + entry.length]
         batch = entry.kind == EntryKind.BATCH
@@ -144,105 +144,105 @@ def damaged_bodies(place: Place) -> list[Entry] | None:
     return found
 
 
-def _rests_on(found: Sequence[Place], places: dict[int, Place]) -> dict[int, Place]:
+def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
     """The groups of a start, and of earlier ones those it goes on from: where there was no space to seal them (decision 0021)."""
-    first = places[min(places)]
+    first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
         sealed = _read_naming(first).sealed
-        earlier = [place for place in found if sealed < place.sequence < first.sequence]
+        earlier = [group for group in found if sealed < group.sequence < first.sequence]
         earlier.sort(key=read_start)  # what a start cut, the next one gave another meaning
-        places = {place.sequence: place for place in earlier} | places
-    return places
+        found_groups = {group.sequence: group for group in earlier} | found_groups
+    return found_groups
 
 
-def read_start(place: Place) -> int:
+def read_start(group: FoundGroup) -> int:
     """The start a group belongs to."""
-    return int.from_bytes(place.slot.view[place.position + 8 : place.position + 16], "little")
+    return int.from_bytes(group.slot.view[group.position + 8 : group.position + 16], "little")
 
 
-def _place(slot: Slot, at: int) -> Place | None:
+def _group_at(slot: Slot, at: int) -> FoundGroup | None:
     fields = read_group(slot.view, at, slot.seed)
     if fields is None:
         return None
     whole = bad_entry(slot.view, at) < 0
-    return Place(
+    return FoundGroup(
         slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds, whole
     )
 
 
-def _namings(places: dict[int, Place]) -> Iterator[_Naming]:
+def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
     """States that groups name, newest first."""
-    for sequence in sorted(places, reverse=True):
-        if places[sequence].kinds & _NAMING and places[sequence].whole:
-            yield _read_naming(places[sequence])
+    for sequence in sorted(found_groups, reverse=True):
+        if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
+            yield _read_naming(found_groups[sequence])
 
 
-def _read_naming(place: Place) -> _Naming:
-    sealed = broker_sequence = place.sequence - 1
+def _read_naming(group: FoundGroup) -> _Naming:
+    sealed = broker_sequence = group.sequence - 1
     name = None
-    for entry in read_directory(place.slot.view, place.position):
+    for entry in read_directory(group.slot.view, group.position):
         if entry.kind == EntryKind.SEALED:
             sealed = broker_sequence = entry.argument
         elif entry.kind == EntryKind.SNAPSHOT:
             broker_sequence = entry.argument
-            name = bytes(place.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
-    return _Naming(sealed, broker_sequence, name, place.checksum)
+            name = bytes(group.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
+    return _Naming(sealed, broker_sequence, name, group.checksum)
 
 
-def _follow(places: dict[int, Place], sealed: int, *, through: int | None = None) -> Iterator[Place]:
+def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
     """Whole groups from ``sealed + 1`` on, as far as the chain is unbroken; see ``find_chain``."""
     last = None
-    while (place := places.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
-        if last is not None and place.previous != last.checksum:
+    while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
+        if last is not None and group.previous != last.checksum:
             return
-        if through is not None and place.sequence > through:
+        if through is not None and group.sequence > through:
             return
-        if not place.whole and (through is None or damaged_bodies(place) is None):
+        if not group.whole and (through is None or damaged_bodies(group) is None):
             return
-        yield place
-        last = place
+        yield group
+        last = group
 
 
 def _examine_end(
-    slots: Sequence[Slot], places: dict[int, Place], *, start: int, sequence: int, last: Place | None
+    slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
     """What lies behind the last whole group. Raises Corrupt when it proves that a synced group is damaged."""
     expected = sequence + 1
-    later = [place for place in places.values() if place.sequence >= expected]
-    for place in later:
-        if place.sequence > expected and place.synced >= expected:
-            raise _damaged(place, expected)
+    later = [group for group in found_groups.values() if group.sequence >= expected]
+    for group in later:
+        if group.sequence > expected and group.synced >= expected:
+            raise _damaged(group, expected)
     if later:
-        first = min(later, key=lambda place: place.sequence)
-        size = sum(place.length for place in later)
+        first = min(later, key=lambda group: group.sequence)
+        size = sum(group.length for group in later)
         if last is None:
             return Torn(str(first.slot.path), first.position, size, len(later))
         return Torn(str(last.slot.path), last.position + last.length, size, len(later))
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damaged(place: Place, expected: int) -> Corrupt:
+def _damaged(group: FoundGroup, expected: int) -> Corrupt:
     return Corrupt(
         ErrorCode.CORRUPT,
-        f"a synced group of the journal is damaged sequence={expected} proof={place.slot.path.name}:{place.position}",
+        f"a synced group of the journal is damaged sequence={expected} proof={group.slot.path.name}:{group.position}",
     )
 
 
-def _search(slot: Slot) -> Iterator[Place]:
+def _search(slot: Slot) -> Iterator[FoundGroup]:
     """Every group whose header verifies, wherever it begins: a group may count although what lies before it was never synced.
 
     Inside whole groups nothing is looked for; those that an earlier filling left may have been overwritten from their middle on.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
-        place = _place(slot, at) if at % 8 == 0 else None
-        if place is not None:
-            yield place
-        at = slot.find(GROUP_MAGIC, at + (place.length if place is not None and place.whole else 1))
+        group = _group_at(slot, at) if at % 8 == 0 else None
+        if group is not None:
+            yield group
+        at = slot.find(GROUP_MAGIC, at + (group.length if group is not None and group.whole else 1))
     slot.forget()  # the pages of all slots at once would be most of what a start takes
 
 
-def _find_remains(slots: Sequence[Slot], *, start: int, last: Place) -> Torn | None:
+def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
     """A group that would be next, had it been written whole: two of its header's four facts, its number or its
     predecessor among them, tell it from what lay there before."""
     after = last.position + last.length

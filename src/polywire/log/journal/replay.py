@@ -1,6 +1,6 @@
 """Playing the journal back into the log's state: a snapshot, the segments it lists, then every group behind it.
 
-Promises: the state that the turns had made, or Corrupt. Must not know: how the chain was found, how a new start begins.
+Promises: the state that the write batches had made, or Corrupt. Must not know: how the chain was found, how a new start begins.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.base import Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
-from polywire.log.journal.recovery import Chain, Place
+from polywire.log.journal.recovery import Chain, FoundGroup
 from polywire.log.journal.slots import Slot
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.write_batch import read_sealed
 from polywire.log.partition.partition import FilePartition, packed_incarnation
-from polywire.log.partition.sealed_ranges import hand_out
-from polywire.log.segments.format import Run, read_info
+from polywire.log.partition.run_index import hand_out
+from polywire.log.segments.format import SegmentRun, read_info
 from polywire.log.segments.segment_set import Sealed, segment_name
-from polywire.log.state import Contents, History, Image
+from polywire.log.state import Contents, Image, LogState
 from polywire.records.batch import check_header, layout, read_header
 from polywire.records.columns import HEADER_BYTES, Column
 from polywire.store.base import CHUNK_BYTES, BlobMissing, Store, aligned_buffer
@@ -40,16 +40,16 @@ _ALL: Final = 2**63 - 1
 class Player:
     """Replays one chain. Guards: entries are played in commit order, each once."""
 
-    def __init__(self, store: Store, history: History, replay: Replay, chain: Chain) -> None:
+    def __init__(self, store: Store, state: LogState, replay: Replay, chain: Chain) -> None:
         self._store = store
-        self._history = history
+        self._state = state
         self._replay = replay
         self._chain = chain
         self._expiries: dict[tuple[bytes, int], int] = {}
         """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
         self._gone = _ends_of_the_gone(chain)
-        self.playing: Place | None = None
+        self.playing: FoundGroup | None = None
         """The group that is being played: the one that makes no sense, after Corrupt."""
         self.full: Final[list[tuple[Slot, Image]]] = []
         """Slots that were full, in order, each with the state after its last group."""
@@ -63,17 +63,17 @@ class Player:
                 raise Corrupt(
                     ErrorCode.CORRUPT, f"a blob that the journal names is missing name={missing}"
                 ) from missing
-        last: Place | None = None
-        for place in self._chain.groups:
-            self.playing = place
-            if last is not None and last.slot is not place.slot:
-                self.full.append((last.slot, image_of_all(self._history, last.sequence)))
-            place.slot.first, place.slot.last = place.slot.first or place.sequence, place.sequence
-            contents = self._history.contents.setdefault(place.slot.serial, Contents())
-            for entry in read_directory(place.slot.view, place.position):
-                self._apply(place, contents, entry)
-            last = place
-        for partition in self._history.partitions.values():
+        last: FoundGroup | None = None
+        for group in self._chain.groups:
+            self.playing = group
+            if last is not None and last.slot is not group.slot:
+                self.full.append((last.slot, image_of_all(self._state, last.sequence)))
+            group.slot.first, group.slot.last = group.slot.first or group.sequence, group.sequence
+            contents = self._state.contents.setdefault(group.slot.serial, Contents())
+            for entry in read_directory(group.slot.view, group.position):
+                self._apply(group, contents, entry)
+            last = group
+        for partition in self._state.partitions.values():
             partition.synced_offset = partition.next_offset
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -81,22 +81,22 @@ class Player:
         self._expiries = {(token, number): expires_at_us for token, expires_at_us, number in snapshot.tokens}
         at = 0
         while at < len(snapshot.partitions):
-            partition = self._history.make(packed_incarnation(snapshot.partitions, at))
+            partition = self._state.make(packed_incarnation(snapshot.partitions, at))
             at = partition.unpack(snapshot.partitions, at)
         for incarnation, offset in snapshot.clean.items():
-            self._history.cleaned(self._history.partitions[incarnation], offset)
+            self._state.cleaned(self._state.partitions[incarnation], offset)
         new, removed = self._named()
         self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
     def _named(self) -> tuple[set[int], set[int]]:
-        """Segments that groups behind the snapshot name, and those they remove: what was written anew, and what nobody needed."""
+        """Segments that groups behind the snapshot name, and those they remove: what was merged, and what nobody needed."""
         new: set[int] = set()
         removed: set[int] = set()
-        for place in self._chain.groups:
-            entries = read_directory(place.slot.view, place.position) if place.kinds & 1 << EntryKind.SEALED else ()
+        for group in self._chain.groups:
+            entries = read_directory(group.slot.view, group.position) if group.kinds & 1 << EntryKind.SEALED else ()
             for entry in entries:
                 if entry.kind == EntryKind.SEALED:
-                    content = place.slot.view[entry.position : entry.position + entry.length]
+                    content = group.slot.view[entry.position : entry.position + entry.length]
                     named = read_sealed(content)
                     new.update(named[0])
                     removed.update(named[1])
@@ -105,7 +105,7 @@ class Player:
     def _hand_out(self, numbers: Sequence[int]) -> None:
         """Give every run that is still needed to its partition, in offset order, or to its token, in the order it was staged. Footers are
         looked at one after the other and not kept."""
-        partitions = sorted(self._history.partitions.values(), key=lambda partition: partition.incarnation)
+        partitions = sorted(self._state.partitions.values(), key=lambda partition: partition.incarnation)
         incarnations = array("Q", (partition.incarnation for partition in partitions))
         kept = array("q", map(self._first_kept, partitions))
         ends, sizes = array("q", bytes(8 * len(partitions))), array("q", bytes(8 * len(partitions)))
@@ -116,10 +116,10 @@ class Player:
         block = aligned_buffer(CHUNK_BYTES)
         for number in numbers:
             info = read_info(self._store, segment_name(number), block)
-            item = self._history.segments.add(info, number, keep=False)
+            item = self._state.segments.add(info, number, keep=False)
             staged: list[int] = []
             item.live, item.live_bytes, item.begun_us, item.lost_partition = hand_out(
-                info.runs, item.place, incarnations, indexes, kept, ends, sizes, breaks, staged
+                info.runs, item.location, incarnations, indexes, kept, ends, sizes, breaks, staged
             )
             for run in staged:
                 self._hand_out_staged(info.run(run), item)
@@ -128,9 +128,9 @@ class Player:
             partition.sealed_bytes += size
         for index, found in groupby(sorted(breaks), key=itemgetter(0)):
             before = {number: end for _, number, end in found}
-            ends[index] = put_in_order(partitions[index], before, ends[index], self._history.segments.by_place)
+            ends[index] = put_in_order(partitions[index], before, ends[index], self._state.segments.by_location)
         self._check_ends(dict(zip(incarnations, ends, strict=True)))
-        self._history.segments.settle(sealed)
+        self._state.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
         """Where a partition begins once all is played: segments and staged batches below may be gone already."""
@@ -138,7 +138,7 @@ class Player:
 
     def _check_ends(self, ends: Mapping[int, int]) -> None:
         """What is kept of a partition begins at its first offset and ends where the snapshot says. Raises Corrupt."""
-        for incarnation, partition in self._history.partitions.items():
+        for incarnation, partition in self._state.partitions.items():
             kept = self._first_kept(partition)
             if kept >= partition.next_offset:
                 continue
@@ -148,7 +148,7 @@ class Player:
             if partition.runs.entry(0)[0] > kept:
                 raise Corrupt(ErrorCode.CORRUPT, f"segments begin late partition={incarnation} offset={kept}")
 
-    def _hand_out_staged(self, run: Run, item: Sealed) -> None:
+    def _hand_out_staged(self, run: SegmentRun, item: Sealed) -> None:
         expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
@@ -161,49 +161,49 @@ class Player:
                     ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r} position={position}"
                 )
             batch = StagedBatch(run.token, run.partition, header, length)
-            batch.place, batch.position = item.place, position
+            batch.location, batch.position = item.location, position
             item.keep_staged(length)
-            self._history.staging.add(batch, expires_at_us)
+            self._state.staging.add(batch, expires_at_us)
             position += length
 
     # Entries
 
-    def _apply(self, place: Place, contents: Contents, entry: Entry) -> None:
-        view = place.slot.view[entry.position : entry.position + entry.length]
-        partition = self._history.partitions.get(entry.partition)
+    def _apply(self, group: FoundGroup, contents: Contents, entry: Entry) -> None:
+        view = group.slot.view[entry.position : entry.position + entry.length]
+        partition = self._state.partitions.get(entry.partition)
         match entry.kind:
             case EntryKind.BATCH:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._take(partition, view, place.slot.serial, entry.position)
+                    self._take(partition, view, group.slot.serial, entry.position)
             case EntryKind.STAGED:
-                self._stage(contents, place, entry, view)
+                self._stage(contents, group, entry, view)
             case EntryKind.PUBLISH:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._publish(partition, bytes(view[:TOKEN_BYTES]), view[TOKEN_BYTES:], place.slot.serial)
+                    self._publish(partition, bytes(view[:TOKEN_BYTES]), view[TOKEN_BYTES:], group.slot.serial)
             case EntryKind.ABANDON:
-                self._history.unstage(bytes(view[at : at + TOKEN_BYTES]) for at in range(0, len(view), TOKEN_BYTES))
+                self._state.unstage(bytes(view[at : at + TOKEN_BYTES]) for at in range(0, len(view), TOKEN_BYTES))
             case EntryKind.CHANGE:
                 self._unstage_published()
-                if place.sequence > self._chain.broker_sequence:
+                if group.sequence > self._chain.broker_sequence:
                     self._replay.apply(bytes(view))
             case EntryKind.OPEN:
-                made = self._history.make(entry.partition)
+                made = self._state.make(entry.partition)
                 made.opened = True
                 contents.partitions[made] = None
             case EntryKind.DROP:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._history.drop(partition)
+                    self._state.drop(partition)
             case EntryKind.TRIM:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._history.trim(partition, entry.argument, partition.next_offset)
+                    self._state.trim(partition, entry.argument, partition.next_offset)
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
             case _:
-                raise Corrupt(ErrorCode.CORRUPT, f"no such kind of entry kind={entry.kind} sequence={place.sequence}")
+                raise Corrupt(ErrorCode.CORRUPT, f"no such kind of entry kind={entry.kind} sequence={group.sequence}")
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
         """A numbered batch in a slot joins its partition's tail."""
@@ -212,7 +212,7 @@ class Player:
         partition.tail.append(offset, position, length, serial, address, time_us)
         partition.tail_bytes += length
         self._advance(partition, offset + span, address + address_span, time_us)
-        self._tell_producer(batch)
+        self._replay_producer(batch)
 
     def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
         """(offset, address, time, offset span, address span) of a header. Raises Corrupt when it does not follow its partition."""
@@ -231,23 +231,23 @@ class Player:
         partition.next_address = next_address
         partition.last_append_time_us = time_us
 
-    def _tell_producer(self, batch: Buffer) -> None:
+    def _replay_producer(self, batch: Buffer) -> None:
         if _NUMBERS.unpack_from(batch)[0] & _PRODUCER_BIT:
             header = read_header(batch)
-            places = layout(batch)
-            at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+            columns = layout(batch)
+            at, size = columns[2 * Column.PRODUCER_ID], columns[2 * Column.PRODUCER_ID + 1]
             self._replay.replayed(header, bytes(memoryview(batch)[at : at + size]))
 
-    def _stage(self, contents: Contents, place: Place, entry: Entry, view: memoryview) -> None:
+    def _stage(self, contents: Contents, group: FoundGroup, entry: Entry, view: memoryview) -> None:
         token = bytes(view[:TOKEN_BYTES])
         header = bytes(view[TOKEN_BYTES : TOKEN_BYTES + HEADER_BYTES])
         batch = StagedBatch(token, entry.partition, header, entry.length - TOKEN_BYTES)
-        batch.serial, batch.position = place.slot.serial, entry.position + TOKEN_BYTES
+        batch.serial, batch.position = group.slot.serial, entry.position + TOKEN_BYTES
         contents.staged.append(batch)
-        self._history.staging.add(batch, entry.argument)
+        self._state.staging.add(batch, entry.argument)
 
     def _publish(self, partition: FilePartition, token: bytes, headers: memoryview, serial: int) -> None:
-        staged = self._history.staging.get(token)
+        staged = self._state.staging.get(token)
         if staged is not None and not staged.claimed:
             staged.claimed = True
             self._published.append(token)
@@ -265,27 +265,29 @@ class Player:
                 ):
                     raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
                 batch = batches[number - missing]
-                self._history.lay(partition, header, batch, serial)
+                self._state.attach(partition, header, batch, serial)
                 if _NUMBERS.unpack_from(header)[0] & _PRODUCER_BIT:
-                    self._tell_producer(self._history.reader.tail_batch(partition, len(partition.tail) - 1))
+                    self._replay_producer(self._state.reader.tail_batch(partition, len(partition.tail) - 1))
             self._advance(partition, offset + span, address + address_span, time_us)
 
     def _unstage_published(self) -> None:
         """The change that ends a publish: its tokens are gone."""
-        self._history.unstage(self._published)
+        self._state.unstage(self._published)
         self._published.clear()
 
 
-def image_of_all(history: History, sequence: int) -> Image:
+def image_of_all(state: LogState, sequence: int) -> Image:
     """The state after this group, the last that was played."""
-    touched = dict.fromkeys(history.partitions.values())
-    for contents in history.contents.values():
+    touched = dict.fromkeys(state.partitions.values())
+    for contents in state.contents.values():
         touched.update(contents.partitions)  # those that ended as well: an earlier image may know them
-    return history.image(sequence, touched)
+    return state.image(sequence, touched)
 
 
-def put_in_order(partition: FilePartition, breaks: Mapping[int, int], end: int, by_place: Mapping[int, Sealed]) -> int:
-    """Sort a partition's runs, which came in the order of their segments: some of these were written anew. Returns where the last one ends.
+def put_in_order(
+    partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]
+) -> int:
+    """Sort a partition's runs, which came in the order of their segments: some were merged. Returns where the last one ends.
 
     breaks: where the run before an entry ended that did not begin there. end: where the run of the last entry ends. Raises Corrupt.
     """
@@ -293,10 +295,10 @@ def put_in_order(partition: FilePartition, breaks: Mapping[int, int], end: int, 
     entries = [runs.entry(number) for number in range(len(runs))]
     firsts = [entry[0] for entry in entries]
     ends = [*[breaks.get(number, first) for number, first in enumerate(firsts)][1:], end]
-    found = [(entry, stop, by_place[entry[3]]) for entry, stop in zip(entries, ends, strict=True)]
+    found = [(entry, stop, by_location[entry[3]]) for entry, stop in zip(entries, ends, strict=True)]
     found.sort(key=lambda run: (run[0][0], -run[2].number))
     at, newest = found[0][0][0], 0
-    for (offset, _, size, place, address, time_us), stop, item in found:
+    for (offset, _, size, location, address, time_us), stop, item in found:
         if stop <= at and item.number < newest:  # these offsets were compacted into the run before
             item.live -= 1
             item.live_bytes -= size
@@ -306,16 +308,16 @@ def put_in_order(partition: FilePartition, breaks: Mapping[int, int], end: int, 
                 ErrorCode.CORRUPT, f"segments have a hole partition={partition.incarnation} offset={at} next={offset}"
             )
         at, newest = stop, item.number
-        partition.add_run(place, offset, size, address, time_us)
+        partition.add_run(location, offset, size, address, time_us)
     return at
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
     """Offsets below which the chain's own trims and drops leave nothing, by partition. Their segments may have been removed since."""
     gone: dict[int, int] = {}
-    for place in chain.groups:
-        ends = place.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP)
-        for entry in read_directory(place.slot.view, place.position) if ends else ():
+    for group in chain.groups:
+        ends = group.kinds & (1 << EntryKind.TRIM | 1 << EntryKind.DROP)
+        for entry in read_directory(group.slot.view, group.position) if ends else ():
             if entry.kind == EntryKind.TRIM:
                 gone[entry.partition] = max(gone.get(entry.partition, 0), entry.argument)
             elif entry.kind == EntryKind.DROP:

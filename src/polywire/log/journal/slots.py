@@ -67,10 +67,10 @@ class Slot:
 
     def check_readable(self) -> None:
         """Read everything once: a bad place of the disk that is touched through the mapping ends the process. Raises Corrupt."""
-        room = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
+        block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
-            for at in range(0, self.size, len(room)):
-                os.preadv(self.descriptor, [room], at)
+            for at in range(0, self.size, len(block)):
+                os.preadv(self.descriptor, [block], at)
         except OSError as error:
             raise Corrupt(
                 ErrorCode.CORRUPT, f"cannot read a slot of the journal: {error.strerror} path={str(self.path)!r}"
@@ -125,7 +125,7 @@ class FileJournal:
             slot.lock()
         return list(self.slots.values())
 
-    def look(self) -> list[Slot]:
+    def open_to_read(self) -> list[Slot]:
         """Open every slot that exists, to be read: nothing is changed. Raises Corrupt, OSError."""
         self.seed = read_seed(self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
@@ -199,10 +199,10 @@ class FileJournal:
         """A last group, empty, that says that everything up to ``sequence`` is on the disk: what is found damaged later was not torn.
         Raises OSError."""
         self.align()
-        if self.room < GROUP_HEADER_BYTES:
+        if self.capacity < GROUP_HEADER_BYTES:
             if not self.free:
                 return
-            self.turn_over()
+            self.roll()
         head.clear()
         first = head.finish(start, sequence + 1, sequence, checksum, now_us)
         self.write([first], head.size, sequence + 1)
@@ -226,7 +226,7 @@ class FileJournal:
     # Writing
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Bytes left in the current slot."""
         return 0 if self.current is None else self.current.size - self.position
 
@@ -234,7 +234,7 @@ class FileJournal:
         """Begin the next group on a new page: what lies before is being synced."""
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
-    def turn_over(self) -> Slot | None:
+    def roll(self) -> Slot | None:
         """Go on in a free slot; returns the one that is full now. Raises IndexError when none is free."""
         full = self.current
         slot = self.free.popleft()

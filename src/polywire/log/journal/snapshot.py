@@ -104,10 +104,10 @@ def _fields_of(copy: bytes) -> tuple[int, ...] | None:
     clean_count, _, segment_count, token_count, partitions_bytes, broker_bytes = fields[4:]
     size = _HEADER.size + partitions_bytes + 8 * segment_count + _TOKEN.size * token_count
     size += _CLEAN.size * clean_count + broker_bytes
-    room = len(copy) - size - 8
-    if fields[0] != _MAGIC or not 1 <= fields[1] <= _VERSION or room < 0:
+    padding = len(copy) - size - 8
+    if fields[0] != _MAGIC or not 1 <= fields[1] <= _VERSION or padding < 0:
         return None
-    if room >= BLOCK_BYTES or (room > 0 and fields[1] < _VERSION_OF_COPIES):
+    if padding >= BLOCK_BYTES or (padding > 0 and fields[1] < _VERSION_OF_COPIES):
         return None
     return fields if xxh64(copy[:size]) == int.from_bytes(copy[size : size + 8], "little") else None
 

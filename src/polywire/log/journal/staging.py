@@ -16,12 +16,12 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its own header, and where its bytes lie: in a slot (``serial``) or a segment (``place``), at ``position``.
+    """One staged batch: its own header, and where its bytes lie: in a slot (``serial``) or a segment (``location``), at ``position``.
 
-    ``laid`` once it was published into its partition; ``needed`` until it was abandoned, or published and sealed as part of its partition.
+    ``published`` once it is part of its partition; ``needed`` until it was abandoned, or was published and its partition sealed so far.
     """
 
-    __slots__ = ("header", "incarnation", "laid", "length", "needed", "place", "position", "serial", "token")
+    __slots__ = ("header", "incarnation", "length", "location", "needed", "position", "published", "serial", "token")
 
     def __init__(self, token: bytes, incarnation: int, header: bytes, length: int) -> None:
         self.token: Final = token
@@ -29,14 +29,14 @@ class StagedBatch:
         self.header: Final = header
         self.length: Final = length
         self.serial = NOWHERE
-        self.place = NOWHERE
+        self.location = NOWHERE
         self.position = 0
-        self.laid = False
+        self.published = False
         self.needed = True
 
 
 class StagedToken:
-    """All batches of one token, and their bytes. ``claimed``: a publish in the making, or an abandon of this turn, has it."""
+    """All batches of one token, and their bytes. ``claimed``: a publish in the making, or an abandon of this write batch, has it."""
 
     __slots__ = ("batches", "claimed", "expires_at_us", "size", "token")
 

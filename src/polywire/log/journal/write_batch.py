@@ -1,8 +1,8 @@
-"""A turn: what was added between two commits, and how it becomes one group (decision 0003).
+"""A write batch: what was added between two commits, and how it becomes one group (decision 0003).
 
-Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is told exactly once. What may
+Promises: entries are in the order of the calls, small batches of one partition are merged, every callback is notified exactly once. What may
 fail comes first, while nothing has changed: ``prepare``; then everything is numbered and entered: ``enter``. Must not know: slots, syncs,
-when a turn is committed.
+when a write batch is committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.partition.partition import Append, FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES
-from polywire.log.state import Contents, History
+from polywire.log.state import Contents, LogState
 from polywire.records.batch import merge
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
@@ -33,7 +33,7 @@ Ranges = Sequence[tuple[int, int, int]]
 PublishDone = Callable[[Ranges, BrokerError | None], None]
 Owner = tuple[Callable[[Any, BrokerError | None], None], Any]
 """(callback, what it gets beside an error)"""
-Told = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
+Notification = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
 """(callback, what it gets, what it gets beside an error)"""
 
 
@@ -45,20 +45,20 @@ class Draft:
         "epoch",
         "floor",
         "head",
-        "history",
         "indexed",
         "now_us",
         "only_appends",
         "parts",
         "placed",
+        "state",
         "state_changed",
         "synced",
         "then",
         "written",
     )
 
-    def __init__(self, history: History, *, epoch: int, floor: Level, seed: int) -> None:
-        self.history: Final = history
+    def __init__(self, state: LogState, *, epoch: int, floor: Level, seed: int) -> None:
+        self.state: Final = state
         self.epoch: Final = epoch
         self.floor: Final = floor
         self.head: Final = GroupHead(seed)
@@ -70,29 +70,29 @@ class Draft:
         self.head.clear()
         self.parts: list[Buffer] = []
         self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
-        """(partition, offset, place among the entries, length, address, time); a place of -1 - n is the n-th of ``then``."""
+        """(partition, offset, position among the entries, length, address, time); a position of -1 - n is the n-th of ``then``."""
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
         """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
-        self.written: list[Told] = []
-        self.synced: list[Told] = []
+        self.written: list[Notification] = []
+        self.synced: list[Notification] = []
         self.state_changed = False
         self.only_appends = True
 
-    def tell(
+    def notify(
         self, level: Level, done: Callable[[Any, BrokerError | None], None] | None, value: Any, refused: Any = -1
     ) -> None:
         """Call ``done(value, None)`` once the group has its level."""
         if done is not None:
-            told = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
-            told.append((done, value, refused))
+            waiting = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
+            waiting.append((done, value, refused))
 
     def number(self, partition: FilePartition, batch: Buffer) -> int:
         """Give a batch the partition's next numbers and enter it; returns its first offset."""
         head = self.head
         offset, address = partition.next_offset, partition.next_address
         time_us = self.now_us if self.now_us > partition.last_append_time_us else partition.last_append_time_us
-        place = head.payload
+        position = head.payload
         span, address_span, header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
         if header is None:
             self.parts.append(batch)
@@ -100,7 +100,7 @@ class Draft:
             self.parts += (header, memoryview(batch)[HEADER_BYTES:])
         if partition.last_epoch != self.epoch:
             partition.begin_epoch(self.epoch)
-        self.indexed.append((partition, offset, place, len(batch), address, time_us))
+        self.indexed.append((partition, offset, position, len(batch), address, time_us))
         partition.next_offset = offset + span
         partition.next_address = address + address_span
         partition.last_append_time_us = time_us
@@ -130,24 +130,24 @@ class Draft:
     def touch(self, partitions: Sequence[FilePartition], then: Callable[[int], None]) -> None:
         """The same for several partitions."""
         self.then += (_nothing, then)
-        place = 1 - len(self.then)
-        self.indexed += [(partition, 0, place, 0, 0, 0) for partition in partitions]
-        self.indexed.append((None, 0, place - 1, 0, 0, 0))
+        index = 1 - len(self.then)
+        self.indexed += [(partition, 0, index, 0, 0, 0) for partition in partitions]
+        self.indexed.append((None, 0, index - 1, 0, 0, 0))
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
         """The group was written; its entries begin at ``start`` of the slot: index them."""
         touched = contents.partitions
-        for partition, offset, place, length, address, time_us in self.indexed:
+        for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
                 touched[partition] = None
-            if place < 0:
-                self.then[-1 - place](serial)
+            if position < 0:
+                self.then[-1 - position](serial)
                 continue
             assert partition is not None, "a batch has a partition"
-            partition.tail.append(offset, start + place, length, serial, address, time_us)
+            partition.tail.append(offset, start + position, length, serial, address, time_us)
             partition.tail_bytes += length
-        for batch, place in self.placed:
-            batch.serial, batch.position = serial, start + place
+        for batch, position in self.placed:
+            batch.serial, batch.position = serial, start + position
             contents.staged.append(batch)
 
 
@@ -161,7 +161,7 @@ class Step(Protocol):
         """Become part of the group. Never fails: numbers are given here, and nobody takes them back."""
 
     def owners(self) -> Sequence[Owner]:
-        """Who must be told when it is not written, each with what it gets beside the error."""
+        """Who must be notified when it is not written, each with what it gets beside the error."""
 
 
 class _Simple:
@@ -173,7 +173,7 @@ class _Simple:
         """Nothing to do."""
 
     def owners(self) -> Sequence[Owner]:
-        """Nobody asked to be told."""
+        """Nobody asked to be notified."""
         return ()
 
 
@@ -207,12 +207,12 @@ class Appends:
         partition, items = self.partition, self.items
         if len(items) == 1:
             batch, level, done = items[0]
-            draft.tell(level, done, draft.number(partition, batch))
+            draft.notify(level, done, draft.number(partition, batch))
             return
         for batch, owners, counts in self._entries:
             offset = draft.number(partition, batch)
             for index, (_, level, done) in enumerate(owners):
-                draft.tell(level, done, offset)
+                draft.notify(level, done, offset)
                 offset += counts[index] if counts else 0
 
     def owners(self) -> Sequence[Owner]:
@@ -266,7 +266,7 @@ class Entered(_Simple):
         if self.kind is not None:
             draft.enter(self.kind, self.content, argument=self.argument)
             draft.state_changed |= self.kind is EntryKind.CHANGE
-        draft.tell(self.level, self.done, -1)
+        draft.notify(self.level, self.done, -1)
 
     def owners(self) -> Sequence[Owner]:
         return () if self.done is None else ((self.done, -1),)
@@ -293,7 +293,7 @@ class Drop(_Simple):
     def enter(self, draft: Draft) -> None:
         self.partition.opened = False
         draft.enter(EntryKind.DROP, partition=self.partition.incarnation)
-        draft.after(self.partition, lambda _: draft.history.drop(self.partition))
+        draft.after(self.partition, lambda _: draft.state.drop(self.partition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Trim(_Simple):
         end = self.partition.next_offset  # what the same group appends behind it stays
         first_offset = min(self.first_offset, end)
         draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
-        draft.after(self.partition, lambda _: draft.history.trim(self.partition, first_offset, end))
+        draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +322,11 @@ class Stage(_Simple):
     done: Done | None
 
     def enter(self, draft: Draft) -> None:
-        place = draft.head.payload
+        position = draft.head.payload
         draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
         draft.parts += (self.token, self.batch)
-        draft.placed.append((self.staged, place + len(self.token)))
-        draft.tell(self.level, self.done, -1)
+        draft.placed.append((self.staged, position + len(self.token)))
+        draft.notify(self.level, self.done, -1)
 
     def owners(self) -> Sequence[Owner]:
         return () if self.done is None else ((self.done, -1),)
@@ -352,14 +352,14 @@ class Publish(_Simple):
             numbers.extend((partition.incarnation, partition.next_offset, partition.next_address, time_us))
         draft.enter_published(made, numbers)
         found, after = [], numbers.tolist()
-        for place, partition in enumerate(partitions):
-            first, at = partition.next_offset, 4 * place
+        for index, partition in enumerate(partitions):
+            first, at = partition.next_offset, 4 * index
             _, partition.next_offset, partition.next_address, partition.last_append_time_us = after[at : at + 4]
             found.append((partition.incarnation, first, partition.next_offset))
         draft.touch(partitions, made.settle)
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True
-        draft.tell(self.level, self.done, found, ())
+        draft.notify(self.level, self.done, found, ())
 
     def owners(self) -> Sequence[Owner]:
         return () if self.done is None else ((self.done, ()),)
@@ -373,11 +373,11 @@ class Abandon(_Simple):
 
     def enter(self, draft: Draft) -> None:
         draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
-        draft.after(None, lambda _: draft.history.unstage(self.tokens))
+        draft.after(None, lambda _: draft.state.unstage(self.tokens))
 
 
 @dataclass(slots=True)
-class Turn:
+class WriteBatch:
     """Steps in the order of the calls. ``size`` is at least what they take in a group; up to ``granted`` it was promised to somebody;
     ``open`` lists partitions whose last step takes more."""
 
@@ -386,25 +386,16 @@ class Turn:
     granted: int = 0
     open: list[FilePartition] = field(default_factory=list)
 
-    def append(self, partition: FilePartition, item: Append) -> None:
-        """Add a batch."""
-        pending = partition.pending
-        if pending is None:
-            step = Appends(partition)
-            partition.pending = pending = step.items
-            self.steps.append(step)
-            self.open.append(partition)
-        pending.append(item)
-
-    def add(self, step: Step) -> None:
-        """Add something that has no order with batches."""
-        self.steps.append(step)
-
     def close(self) -> None:
         """What is appended from now on comes after what was added so far."""
         for partition in self.open:
             partition.pending = None
         self.open.clear()
+
+    def owners(self) -> list[Owner]:
+        """Who must be notified when none of it is written; nothing more joins it."""
+        self.close()
+        return [owner for step in self.steps for owner in step.owners()]
 
 
 def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from polywire.errors import BrokerError
-from polywire.log.segments.damage import Piece, Place
+from polywire.log.segments.damage import Piece, PiecePosition
 from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
 from polywire.log.worker import Worker
@@ -39,15 +39,17 @@ PARTITIONS_READ_MAX: Final = 256  # of which reads are remembered
 STOPS_MAX: Final = (
     WINDOWS_MAX + GLANCES_MAX
 )  # one a window: who reads a window beside somebody else looks for its place
-PIECE_ROOM: Final = 2 * BLOCK_BYTES  # a piece is read from the block it begins in to the end of the block it ends in
-BLOCK_ROOM: Final = (
-    WINDOW_BYTES + 2 * 1024 * 1024 + PIECES_MAX * PIECE_ROOM
+PIECE_MARGIN_BYTES: Final = (
+    2 * BLOCK_BYTES
+)  # a piece is read from the block it begins in to the end of the block it ends in
+WINDOW_BLOCK_BYTES: Final = (
+    WINDOW_BYTES + 2 * 1024 * 1024 + PIECES_MAX * PIECE_MARGIN_BYTES
 )  # the strides at both ends may add two large batches' worth
 
 Key = tuple[int, int]
 """(incarnation, offset) that a window was asked for."""
 
-Told = Callable[["Window | None", BrokerError | None], None]
+WindowCompletion = Callable[["Window | None", BrokerError | None], None]
 """Gets the window, or the error, or neither when a segment was removed before it was read: ask again for what there is now."""
 
 
@@ -75,7 +77,7 @@ class Stop(NamedTuple):
     """Where a read ended within a window."""
 
     window: Window
-    place: Place
+    position: PiecePosition
 
 
 class ColdReads:
@@ -85,8 +87,8 @@ class ColdReads:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._arena = Arena(block_bytes=_whole_blocks(BLOCK_ROOM), blocks_max=WINDOWS_MAX + GLANCES_MAX)
-        self._windows: OrderedDict[Key, Window | list[Told]] = OrderedDict()
+        self._arena = Arena(block_bytes=_whole_blocks(WINDOW_BLOCK_BYTES), blocks_max=WINDOWS_MAX + GLANCES_MAX)
+        self._windows: OrderedDict[Key, Window | list[WindowCompletion]] = OrderedDict()
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)
         self._bodies: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
@@ -100,12 +102,12 @@ class ColdReads:
     ) -> Window | None:
         """What a read of up to ``bytes_max`` bytes and the offset ``end`` gets of one segment when the page cache has it and it is not
         much, else None. With ``more``, what lies behind that is wanted next."""
-        place = segment.locate_now(partition, offset, max(bytes_max, 1), end)
-        if place is not None and more and place[1] - place[0] < GLANCE_BYTES_AHEAD:
-            place = segment.locate_now(partition, offset, GLANCE_BYTES_AHEAD)
-        if place is None or place[1] - place[0] > GLANCE_BYTES_MAX:
+        span = segment.locate_now(partition, offset, max(bytes_max, 1), end)
+        if span is not None and more and span[1] - span[0] < GLANCE_BYTES_AHEAD:
+            span = segment.locate_now(partition, offset, GLANCE_BYTES_AHEAD)
+        if span is None or span[1] - span[0] > GLANCE_BYTES_MAX:
             return None
-        start, stop = place
+        start, stop = span
         arena = self._glances_arena if stop - start <= GLANCE_BLOCK_BYTES else self._arena
         pieces = segment.pieces_now(arena.take(stop - start), partition, start, stop)
         if pieces is None:
@@ -142,7 +144,7 @@ class ColdReads:
         return any(first < offset <= end for first, end in self._readers.get(partition, ()))
 
     def was_read(self, partition: int, first: int, end: int, stop: Stop | None) -> None:
-        """Somebody was given what lies from one offset to another; a peer may have room for less of it, and goes on before its end. With
+        """Somebody was given what lies from one offset to another; a peer may take less of it, and goes on before its end. With
         ``stop``, what comes next is at hand there."""
         reads = self._readers.get(partition)
         if reads is None:
@@ -185,13 +187,20 @@ class ColdReads:
             (self._glances if self._glances.get(key) is best else self._windows).move_to_end(key)
         return best
 
-    def ask(self, key: Key, segments: Sequence[Segment], told: Told | None, bytes_max: int, end: int = NO_END) -> None:
-        """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``told`` is called on the loop with it, or with the error.
+    def ask(
+        self,
+        key: Key,
+        segments: Sequence[Segment],
+        completed: WindowCompletion | None,
+        bytes_max: int,
+        end: int = NO_END,
+    ) -> None:
+        """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``completed`` is called on the loop with it, or with the error.
         segments: those that hold the read, in order. Who asks for the same place meanwhile gets the same window."""
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
-        if told is not None:
-            waiting.append(told)
+        if completed is not None:
+            waiting.append(completed)
         if not isinstance(known, list):
             self._windows[key] = waiting
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key))
@@ -219,8 +228,8 @@ class ColdReads:
         if window is not None:
             self._windows[key] = window
             self._shrink()
-        for told in waiting:
-            told(window, error)
+        for completed in waiting:
+            completed(window, error)
 
     def _shrink(self) -> None:
         """Forget the windows used longest ago; those under way are few, one a reader at most."""
@@ -243,24 +252,24 @@ class ColdReads:
 
     def _read_all(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window:
         partition, offset = key
-        room = min(max(bytes_max, 1), WINDOW_BYTES)
-        places = []
+        bytes_left = min(max(bytes_max, 1), WINDOW_BYTES)
+        spans = []
         for segment in segments[:PIECES_MAX]:
-            start, stop = segment.locate(partition, offset, room, end)
-            places.append((segment, start, stop))
-            offset, room = segment.run(partition).next_offset, room - (stop - start)
-            if room <= 0 or offset >= end:
+            start, stop = segment.locate(partition, offset, bytes_left, end)
+            spans.append((segment, start, stop))
+            offset, bytes_left = segment.run(partition).next_offset, bytes_left - (stop - start)
+            if bytes_left <= 0 or offset >= end:
                 break
-        rooms = [_whole_blocks(stop - start + PIECE_ROOM) for _, start, stop in places]
-        block = self._arena.take(sum(rooms))
+        sizes = [_whole_blocks(stop - start + PIECE_MARGIN_BYTES) for _, start, stop in spans]
+        block = self._arena.take(sum(sizes))
         pieces: list[Piece] = []
         waited = False
-        for (segment, start, stop), room in zip(places, rooms, strict=True):
-            found = segment.pieces_now(block[:room], partition, start, stop)
+        for (segment, start, stop), size in zip(spans, sizes, strict=True):
+            found = segment.pieces_now(block[:size], partition, start, stop)
             waited = waited or found is None
-            pieces += segment.pieces(block[:room], partition, start, stop) if found is None else found
+            pieces += segment.pieces(block[:size], partition, start, stop) if found is None else found
             offset = segment.offset_at(partition, stop)
-            block = block[room:]
+            block = block[size:]
         return Window(partition, key[1], offset, pieces, was_waited_for=waited)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError
-from polywire.log.base import NO_OFFSET, Found, Located, SealedRun
+from polywire.log.base import NO_OFFSET, Found, Located, SealedRange
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
@@ -30,25 +30,25 @@ _T = TypeVar("_T")
 
 
 class Queries(Protocol):
-    """What look-ups ask of the reader."""
+    """What query-ups ask of the reader."""
 
     @property
     def home(self) -> Home:
         """The directory of the segments' blobs."""
 
-    def segment(self, place: int) -> Segment:
+    def segment(self, location: int) -> Segment:
         """A segment that is listed. Raises Missing."""
 
-    def look(
+    def query(
         self,
-        places: Sequence[int],
+        locations: Sequence[int],
         job: Callable[[Sequence[Segment]], _T],
         then: Callable[[_T | BrokerError], None],
         again: Callable[[], None],
     ) -> None:
         """Ask segments, in the reader's thread."""
 
-    def look_tail(
+    def query_tail(
         self,
         partition: FilePartition,
         number: int,
@@ -63,15 +63,17 @@ def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Fou
     """See ``PartitionLog.offset_at``."""
     number = partition.runs.find_time(time_us)
     if number > 0:  # the run before may hold later records as well
-        place = partition.runs.entry(number - 1)[3]
-        run = reader.segment(place).run_now(partition.incarnation)
+        location = partition.runs.entry(number - 1)[3]
+        run = reader.segment(location).run_now(partition.incarnation)
         if run is None:  # its footer is not at hand
             again = _asked_again(partition.offset_at, time_us, then)
-            reader.look((place,), partial(_end_of, partition.incarnation), _told_again(again, then), again)
+            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, then), again)
             return None
         if time_us <= run.last_time_us:
             job = partial(_by_time, partition.incarnation, time_us)
-            reader.look((place,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then))
+            reader.query(
+                (location,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then)
+            )
             return None
     if number < len(partition.runs):
         return max(partition.runs.entry(number)[0], partition.first_offset)
@@ -86,17 +88,17 @@ def offset_of_address(
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
-    told = _kept(partition, then)
+    completed = _kept(partition, then)
     again = _asked_again(partial(partition.offset_of_address, covering=covering), address, then)
     number = partition.tail.find_address(address)
     if number >= 0:
-        found = reader.look_tail(partition, number, partial(_offset_in, address, covering), told, again)
+        found = reader.query_tail(partition, number, partial(_offset_in, address, covering), completed, again)
         return found if found is None or found >= partition.first_offset else NO_OFFSET
     number = partition.runs.find_address(address)
     if number < 0:
         return NO_OFFSET
     job = partial(_by_address, partition.incarnation, address, covering)
-    reader.look((partition.runs.entry(number)[3],), job, told, again)
+    reader.query((partition.runs.entry(number)[3],), job, completed, again)
     return None
 
 
@@ -108,9 +110,9 @@ def address_of_offset(partition: FilePartition, reader: Queries, offset: int, th
     again = _asked_again(partition.address_of_offset, offset, then)
     number = partition.tail.find_offset(offset)
     if number >= 0:
-        return reader.look_tail(partition, number, partial(_address_in, offset), then, again)
-    place = partition.runs.entry(partition.runs.find_offset(offset))[3]
-    reader.look((place,), partial(_by_offset, partition.incarnation, offset), then, again)
+        return reader.query_tail(partition, number, partial(_address_in, offset), then, again)
+    location = partition.runs.entry(partition.runs.find_offset(offset))[3]
+    reader.query((location,), partial(_by_offset, partition.incarnation, offset), then, again)
     return None
 
 
@@ -126,15 +128,15 @@ def locate(
     partition.check_range(offset)
     end = min(partition.readable_offset, partition.tail_offset)
     end = end if offset_end is None else min(end, offset_end)
-    places: list[int] = []
+    locations: list[int] = []
     bounds = [offset]
     number = max(partition.runs.find_offset(offset), 0)
-    while bounds[-1] < end and len(places) < LOCATED_RUNS_MAX:
-        places.append(partition.runs.entry(number)[3])
+    while bounds[-1] < end and len(locations) < LOCATED_RUNS_MAX:
+        locations.append(partition.runs.entry(number)[3])
         number += 1
         following = partition.runs.entry(number)[0] if number < len(partition.runs) else partition.tail_offset
         bounds.append(min(following, end))
-    segments = [reader.segment(place) for place in places]
+    segments = [reader.segment(location) for location in locations]
     located = partial(_located, reader.home, segments, bounds, bounds[-1] < end)
     warm = [
         segment.span_warm(partition.incarnation, *ends)
@@ -143,7 +145,9 @@ def locate(
     if all(warm):
         return located([span for span in warm if span is not None])
     again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, then)
-    reader.look(places, partial(_spans, partition.incarnation, bounds), partial(_told, located, then), again)
+    reader.query(
+        locations, partial(_spans, partition.incarnation, bounds), partial(_complete_located, located, then), again
+    )
     return None
 
 
@@ -199,13 +203,13 @@ def _located(
 ) -> Located:
     """What ``locate`` answers, once the spans of its runs are known."""
     runs = [
-        SealedRun(segment.name, *span, *ends)
+        SealedRange(segment.name, *span, *ends)
         for segment, span, ends in zip(segments, spans, pairwise(bounds), strict=True)
     ]
     return Located(home, runs, more)
 
 
-def _told(
+def _complete_located(
     located: Callable[[Sequence[Span]], Located],
     then: Callable[[Located | BrokerError], None],
     found: Sequence[Span] | BrokerError,
@@ -213,16 +217,16 @@ def _told(
     then(found if isinstance(found, BrokerError) else located(found))
 
 
-def _told_again(again: Callable[[], None], then: Found) -> Found:
+def _then_again(again: Callable[[], None], then: Found) -> Found:
     """The question is asked again when what it needs is at hand."""
 
-    def told(found: int | BrokerError) -> None:
+    def completed(found: int | BrokerError) -> None:
         if isinstance(found, BrokerError):
             then(found)
         else:
             again()
 
-    return told
+    return completed
 
 
 def _not_below(partition: FilePartition, then: Found) -> Found:

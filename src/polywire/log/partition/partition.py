@@ -1,6 +1,7 @@
 """One partition of the log: its numbers, the index of its unsealed batches, its sealed runs, its epochs.
 
-Promises: what ``log.base.PartitionLog`` says. Everything here is memory; bytes are fetched by the reader. Must not know: the turn, files.
+Promises: what ``log.base.PartitionLog`` says. Everything here is memory; bytes are fetched by the reader. Must not know: write batches,
+files.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Final, Protocol
 
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Done, Found, Located, Read
-from polywire.log.partition.sealed_ranges import RunIndex
+from polywire.log.partition.run_index import RunIndex
 from polywire.log.partition.tail_index import TailIndex
-from polywire.log.segments.format import Run
+from polywire.log.segments.format import SegmentRun
 from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
-OVERLAY: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
-OVERLAY_SHIFT: Final = 25  # entries of overlays never look like neighbours
+PUBLISHED: Final = 0xFFFF_FFFF  # a tail entry's slot when its bytes are a published header and a staged body
+PUBLISHED_SHIFT: Final = 25  # entries of published batches never look like neighbours
 _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
@@ -37,10 +38,10 @@ class PartitionReader(Protocol):
     def epoch(self) -> int:
         """The current start's."""
 
-    def run_now(self, place: int, incarnation: int) -> Run | None:
+    def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
         """A partition's run in a segment, if that is at hand."""
 
-    def overlay_offset(self, number: int) -> int:
+    def published_offset(self, number: int) -> int:
         """First offset of a published batch."""
 
     def read(
@@ -96,8 +97,8 @@ class FilePartition:
         "next_address",
         "next_offset",
         "opened",
-        "overlays",
         "pending",
+        "published",
         "runs",
         "sealed_bytes",
         "synced_offset",
@@ -118,20 +119,20 @@ class FilePartition:
         self.tail: Final = TailIndex()
         self.tail_bytes = 0
         self.runs = RunIndex()
-        """Entries (first offset, 0, bytes, segment's place, first address, first append time)."""
+        """Entries (first offset, 0, bytes, segment's location, first address, first append time)."""
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """Up to here the newest record of every key was noted, and what is older was written anew without what that made needless."""
+        """Up to here the newest record of every key was noted, and what is older was compacted to what that did not make needless."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
         self._packed_epochs = b""
         """As ``pack`` last made them, unless they changed since."""
-        self.overlays: Final[deque[int]] = deque()
-        """Those of published staged batches in the tail."""
+        self.published: Final[deque[int]] = deque()
+        """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
-        """Batches of this turn, in a step that is still open."""
+        """Batches of the open write batch, in a step that is still open."""
         self.wakes: Final[dict[object, tuple[int, Callable[[], None]]]] = {}
         self.opened = False
         self.ended = False
@@ -243,11 +244,11 @@ class FilePartition:
             excess -= self.tail.entry(number)[2]
         return self.next_offset
 
-    # Changes, made by the turn, the sealer and recovery
+    # Changes, made by groups, the sealer and recovery
 
-    def add_run(self, place: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
+    def add_run(self, location: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
         """A sealed run follows the runs known so far."""
-        self.runs.append(first_offset, size, place, first_address, first_time_us)
+        self.runs.append(first_offset, size, location, first_address, first_time_us)
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
@@ -255,22 +256,22 @@ class FilePartition:
         start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
-    def join_runs(self, numbers: range, place: int, size: int) -> list[tuple[int, int]]:
-        """These runs are one run of another segment now; returns the places and sizes they had."""
+    def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
+        """These runs are one run of another segment now; returns the locations and sizes they had."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
-        self.runs.join(numbers.start, numbers.stop, size, place)
+        self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Forget unsealed batches that begin below ``next_offset``; returns overlays that are gone with them."""
+        """Forget unsealed batches that begin below ``next_offset``; returns the numbers of published ones that are gone with them."""
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
             self.tail.drop_front(count)
         gone = []
-        while self.overlays and self._reader.overlay_offset(self.overlays[0]) < next_offset:
-            gone.append(self.overlays.popleft())
+        while self.published and self._reader.published_offset(self.published[0]) < next_offset:
+            gone.append(self.published.popleft())
         return gone
 
     def take_runs(self) -> RunIndex:
@@ -280,8 +281,8 @@ class FilePartition:
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make what lies below unreadable: (runs that are gone, overlays that are gone). Whole runs and batches go. ``end``: where the tail
-        ends as far as it is indexed; what is numbered behind it is not yet."""
+        """Make what lies below unreadable: (runs that are gone, numbers of published batches that are gone). Whole runs and batches go.
+        ``end``: where the tail ends as far as it is indexed; what is numbered behind it is not yet."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         runs = self._trim_runs(end)
         number = len(self.tail) if self.first_offset >= end else self.tail.find_offset(self.first_offset)
@@ -300,8 +301,8 @@ class FilePartition:
             return self.take_runs()
         gone = RunIndex()
         for number in range(self.runs.find_offset(self.first_offset)):
-            offset, _, size, place, address, time_us = self.runs.entry(number)
-            gone.append(offset, size, place, address, time_us)
+            offset, _, size, location, address, time_us = self.runs.entry(number)
+            gone.append(offset, size, location, address, time_us)
             self.sealed_bytes -= size
         self.runs.drop_front(len(gone))
         return gone

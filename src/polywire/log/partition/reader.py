@@ -1,7 +1,7 @@
 """Where a partition's bytes come from: mapped slots, verified pieces of segments, and published headers joined with staged bodies.
 
 Promises: what is in memory is answered at once; what is not is fetched in the reader's thread and answered on the loop; bytes given out stay
-in place until their pin is released. Must not know: the turn, who asks.
+in place until their pin is released. Must not know: write batches, who asks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
-from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.segments.damage import BEGINNING, Damage, Place, read_pieces
-from polywire.log.segments.format import Run
+from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.segments.damage import BEGINNING, Damage, PiecePosition, read_pieces
+from polywire.log.segments.format import SegmentRun
 from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
-from polywire.log.segments.segment_set import Segments
+from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.worker import Worker
 from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
@@ -39,8 +39,8 @@ Then = Callable[[Read | BrokerError], None]
 _T = TypeVar("_T")
 
 
-class Published:
-    """One publish, which many overlays share: where their headers are, and the slot whose group published them."""
+class PublishedGroup:
+    """One publish, which many published share: where their headers are, and the slot whose group published them."""
 
     __slots__ = ("headers", "serial")
 
@@ -49,31 +49,31 @@ class Published:
         self.serial = serial
 
 
-class Overlay:
+class PublishedBatch:
     """A published batch: where its numbered header is, and its staged body."""
 
-    __slots__ = ("_at", "batch", "published")
+    __slots__ = ("_at", "batch", "group")
 
-    def __init__(self, published: Published, at: int, batch: StagedBatch) -> None:
-        self.published: Final = published
+    def __init__(self, group: PublishedGroup, at: int, batch: StagedBatch) -> None:
+        self.group: Final = group
         self._at: Final = at
         self.batch: Final = batch
 
     @property
     def header(self) -> Buffer:
         """The numbered header."""
-        return memoryview(self.published.headers)[self._at : self._at + HEADER_BYTES]
+        return memoryview(self.group.headers)[self._at : self._at + HEADER_BYTES]
 
     @property
     def serial(self) -> int:
         """The slot whose group published it."""
-        return self.published.serial
+        return self.group.serial
 
     @property
     def offset(self) -> int:
         """Its first offset."""
         at = self._at + _OFFSET_AT
-        return int.from_bytes(memoryview(self.published.headers)[at : at + 8], "little")
+        return int.from_bytes(memoryview(self.group.headers)[at : at + 8], "little")
 
 
 class NoPin:
@@ -111,64 +111,64 @@ class Reader:
     """Reads for all partitions of one log, whose directory is ``home``. ``epoch`` is the current one; ``unpinned`` is called when a slot
     has lost its last reader."""
 
-    def __init__(self, journal: FileJournal, segments: Segments, worker: Worker, *, epoch: int, home: Home) -> None:
+    def __init__(self, journal: FileJournal, segments: SegmentSet, worker: Worker, *, epoch: int, home: Home) -> None:
         self._journal = journal
         self._segments = segments
         self._worker = worker
         self._cold = ColdReads(worker)
         self.epoch: Final = epoch
         self.home: Final = home
-        self.overlays: Final[dict[int, Overlay]] = {}
+        self.published: Final[dict[int, PublishedBatch]] = {}
         self.unpinned: Callable[[], None] = _nothing
         self._fetching = 0
 
-    def segment(self, place: int) -> Segment:
-        """A sealed segment by its place. Raises Missing when it was removed meanwhile."""
-        sealed = self._segments.by_place.get(place)
+    def segment(self, location: int) -> Segment:
+        """A sealed segment by its location. Raises Missing when it was removed meanwhile."""
+        sealed = self._segments.by_location.get(location)
         if sealed is None:
-            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed place={place}")
+            raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed location={location}")
         return sealed.segment
 
-    def run_now(self, place: int, incarnation: int) -> Run | None:
+    def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
         """A partition's run in a segment if its footer is at hand; else it is fetched, for who asks again later."""
-        segment = self.segment(place)
+        segment = self.segment(location)
         run = segment.run_now(incarnation)
         if run is None and self._fetching < FOOTERS_FETCHED_MAX:
             self._fetching += 1
             self._worker.run(partial(segment.run, incarnation), self._fetched)
         return run
 
-    def _fetched(self, _: Run | None, __: BrokerError | None) -> None:
+    def _fetched(self, _: SegmentRun | None, __: BrokerError | None) -> None:
         self._fetching -= 1
 
     # One batch
 
-    def overlay_offset(self, number: int) -> int:
-        return self.overlays[number].offset
+    def published_offset(self, number: int) -> int:
+        return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch) -> Buffer:
         """A staged batch as it is stored, not verified; waits for the disk where it was sealed and is not at hand."""
         start, stop = batch.position, batch.position + batch.length
-        if batch.place < 0:
+        if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
-        return self.segment(batch.place).stored(start, stop)
+        return self.segment(batch.location).stored(start, stop)
 
     def joined(self, number: int) -> bytearray:
-        """A published batch by its overlay's number, on the loop. Raises Corrupt."""
-        overlay = self.overlays[number]
-        batch = overlay.batch
-        body = self._kept_body(batch) if batch.place >= 0 else None
-        return self._sound(overlay, _join(overlay, self.staged_view(batch) if body is None else body))
+        """A published batch by its number, on the loop. Raises Corrupt."""
+        published = self.published[number]
+        batch = published.batch
+        body = self._kept_body(batch) if batch.location >= 0 else None
+        return self._sound(published, _join(published, self.staged_view(batch) if body is None else body))
 
-    def join(self, overlay: Overlay) -> bytearray:
+    def join(self, published: PublishedBatch) -> bytearray:
         """A published batch, whole: its numbered header before its staged body, not verified."""
-        return _join(overlay, self.staged_view(overlay.batch))
+        return _join(published, self.staged_view(published.batch))
 
-    def _sound(self, overlay: Overlay, joined: bytearray) -> bytearray:
+    def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
         """The same batch, if its body is the one that was staged. Raises Corrupt."""
-        batch = overlay.batch
-        if batch.place >= 0 and not check_body(joined, 0):
-            header, segment = read_header(joined), self.segment(batch.place)
+        batch = published.batch
+        if batch.location >= 0 and not check_body(joined, 0):
+            header, segment = read_header(joined), self.segment(batch.location)
             stop = batch.position + batch.length
             damage = Damage(
                 segment.name, batch.incarnation, batch.position, stop, header.base_offset, header.next_offset
@@ -178,19 +178,19 @@ class Reader:
         return joined
 
     def _kept_body(self, batch: StagedBatch) -> Buffer | None:
-        return self._cold.body(self.segment(batch.place), batch.position, batch.position + batch.length)
+        return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
         """The batch of a tail entry; waits for the disk where a staged body was sealed."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
-        if serial == OVERLAY:
-            return self.joined(position >> OVERLAY_SHIFT)
+        if serial == PUBLISHED:
+            return self.joined(position >> PUBLISHED_SHIFT)
         return memoryview(self._journal.views[serial])[position : position + length]
 
     def _is_at_hand(self, number: int) -> bool:
-        """Whether the staged body of an overlay can be had without waiting for a disk."""
-        batch = self.overlays[number].batch
-        return batch.place < 0 or self._kept_body(batch) is not None
+        """Whether the staged body of a published batch can be had without waiting for a disk."""
+        batch = self.published[number].batch
+        return batch.location < 0 or self._kept_body(batch) is not None
 
     def forget(self, partition: FilePartition) -> None:
         """Records that were read, and may be read again, are gone."""
@@ -198,19 +198,19 @@ class Reader:
 
     # Looking into one batch or segment
 
-    def look(
+    def query(
         self,
-        places: Sequence[int],
+        locations: Sequence[int],
         job: Callable[[Sequence[Segment]], _T],
         then: Callable[[_T | BrokerError], None],
         again: Callable[[], None],
     ) -> None:
         """Ask segments, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when one of them was replaced
         before it was asked."""
-        segments = [self.segment(place) for place in places]
-        self._worker.run(partial(job, segments), partial(self._looked, places, then, again))
+        segments = [self.segment(location) for location in locations]
+        self._worker.run(partial(job, segments), partial(self._answered, locations, then, again))
 
-    def look_tail(
+    def query_tail(
         self,
         partition: FilePartition,
         number: int,
@@ -218,21 +218,22 @@ class Reader:
         then: Found,
         again: Callable[[], None],
     ) -> int | None:
-        """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``look`` does."""
+        """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``query`` does."""
         _, position, _, serial, _, _ = partition.tail.entry(number)
-        overlay = self.overlays[position >> OVERLAY_SHIFT] if serial == OVERLAY else None
-        place = -1 if overlay is None else overlay.batch.place
-        if place < 0:
+        published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
+        location = -1 if published is None else published.batch.location
+        if location < 0:
             batch = self.tail_batch(partition, number)
             if not read_header(batch).flags & COMPRESSED:
                 return job(batch)
-            slot = self._journal.slots[serial if overlay is None else overlay.batch.serial]
+            slot = self._journal.slots[serial if published is None else published.batch.serial]
             pin = SlotsPin([slot], self.unpinned)
-            self._worker.run(partial(job, batch), partial(self._looked, (), _released(pin, then), again))
+            self._worker.run(partial(job, batch), partial(self._answered, (), _released(pin, then), again))
             return None
-        assert overlay is not None, "nothing else of a tail lies in a segment"
+        assert published is not None, "nothing else of a tail lies in a segment"
         self._worker.run(
-            lambda: job(self._sound(overlay, self.join(overlay))), partial(self._looked, (place,), then, again)
+            lambda: job(self._sound(published, self.join(published))),
+            partial(self._answered, (location,), then, again),
         )
         return None
 
@@ -255,18 +256,18 @@ class Reader:
     def address_of_offset(self, partition: FilePartition, offset: int, then: Found) -> int | None:
         return lookup.address_of_offset(partition, self, offset, then)
 
-    def _looked(
+    def _answered(
         self,
-        places: Sequence[int],
+        locations: Sequence[int],
         then: Callable[[_T | BrokerError], None],
         again: Callable[[], None],
         found: _T,
         error: BrokerError | None,
     ) -> None:
-        if isinstance(error, Missing) and any(place not in self._segments.by_place for place in places):
+        if isinstance(error, Missing) and any(location not in self._segments.by_location for location in locations):
             again()
-        elif isinstance(error, Missing) and places:
-            then(blob_corrupt(self.segment(places[0]).name, "a blob of these is missing"))
+        elif isinstance(error, Missing) and locations:
+            then(blob_corrupt(self.segment(locations[0]).name, "a blob of these is missing"))
         else:
             then(found if error is None else error)
 
@@ -294,25 +295,27 @@ class Reader:
 
     def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
         """The first of the tail entries [start, stop) whose body has to be fetched from a disk, or ``stop``."""
-        for number in range(start, stop) if partition.overlays else ():
+        for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
-            if serial == OVERLAY and not self._is_at_hand(position >> OVERLAY_SHIFT):
+            if serial == PUBLISHED and not self._is_at_hand(position >> PUBLISHED_SHIFT):
                 return number
         return stop
 
     def _warm_up(self, partition: FilePartition, number: int, again: Callable[[BrokerError | None], None]) -> None:
         """Have the sealed body of a published batch brought into memory, in the reader's thread."""
-        batch = self.overlays[partition.tail.entry(number)[1] >> OVERLAY_SHIFT].batch
-        place, segment = batch.place, self.segment(batch.place)
+        batch = self.published[partition.tail.entry(number)[1] >> PUBLISHED_SHIFT].batch
+        location, segment = batch.location, self.segment(batch.location)
 
-        def told(body: memoryview | None, error: BrokerError | None) -> None:
+        def completed(body: memoryview | None, error: BrokerError | None) -> None:
             if isinstance(error, Missing):
-                error = blob_corrupt(segment.name, "blob is missing") if place in self._segments.by_place else None
+                error = (
+                    blob_corrupt(segment.name, "blob is missing") if location in self._segments.by_location else None
+                )
             elif body is not None:
                 self._cold.keep_body(segment, batch.position, body)
             again(error)
 
-        self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), told)
+        self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), completed)
 
     def _asked_again(
         self,
@@ -344,15 +347,15 @@ class Reader:
     ) -> tuple[list[memoryview], list[Slot]]:
         """Tail entries [start, stop) of ``size`` bytes as chunks, and the slots they are views of."""
         extents = partition.tail.extents(start, stop)
-        overlaid = bool(partition.overlays) and any(extent[0] == OVERLAY for extent in extents)
-        if not overlaid and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
+        has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
+        if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
             copied = bytearray(size)
-            partition.tail.gather(start, stop, self._journal.views, copied)
+            partition.tail.copy(start, stop, self._journal.views, copied)
             return [memoryview(copied)], []
         chunks, slots = [], {}
         for serial, position, length in extents:
-            if serial == OVERLAY:
-                chunks.append(memoryview(self.joined(position >> OVERLAY_SHIFT)))
+            if serial == PUBLISHED:
+                chunks.append(memoryview(self.joined(position >> PUBLISHED_SHIFT)))
                 continue
             slot = self._journal.slots[serial]
             slots[serial] = slot
@@ -361,32 +364,32 @@ class Reader:
 
     def _read_sealed(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> Read | None:
         """A read that begins in a segment; it goes on into later ones and the tail."""
-        return self._gather(SealedRead(partition, offset, bytes_max, end, then), None)
+        return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
-    def _gather(self, sealed: SealedRead, window: Window | None) -> Read | None:
+    def _collect(self, sealed: SealedRead, window: Window | None) -> Read | None:
         """Take what is at hand, first of ``window``, until the read has its bytes; None while a disk is waited for. Raises Corrupt."""
-        partition, place = sealed.partition, BEGINNING
+        partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
         last = min(sealed.end, tail_offset)
-        while sealed.at < last and (sealed.room > 0 or not sealed.chunks):
+        while sealed.at < last and (sealed.bytes_left > 0 or not sealed.chunks):
             if window is None and (stop := self._cold.resume(partition.incarnation, sealed.at)) is not None:
-                window, place = stop
+                window, position = stop
             if window is None:
                 window = self._cold.find(partition.incarnation, sealed.at) or self._glance(sealed)
             if window is None:
                 self._fetch(sealed)
                 return None
             before = sealed.at
-            place = sealed.take(window, place)
-            if sealed.at == before or sealed.at < window.end or sealed.room <= 0:
+            position = sealed.take(window, position)
+            if sealed.at == before or sealed.at < window.end or sealed.bytes_left <= 0:
                 break  # what comes next does not fit, or is damaged
-            if sealed.at < last and sealed.room > 0:
-                window, place = None, BEGINNING
+            if sealed.at < last and sealed.bytes_left > 0:
+                window, position = None, BEGINNING
         if sealed.at >= tail_offset:
-            return self._go_on(partition, sealed.chunks, sealed.at, sealed.room, sealed.end)
+            return self._go_on(partition, sealed.chunks, sealed.at, sealed.bytes_left, sealed.end)
         if window is not None and window.was_waited_for:
             self._read_ahead(sealed, window)
-        stop = None if window is None else Stop(window, place)
+        stop = None if window is None else Stop(window, position)
         self._cold.was_read(partition.incarnation, sealed.offset, sealed.at, stop)
         return Read(sealed.chunks, sealed.at, partition.readable_offset, NO_PIN)
 
@@ -397,14 +400,14 @@ class Reader:
             return None
         segment = self.segment(partition.runs.entry(partition.runs.find_offset(at))[3])
         more = self._goes_on(sealed)
-        return self._cold.glance(segment, partition.incarnation, at, sealed.room, sealed.end, more=more)
+        return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> None:
         """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
         segments = self._segments_from(sealed.partition, sealed.at)
         key = (sealed.partition.incarnation, sealed.at)
-        room, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.room, sealed.end)
-        self._cold.ask(key, segments, partial(self._thawed, sealed, segments), room, end)
+        bytes_left, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.bytes_left, sealed.end)
+        self._cold.ask(key, segments, partial(self._thawed, sealed, segments), bytes_left, end)
 
     def _goes_on(self, sealed: SealedRead) -> bool:
         return self._cold.goes_on(sealed.partition.incarnation, sealed.offset)
@@ -429,11 +432,11 @@ class Reader:
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
-    def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, room: int, end: int) -> Read:
+    def _go_on(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
         """The sealed part is read up to its end: add what fits of the tail."""
-        if room > 0 and at < end:
-            start, stop, size = partition.tail.take(at, room, end)
-            if stop > start and size <= room and self._warm_stop(partition, start, stop) == stop:
+        if bytes_left > 0 and at < end:
+            start, stop, size = partition.tail.take(at, bytes_left, end)
+            if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
                 more, slots = self._tail_chunks(partition, start, stop, size)
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
@@ -444,14 +447,14 @@ class Reader:
         """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
         partition = sealed.partition
         if window is None or error is not None:
-            listed = [other.segment for other in self._segments.by_place.values()] if error is None else []
+            listed = [other.segment for other in self._segments.by_location.values()] if error is None else []
             if error is None and all(segment in listed for segment in asked):
                 error = blob_corrupt(asked[0].name, "a blob of these is missing")
             self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, error)
             return
         try:
             partition.check_range(sealed.offset)
-            found = self._gather(sealed, window)
+            found = self._collect(sealed, window)
         except BrokerError as refused:
             sealed.then(refused)
             return
@@ -460,9 +463,9 @@ class Reader:
 
 
 class SealedRead:
-    """A read that begins in a segment, and what it has so far: ``chunks`` up to the offset ``at``, with ``room`` bytes left."""
+    """A read that begins in a segment, and what it has so far: ``chunks`` up to the offset ``at``, with ``bytes_left`` bytes left."""
 
-    __slots__ = ("at", "bytes_max", "chunks", "end", "offset", "partition", "room", "then")
+    __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
 
     def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> None:
         self.partition: Final = partition
@@ -472,19 +475,21 @@ class SealedRead:
         self.then: Final = then
         self.chunks: Final[list[memoryview]] = []
         self.at = offset
-        self.room = bytes_max
+        self.bytes_left = bytes_max
 
-    def take(self, window: Window, place: Place) -> Place:
-        """Take what fits of a window that holds what comes next, from a place before that on: the place reached. Raises Corrupt when damage
-        is all there would be."""
-        self.at, self.room, place = read_pieces(window.pieces, self.at, self.room, self.end, self.chunks, place)
+    def take(self, window: Window, position: PiecePosition) -> PiecePosition:
+        """Take what fits of a window that holds what comes next, from a position before that on: the position reached. Raises Corrupt
+        when damage is all there would be."""
+        self.at, self.bytes_left, position = read_pieces(
+            window.pieces, self.at, self.bytes_left, self.end, self.chunks, position
+        )
         if not self.chunks:
             raise blob_corrupt(f"partition {self.partition.incarnation}", f"batches are broken offset={self.at}")
-        return place
+        return position
 
 
-def _join(overlay: Overlay, body: Buffer) -> bytearray:
-    joined = bytearray(overlay.header)
+def _join(published: PublishedBatch, body: Buffer) -> bytearray:
+    joined = bytearray(published.header)
     joined += memoryview(body)[HEADER_BYTES:]
     return joined
 
@@ -492,11 +497,11 @@ def _join(overlay: Overlay, body: Buffer) -> bytearray:
 def _released(pin: SlotsPin, then: Found) -> Found:
     """The answer, after its pin was released."""
 
-    def told(found: int | BrokerError) -> None:
+    def completed(found: int | BrokerError) -> None:
         pin.release()
         then(found)
 
-    return told
+    return completed
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:

@@ -75,7 +75,7 @@ class TailIndex:
         return self._count
 
     def nbytes(self) -> int:
-        """Bytes of memory that entries take, room for more included."""
+        """Bytes of memory that entries take, with what is allocated for more."""
         return len(self._data)
 
     def append(
@@ -102,7 +102,7 @@ class TailIndex:
     ) -> None:
         at: cython.Py_ssize_t = (self._head + self._count) * _ENTRY_BYTES
         if at == len(self._data):
-            at = self._make_room()
+            at = self._grow()
         p: cython.p_uchar = _bytes_of(self._data)
         store_i64(p, at, offset)
         store_i64(p, at + 8, position)
@@ -112,7 +112,7 @@ class TailIndex:
         self._count += 1
 
     @cython.cfunc
-    def _make_room(self) -> cython.Py_ssize_t:
+    def _grow(self) -> cython.Py_ssize_t:
         """Move the entries to the front of a larger array. Returns where the next one goes."""
         start: cython.Py_ssize_t = self._head * _ENTRY_BYTES
         used: cython.Py_ssize_t = self._count * _ENTRY_BYTES
@@ -185,7 +185,7 @@ class TailIndex:
         return start, stop, total
 
     def extents(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list[tuple[int, int, int]]:
-        """(slot, position, bytes) of entries [start, stop), neighbours in place joined. Raises IndexError."""
+        """(slot, position, bytes) of entries [start, stop), neighbours in index joined. Raises IndexError."""
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         found: list[tuple[int, int, int]] = []
@@ -206,9 +206,7 @@ class TailIndex:
             found.append((slot, position, end - position))
         return found
 
-    def gather(
-        self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, slots: Mapping[int, Buffer], out: Buffer
-    ) -> int:
+    def copy(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, slots: Mapping[int, Buffer], out: Buffer) -> int:
         """Copy the batches of entries [start, stop) back to back into the writable ``out``; returns their bytes. ``slots`` gives the
         bytes of every slot they lie in. Raises IndexError when a range lies outside its slot or does not fit ``out``."""
         self._check_range(start, stop)
@@ -275,38 +273,38 @@ class TailIndex:
             raise IndexError((start, stop))
 
 
-def lay(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
+def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
     """Add the batches of a publish to the tails of their partitions. ``content``, ``entries``: see ``group.GroupHead.published``;
     ``positions``: of each batch. Raises IndexError where one says what another does not have."""
     lent: Lent = lend(content)
     ends: Lent = lend(entries)
-    places: Lent = lend(positions)
+    positions_at: Lent = lend(positions)
     start: cython.Py_ssize_t = 0
-    laid: cython.Py_ssize_t = 0
+    attached: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t
     i: cython.Py_ssize_t
     for i in range(ends.size // 16):
         end: cython.Py_ssize_t = load_i64(ends.p, 16 * i)
-        place: cython.Py_ssize_t = load_i64(ends.p, 16 * i + 8)
-        if end < start + 16 or end > lent.size or (end - start - 16) % 104 or place >= len(tails):
+        index: cython.Py_ssize_t = load_i64(ends.p, 16 * i + 8)
+        if end < start + 16 or end > lent.size or (end - start - 16) % 104 or index >= len(tails):
             raise IndexError(i)
         start += 16
-        if place < 0:
+        if index < 0:
             start = end
             continue
-        if laid + (end - start) // 104 > places.size // 8:
+        if attached + (end - start) // 104 > positions_at.size // 8:
             raise IndexError(i)
-        tail: TailIndex = tails[place]
+        tail: TailIndex = tails[index]
         for at in range(start, end, 104):
             tail._add(
                 load_i64(lent.p, at + 32),
-                load_i64(places.p, 8 * laid),
+                load_i64(positions_at.p, 8 * attached),
                 load_u32(lent.p, at + 4),
                 slot,
                 load_i64(lent.p, at + 40),
                 load_i64(lent.p, at + 48),
             )
-            laid += 1
+            attached += 1
         start = end
 
 
@@ -336,9 +334,9 @@ def _fill_spans(
     positions: array[int],
     lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Count what ``spans_of`` returns into ``ends``; with ``fills``, enter it in the other arrays, which have room for it."""
+    """Count what ``spans_of`` returns into ``ends``; with ``fills``, enter it in the other arrays, which are long enough for it."""
     counted: Lent = lend_writable(memoryview(ends))
-    places: Lent = lend_writable(memoryview(slots))
+    holders: Lent = lend_writable(memoryview(slots))
     starts: Lent = lend_writable(memoryview(positions))
     sizes: Lent = lend_writable(memoryview(lengths))
     found: cython.Py_ssize_t = 0
@@ -353,7 +351,7 @@ def _fill_spans(
             if slot != joined and (slot < first_slot or slot > last_slot):
                 continue
             if fills:
-                store_i64(places.p, found * 8, slot)
+                store_i64(holders.p, found * 8, slot)
                 store_i64(starts.p, found * 8, load_i64(p, at + 8))
                 store_i64(sizes.p, found * 8, load_u32(p, at + 16))
             found += 1

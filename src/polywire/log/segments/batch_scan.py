@@ -1,4 +1,4 @@
-"""What sealing does to scattered batches: verify them, survey their headers, find which to merge, gather them into chunks. Compiled.
+"""Scans of scattered batches: verify them, survey their headers, find which to merge, copy them into chunks. Compiled.
 
 Promises: one call per run or per 4 MiB chunk, the interpreter lock free for the bulk, nothing entered that was not seen to be a whole
 batch. Must not know: files, slots, segments; it sees numbers, buffers and the fixed header of decision 0001.
@@ -34,7 +34,7 @@ SMALL_BYTES: Final = 32_768  # a batch of this size or more gains nothing from m
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
 _PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # its bit among a batch's columns
 
-# What is known of a run while its batches are surveyed: places in an array("q").
+# What is known of a run while its batches are surveyed: where it stands in an array("q").
 RUN_POSITION: Final = 0  # where the next batch goes in the blob
 RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run when there is none
 RUN_ENTRIES: Final = 2
@@ -140,7 +140,7 @@ def verify(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _gather(
+def _copy_batches(
     source: cython.p_const_uchar,
     source_bytes: cython.Py_ssize_t,
     starts: cython.p_const_uchar,
@@ -150,7 +150,7 @@ def _gather(
     target_bytes: cython.Py_ssize_t,
     cursor: cython.p_uchar,
 ) -> cython.bint:
-    """The loop of ``gather``; the caller checked the pieces' numbers. Returns whether one is empty or outside ``source``."""
+    """The loop of ``copy_batches``; the caller checked the pieces' numbers. Returns whether one is empty or outside ``source``."""
     index: cython.Py_ssize_t = load_i64(cursor, 0)
     skip: cython.longlong = load_i64(cursor, 8)
     at: cython.longlong = load_i64(cursor, 16)
@@ -173,7 +173,7 @@ def _gather(
     return False
 
 
-def gather(
+def copy_batches(
     base: Buffer,
     positions: array[int],
     lengths: array[int],
@@ -182,7 +182,7 @@ def gather(
     cursor: array[int],
 ) -> None:
     """Copy pieces of ``base`` back to back into the writable ``out`` until it is full or piece ``stop`` is reached. ``cursor`` is an
-    ``array("q")`` of (next piece, bytes of it already copied, next place in ``out``) and is moved on.
+    ``array("q")`` of (next piece, bytes of it already copied, where the next goes in ``out``) and is moved on.
 
     Raises IndexError when a piece is empty or lies outside ``base``.
     """
@@ -196,10 +196,10 @@ def gather(
         raise IndexError((list(cursor), stop))
     failed: cython.bint
     if target.size - load_i64(state.p, 16) < _NOGIL_BYTES_MIN:
-        failed = _gather(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
+        failed = _copy_batches(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
     else:
         with cython.nogil:
-            failed = _gather(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
+            failed = _copy_batches(source.p, source.size, starts.p, sizes.p, stop, target.p, target.size, state.p)
     if failed:
         raise IndexError(list(cursor))
 
@@ -218,11 +218,11 @@ def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, en
         store_i64(run, 40, address)
         store_i64(run, 56, time_us)
     if position - load_i64(run, 8) >= _STRIDE:
-        place: cython.longlong = load_i64(run, 16) * _ENTRY_BYTES
-        store_i64(entries, place, offset)
-        store_i64(entries, place + 8, position)
-        store_i64(entries, place + 16, address)
-        store_i64(entries, place + 24, time_us)
+        entry_at: cython.longlong = load_i64(run, 16) * _ENTRY_BYTES
+        store_i64(entries, entry_at, offset)
+        store_i64(entries, entry_at + 8, position)
+        store_i64(entries, entry_at + 16, address)
+        store_i64(entries, entry_at + 24, time_us)
         store_i64(run, 8, position)
         store_i64(run, 16, load_i64(run, 16) + 1)
     if load_i64(run, 32) >= 0:
@@ -246,7 +246,7 @@ def _survey(
     run: cython.p_uchar,
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """The loop of ``survey``; the caller checked the pieces' numbers and the room for entries."""
+    """The loop of ``survey``; the caller checked the pieces' numbers and that the entries fit."""
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
         if (
@@ -273,7 +273,7 @@ def survey(
 ) -> int:
     """Enter the headers of pieces [start, stop) into a run's ``state`` (``array("q")`` of RUN_…) and write index entries, one per 64 KiB.
 
-    ``entries`` must have room for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts.
+    ``entries`` must be long enough for ``(bytes of the pieces) / 64 KiB + 1`` entries more than the state counts.
     Returns ``stop``; or the number of the first batch of another epoch, not yet entered; or -1 - n where piece n makes no sense: no whole
     batch of that length and partition begins there, or its offset lies below those before it. Raises IndexError when arrays are too small.
     """
@@ -282,17 +282,17 @@ def survey(
     starts: Lent = pieces.positions
     sizes: Lent = pieces.lengths
     run: Lent = lend_writable(memoryview(state))
-    room: Lent = lend_writable(entries)
+    table: Lent = lend_writable(entries)
     if start < 0 or stop > pieces.count or run.size != 96:
         raise IndexError((start, stop))
     total: cython.longlong = 0
     index: cython.Py_ssize_t
     for index in range(start, stop):
         total += load_i64(sizes.p, index * 8)
-    if room.size < (load_i64(run.p, 16) + total // _STRIDE + 1) * _ENTRY_BYTES:
-        raise IndexError(room.size)
+    if table.size < (load_i64(run.p, 16) + total // _STRIDE + 1) * _ENTRY_BYTES:
+        raise IndexError(table.size)
     with cython.nogil:
-        index = _survey(p.p, p.size, starts.p, sizes.p, start, stop, run.p, room.p)
+        index = _survey(p.p, p.size, starts.p, sizes.p, start, stop, run.p, table.p)
     return index
 
 

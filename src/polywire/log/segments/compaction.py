@@ -18,8 +18,8 @@ from typing import Final
 from polywire.log.partition.partition import FilePartition
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.format import SegmentInfo
-from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, NewestOffsets
-from polywire.log.segments.merge import Rewrite, Source
+from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, KeyOffsetMap
+from polywire.log.segments.merge import Merge, Source
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import Part, RunSource, StoredParts, write_segment
 from polywire.records.batch import keep
@@ -43,7 +43,7 @@ class Compaction:
     """One pass over one partition. Guards: groups are written only when the table is filled, in order, each on the disk before the next;
     so the newest null of a key goes only after all that was older.
 
-    noted: the table knows every key in [where the last pass ended, here). written: up to here the partition was written anew.
+    noted: the table knows every key in [where the last pass ended, here). written: up to here the partition was compacted.
     """
 
     __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
@@ -51,7 +51,7 @@ class Compaction:
     def __init__(self, partition: FilePartition, null_time_us: int) -> None:
         self.partition: Final = partition
         self.null_time_us: Final = null_time_us
-        self._table: Final = NewestOffsets(KEY_SLOTS)
+        self._table: Final = KeyOffsetMap(KEY_SLOTS)
         self.noted = partition.clean_offset
         self.written = 0
         self.noting = True
@@ -104,11 +104,11 @@ class Compaction:
             yield chunk[at : at + length]
             at += length
 
-    def write(self, store: Store, name: str, rewrite: Rewrite) -> SegmentInfo | None:
+    def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
         """Write one group without what is not needed, in the sealer's thread; None when all of it is. Raises what the
         store raises, Corrupt."""
-        ((incarnation, sources),) = rewrite.runs.items()
-        parts = _KeptParts(self._table, sources, rewrite, noted_end=self.noted, null_time_us=self.null_time_us)
+        ((incarnation, sources),) = merge.runs.items()
+        parts = _KeptParts(self._table, sources, merge, noted_end=self.noted, null_time_us=self.null_time_us)
         if not parts.loses():
             return None
         return write_segment(store, name, [RunSource(incarnation, parts, compression=self.partition.compression)])
@@ -119,15 +119,15 @@ class _KeptParts(Iterable[Part]):
 
     def __init__(
         self,
-        table: NewestOffsets,
+        table: KeyOffsetMap,
         sources: Sequence[Source],
-        rewrite: Rewrite,
+        merge: Merge,
         *,
         noted_end: int,
         null_time_us: int,
     ) -> None:
         self._table = table
-        self._parts = StoredParts(sources, rewrite.damaged.append)
+        self._parts = StoredParts(sources, merge.damaged.append)
         self._start = (sources[0][1].first_offset, sources[0][1].first_address)
         self._end = sources[-1][1].next_offset
         self._limits = {"noted_end": noted_end, "null_time_us": null_time_us}

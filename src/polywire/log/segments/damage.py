@@ -30,10 +30,10 @@ logger: Final = structlog.get_logger("polywire.log")
 Mark = tuple[int, int]
 """(position in the blob, offset): where a batch is known to begin, or a run to end."""
 
-Place = tuple[int, int]
+PiecePosition = tuple[int, int]
 """(number of a piece, position in it) where a batch begins."""
 
-BEGINNING: Final[Place] = (0, 0)
+BEGINNING: Final[PiecePosition] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +188,12 @@ def read_pieces(
     bytes_max: int,
     offset_end: int,
     chunks: list[memoryview],
-    begin: Place = BEGINNING,
-) -> tuple[int, int, Place]:
+    begin: PiecePosition = BEGINNING,
+) -> tuple[int, int, PiecePosition]:
     """Add to ``chunks`` what a read from ``offset`` on gets of pieces that follow each other, of which it needs none before ``begin``: the
-    offset after the last record, what is left of ``bytes_max``, and the place reached. Ends before damage, and raises Corrupt when that is
+    offset after the last record, what is left of ``bytes_max``, and the position reached. Ends before damage, and raises Corrupt when that is
     all there would be."""
-    at, room, (number, position) = offset, bytes_max, begin
+    at, bytes_left, (number, position) = offset, bytes_max, begin
     while number < len(pieces):
         data, end, damage = pieces[number]
         if at >= end:
@@ -201,16 +201,16 @@ def read_pieces(
             continue
         if damage is not None and not chunks:
             raise damage.error()
-        start, stop, next_offset = scan_read(data[position:] if position else data, at, room, offset_end)
-        if damage is not None or start < 0 or (chunks and stop - start > room):
+        start, stop, next_offset = scan_read(data[position:] if position else data, at, bytes_left, offset_end)
+        if damage is not None or start < 0 or (chunks and stop - start > bytes_left):
             break
         if start < stop:
             chunks.append(data[position + start : position + stop])
-            at, room = next_offset, room - (stop - start)
-            if at < end or at >= offset_end or room <= 0:
-                return at, room, (number, position + stop)
+            at, bytes_left = next_offset, bytes_left - (stop - start)
+            if at < end or at >= offset_end or bytes_left <= 0:
+                return at, bytes_left, (number, position + stop)
         number, position = number + 1, 0
-    return at, room, (number, position)
+    return at, bytes_left, (number, position)
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:

@@ -53,14 +53,14 @@ class Deleter:
             self._names.extend(names)
         if self._names and not self._running and not self._stopped.is_set():
             self._running = True
-            self._worker.run(self._delete_all, self._told)
+            self._worker.run(self._delete_all, self._completed)
 
     def stop(self) -> None:
         """Leave the rest to recovery, and end the thread."""
         self._stopped.set()
         self._worker.stop()
 
-    def _told(self, _: None, __: BrokerError | None) -> None:
+    def _completed(self, _: None, __: BrokerError | None) -> None:
         self._running = False
         self.delete(())
 

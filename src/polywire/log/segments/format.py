@@ -54,7 +54,7 @@ TRAILER: Final = struct.Struct("<II2Q2I4Q")
 _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
-class Run(NamedTuple):
+class SegmentRun(NamedTuple):
     """The batches of one partition, or of one token for it, in one segment. Positions are those in the blob."""
 
     partition: int
@@ -95,18 +95,18 @@ class SegmentInfo:
     def run_count(self) -> int:
         return len(self.runs) // RUN.size
 
-    def run(self, number: int) -> Run:
+    def run(self, number: int) -> SegmentRun:
         """A run by its number. Raises IndexError."""
         if not 0 <= number < self.run_count:
             raise IndexError(number)
         fields = RUN.unpack_from(self.runs, number * RUN.size)
         token = NO_TOKEN if fields[1] == _ZERO_TOKEN else fields[1]
-        return Run(fields[0], token, *fields[2:])
+        return SegmentRun(fields[0], token, *fields[2:])
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[SegmentRun]:
         return map(self.run, range(self.run_count))
 
-    def find(self, partition: int, token: bytes = NO_TOKEN) -> Run | None:
+    def find(self, partition: int, token: bytes = NO_TOKEN) -> SegmentRun | None:
         """The run of a partition, or of a token for it."""
         for number in range(find_run(self.runs, partition), self.run_count):
             run = self.run(number)
@@ -116,7 +116,7 @@ class SegmentInfo:
                 return run
         return None
 
-    def epochs_of(self, run: Run) -> list[tuple[int, int]]:
+    def epochs_of(self, run: SegmentRun) -> list[tuple[int, int]]:
         """(epoch, its first offset in the run), in order."""
         table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
         return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
@@ -140,11 +140,11 @@ def read_footer(store: Store, name: str, block: memoryview | None = None) -> tup
         raise blob_corrupt(name, f"unknown version={version}")
     epochs_at = run_count * RUN.size
     entries_at = epochs_at + epoch_count * EPOCH.size
-    places = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
+    positions = [position] if version == _VERSION_OF_ONE_FOOTER else [position, position + count + TRAILER.size]
     if entries_at + index_count * ENTRY.size != count:
         raise blob_corrupt(name, "trailer does not fit the blob")
-    for place in places:
-        footer = _stored(store, name, place, place + count, block)
+    for footer_position in positions:
+        footer = _stored(store, name, footer_position, footer_position + count, block)
         if len(footer) != count or xxh64(footer) != checksum:
             continue
         info = SegmentInfo(
@@ -153,7 +153,7 @@ def read_footer(store: Store, name: str, block: memoryview | None = None) -> tup
             data_bytes=position,
             runs=footer[:epochs_at],
             epochs=footer[epochs_at:entries_at],
-            index_position=place + entries_at,
+            index_position=footer_position + entries_at,
             index_count=index_count,
         )
         return info, footer[entries_at:]

@@ -1,4 +1,4 @@
-"""Which records are the newest of their keys: the table that compaction fills from one end of a partition and asks from the other.
+"""The key offset map: which records are the newest of their keys. Compaction fills it from one end of a partition and asks it from the other.
 
 Promises: memory of one table whatever the keys are; a key is known by 128 bits made of XXH64, CRC-32 and its length; loops run without the
 GIL. Batches must have been validated. Must not know: segments, when to compact.
@@ -71,10 +71,10 @@ def _slot_of(
 @cython.nogil
 @cython.exceptval(check=False)
 def _present(
-    p: cython.p_const_uchar, places: cython.p_const_longlong, bits: cython.int, index: cython.longlong
+    p: cython.p_const_uchar, columns: cython.p_const_longlong, bits: cython.int, index: cython.longlong
 ) -> cython.bint:
-    """Whether a payload is not null, by the validity column whose position is ``places[bits]``."""
-    return places[bits] < 0 or ((p[places[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
+    """Whether a payload is not null, by the validity column whose position is ``columns[bits]``."""
+    return columns[bits] < 0 or ((p[columns[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
 
 
 @cython.cfunc
@@ -85,13 +85,13 @@ def _find(
     table: cython.p_const_uchar,
     mask: cython.longlong,
     p: cython.p_const_uchar,
-    places: cython.p_const_longlong,
+    columns: cython.p_const_longlong,
     index: cython.longlong,
     identity: cython.p_ulonglong,
 ) -> cython.Py_ssize_t:
     """The slot of a record's key; what identifies the key goes to ``identity``."""
-    at: cython.Py_ssize_t = places[8] + load_i32(p, places[6] + 4 * index)
-    size: cython.Py_ssize_t = places[8] + load_i32(p, places[6] + 4 * index + 4) - at
+    at: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index)
+    size: cython.Py_ssize_t = columns[8] + load_i32(p, columns[6] + 4 * index + 4) - at
     first: cython.ulonglong = xxh64_raw(p, at, size)
     second: cython.ulonglong = cython.cast(cython.ulonglong, crc32_raw(p, at, size)) << 32 | size
     identity[0] = first
@@ -107,9 +107,9 @@ def _note(
     mask: cython.longlong,
     p: cython.p_const_uchar,
     at: cython.Py_ssize_t,
-    places: cython.p_longlong,
+    columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch whose columns are at ``places``; returns how many were new."""
+    """Enter the keys of one batch whose columns are at ``columns``; returns how many were new."""
     found: cython.longlong = 0
     base: cython.longlong = load_i64(p, at + 32)
     count: cython.longlong = load_u32(p, at + 28)
@@ -119,14 +119,14 @@ def _note(
         identity = cython.declare(cython.ulonglong[2])
     else:
         identity = [0, 0]
-    for index in range(count if places[6] >= 0 else 0):
-        if not _present(p, places, 10, index):
+    for index in range(count if columns[6] >= 0 else 0):
+        if not _present(p, columns, 10, index):
             continue
-        slot = _find(table, mask, p, places, index, identity)
+        slot = _find(table, mask, p, columns, index, identity)
         found += load_i64(table, slot + 16) == 0
         store_u64(table, slot, identity[0])
         store_u64(table, slot + 8, identity[1])
-        store_i64(table, slot + 16, 1 + base + (load_u32(p, places[50] + 4 * index) if places[50] >= 0 else index))
+        store_i64(table, slot + 16, 1 + base + (load_u32(p, columns[50] + 4 * index) if columns[50] >= 0 else index))
     return found
 
 
@@ -138,7 +138,7 @@ def _stays(
     mask: cython.longlong,
     p: cython.p_const_uchar,
     at: cython.Py_ssize_t,
-    places: cython.p_const_longlong,
+    columns: cython.p_const_longlong,
     index: cython.longlong,
     limits: cython.p_const_longlong,
     identity: cython.p_ulonglong,
@@ -147,13 +147,13 @@ def _stays(
     null of a key goes as well."""
     offset: cython.longlong
     slot: cython.Py_ssize_t
-    if places[6] < 0 or not _present(p, places, 10, index):
+    if columns[6] < 0 or not _present(p, columns, 10, index):
         return True
-    offset = load_i64(p, at + 32) + (load_u32(p, places[50] + 4 * index) if places[50] >= 0 else index)
-    slot = _find(table, mask, p, places, index, identity)
+    offset = load_i64(p, at + 32) + (load_u32(p, columns[50] + 4 * index) if columns[50] >= 0 else index)
+    slot = _find(table, mask, p, columns, index, identity)
     if load_i64(table, slot + 16) > offset + 1:
         return False
-    return offset >= limits[0] or load_i64(p, at + 48) >= limits[1] or _present(p, places, 4, index)
+    return offset >= limits[0] or load_i64(p, at + 48) >= limits[1] or _present(p, columns, 4, index)
 
 
 @cython.cfunc
@@ -164,7 +164,7 @@ def _keep_rows(
     mask: cython.longlong,
     p: cython.p_const_uchar,
     at: cython.Py_ssize_t,
-    places: cython.p_const_longlong,
+    columns: cython.p_const_longlong,
     limits: cython.p_const_longlong,
     rows: cython.p_uchar,
     rows_at: cython.Py_ssize_t,
@@ -177,7 +177,7 @@ def _keep_rows(
     else:
         identity = [0, 0]
     for index in range(load_u32(p, at + 28)):
-        if _stays(table, mask, p, at, places, index, limits, identity):
+        if _stays(table, mask, p, at, columns, index, limits, identity):
             if rows_at >= 0:
                 store_u32(rows, rows_at + 4 * found, index)
             found += 1
@@ -186,7 +186,7 @@ def _keep_rows(
 
 @cython.final
 @cython.cclass
-class NewestOffsets:
+class KeyOffsetMap:
     """The newest offset of each key. Guards: at most three quarters of the slots are taken, so that a search always ends."""
 
     if cython.compiled:
@@ -212,15 +212,15 @@ class NewestOffsets:
         at: cython.Py_ssize_t = 0
         length: cython.Py_ssize_t
         if cython.compiled:
-            places = cython.declare(cython.longlong[54])
+            columns = cython.declare(cython.longlong[54])
         else:
-            places = [0] * 54
+            columns = [0] * 54
         with cython.nogil:
             while at < lent.size:
-                length = fill_layout(lent.p, at, lent.size, places)
+                length = fill_layout(lent.p, at, lent.size, columns)
                 if length < 0 or 4 * (self._count + load_u32(lent.p, at + 28)) > 3 * self._mask:
                     break
-                self._count += _note(table.p, self._mask, lent.p, at, places)
+                self._count += _note(table.p, self._mask, lent.p, at, columns)
                 at += length
         return at if at < lent.size else NOTED_ALL
 
@@ -239,18 +239,18 @@ class NewestOffsets:
         at: cython.Py_ssize_t
         kept: cython.longlong
         if cython.compiled:
-            places = cython.declare(cython.longlong[54])
+            columns = cython.declare(cython.longlong[54])
             limits = cython.declare(cython.longlong[2])
         else:
-            places, limits = [0] * 54, [0, 0]
+            columns, limits = [0] * 54, [0, 0]
         limits[0] = noted_end
         limits[1] = null_time_us
         with cython.nogil:
             for number in range(batch_count):
                 at = load_i64(starts.p, number * 8)
                 kept = -1
-                if fill_layout(lent.p, at, lent.size, places) >= 0:
-                    kept = _keep_rows(table.p, self._mask, lent.p, at, places, limits, target.p, -1)
+                if fill_layout(lent.p, at, lent.size, columns) >= 0:
+                    kept = _keep_rows(table.p, self._mask, lent.p, at, columns, limits, target.p, -1)
                 store_i64(target.p, number * 8, kept)
         return counts
 
@@ -260,11 +260,11 @@ class NewestOffsets:
         table: Lent = self._table
         found: cython.Py_ssize_t
         if cython.compiled:
-            places = cython.declare(cython.longlong[54])
+            columns = cython.declare(cython.longlong[54])
             limits = cython.declare(cython.longlong[2])
         else:
-            places, limits = [0] * 54, [0, 0]
-        if fill_layout(lent.p, 0, lent.size, places) < 0:
+            columns, limits = [0] * 54, [0, 0]
+        if fill_layout(lent.p, 0, lent.size, columns) < 0:
             raise ValueError("no whole plain batch")
         limits[0] = noted_end
         limits[1] = null_time_us
@@ -272,5 +272,5 @@ class NewestOffsets:
         rows: bytearray = bytearray(4 * count)
         target: Lent = lend_writable(rows)
         with cython.nogil:
-            found = _keep_rows(table.p, self._mask, lent.p, 0, places, limits, target.p, 0)
+            found = _keep_rows(table.p, self._mask, lent.p, 0, columns, limits, target.p, 0)
         return array("i", bytes(rows[: 4 * found]))

@@ -1,4 +1,4 @@
-"""Writing sealed blobs anew: without what nobody needs any more, and small neighbours as one (decision 0002).
+"""Merging sealed blobs: without what nobody needs any more, and small neighbours as one (decision 0002).
 
 Promises: a run of a new blob covers the offsets of the runs it replaces; staged batches are left where they are; what was read has its
 checksums, or nothing is written. Must not know: the journal, when it is time.
@@ -13,11 +13,11 @@ from typing import Final
 
 from polywire.errors import BrokerError
 from polywire.log.partition.partition import FilePartition
-from polywire.log.segments.format import Run, SegmentInfo
+from polywire.log.segments.format import SegmentInfo, SegmentRun
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import Sealed
 from polywire.log.segments.writer import RunSource, write_segment
-from polywire.log.state import History
+from polywire.log.state import LogState
 from polywire.log.worker import attempt
 from polywire.records.compression import Compression
 from polywire.store.base import Store
@@ -25,18 +25,18 @@ from polywire.store.base import Store
 SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # merging stops at the size of a slot
 SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
 MERGE_COUNT_MIN: Final = 4  # so that a byte is merged a few times at most
-RUNS_MAX: Final = 4096  # runs of one rewrite: planning it stays some milliseconds of the loop
+RUNS_MAX: Final = 4096  # runs of one merge: planning it stays some milliseconds of the loop
 REPLACED_MAX: Final = 256  # runs that are replaced before others may have the loop: some milliseconds as well
 GROUPS_MAX: Final = 4  # planned in one pass at most
 LOST_US_MAX: Final = (
     600 * 1_000_000
-)  # how long the bytes of a dropped partition stay in a blob of others: many drops make one rewrite
+)  # how long the bytes of a dropped partition stay in a blob of others: many drops make one merge
 
-Source = tuple[Segment, Run]
+Source = tuple[Segment, SegmentRun]
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class Merge:
     """Blobs that one new blob replaces, and what it is made of: runs of each partition, in offset order. ``damaged`` are segments in which
     a checksum did not match. ``over`` is told in the end, once the new blob is on the disk or was not needed, or why neither is so."""
 
@@ -52,15 +52,17 @@ class Group:
     """Blobs that may become one, with what their footers say; or, of one that has none any more, why that is so."""
 
     old: Sequence[Sealed]
-    runs: Sequence[tuple[Sealed, Run]] = ()
+    runs: Sequence[tuple[Sealed, SegmentRun]] = ()
     failed: Sealed | None = None
     error: BrokerError | None = None
 
 
-def choose(history: History, now_us: int, *, merging: bool) -> list[list[Sealed]]:
-    """The next blobs worth writing anew, best first: those that lost half of their bytes, or a partition some time ago; then small
+def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
+    """The next blobs worth merging, best first: those that lost half of their bytes, or a partition some time ago; then small
     neighbours, if ``merging``."""
-    living = [item for item in history.segments.by_place.values() if item.live and not item.staged and not item.damaged]
+    living = [
+        item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged
+    ]
     living.sort(key=lambda item: item.begun_us)
     groups = [[item] for item in living if is_wasteful(item, now_us)]
     if merging:
@@ -74,7 +76,7 @@ def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
 
 
 def _read_group(old: Sequence[Sealed]) -> Group:
-    runs: list[tuple[Sealed, Run]] = []
+    runs: list[tuple[Sealed, SegmentRun]] = []
     for sealed in old:
         info, error = attempt(lambda segment=sealed.segment: segment.info)  # type: ignore[misc]
         if error is not None:
@@ -110,57 +112,59 @@ def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
     return [group for group in groups if len(group) >= MERGE_COUNT_MIN]
 
 
-def plan(history: History, group: Group) -> Rewrite | None:
+def plan(state: LogState, group: Group) -> Merge | None:
     """What the new blob is made of; None when some partition's runs are not neighbours, so that they cannot become one."""
     runs: dict[int, list[Source]] = {}
     for sealed, run in group.runs:
-        partition = history.partitions.get(run.partition)
+        partition = state.partitions.get(run.partition)
         if partition is not None and _is_read(partition, run, sealed):
             runs.setdefault(run.partition, []).append((sealed.segment, run))
     for found in runs.values():
         found.sort(key=lambda source: source[1].first_offset)
         if any(one[1].next_offset != other[1].first_offset for one, other in pairwise(found)):
             return None
-    packing = {incarnation: history.partitions[incarnation].compression for incarnation in runs}
-    return Rewrite(group.old, runs, packing) if runs else None
+    packing = {incarnation: state.partitions[incarnation].compression for incarnation in runs}
+    return Merge(group.old, runs, packing) if runs else None
 
 
-def _is_read(partition: FilePartition, run: Run, sealed: Sealed) -> bool:
+def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
     """Whether readers get these offsets from this blob: they were not trimmed, nor compacted into another."""
     number = partition.runs.find_offset(run.next_offset - 1)
-    return run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.place
+    return (
+        run.next_offset > partition.first_offset and number >= 0 and partition.runs.entry(number)[3] == sealed.location
+    )
 
 
-def write_anew(store: Store, name: str, rewrite: Rewrite) -> SegmentInfo:
-    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``rewrite.damaged`` was told."""
+def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
+    """Write the new blob; for the sealer's thread. Raises what the store raises; Corrupt, after ``merge.damaged`` was told."""
     sources = [
-        RunSource.of_segments(runs, damaged=rewrite.damaged.append, compression=rewrite.compression[incarnation])
-        for incarnation, runs in rewrite.runs.items()
+        RunSource.of_segments(runs, damaged=merge.damaged.append, compression=merge.compression[incarnation])
+        for incarnation, runs in merge.runs.items()
     ]
     return write_segment(store, name, sources)
 
 
-def replace(history: History, rewrite: Rewrite, new: Sealed, info: SegmentInfo) -> Iterator[None]:
+def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> Iterator[None]:
     """The new blob counts now, the old ones do not any more. What was dropped or trimmed meanwhile stays gone. Rests whenever others may have
     the loop."""
     new.live += 1  # until the end: none of it is dead before all is handed out
     for count, run in enumerate(info, 1):
-        _replace_run(history, run, new)
+        _replace_run(state, run, new)
         if count % REPLACED_MAX == 0:
             yield
-    assert history.losing or not any(item.live for item in rewrite.old), (
+    assert state.losing or not any(item.live for item in merge.old), (
         "everything that was needed of them is in the new blob"
     )
     new.live -= 1
-    history.segments.settle([new])
+    state.segments.settle([new])
 
 
-def _replace_run(history: History, run: Run, new: Sealed) -> None:
-    partition = history.partitions.get(run.partition)
+def _replace_run(state: LogState, run: SegmentRun, new: Sealed) -> None:
+    partition = state.partitions.get(run.partition)
     new.lost_partition |= partition is None
     numbers = range(0) if partition is None else partition.runs_between(run.first_offset, run.next_offset)
     if partition is None or not numbers:
         return
-    for place, size in partition.join_runs(numbers, new.place, run.size):
-        history.segments.drop(place, size)
+    for location, size in partition.join_runs(numbers, new.location, run.size):
+        state.segments.drop(location, size)
     new.keep(run.size, run.first_time_us)

@@ -16,7 +16,7 @@ import structlog
 from polywire.errors import BrokerError
 from polywire.log.base import Loop
 from polywire.log.segments.segment import Segment
-from polywire.log.segments.segment_set import Segments
+from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.worker import Worker
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, aligned_buffer
@@ -35,7 +35,7 @@ class Scrub:
 
     __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_worker", "passes")
 
-    def __init__(self, segments: Segments, loop: Loop, *, hours: float) -> None:
+    def __init__(self, segments: SegmentSet, loop: Loop, *, hours: float) -> None:
         """hours: of one pass; 0 for none at all."""
         self._segments = segments
         self._loop = loop
@@ -53,7 +53,7 @@ class Scrub:
 
     def _pause(self) -> float:
         """Until the next piece, so that all of them take the hours given."""
-        size = sum(sealed.live_bytes for sealed in self._segments.by_place.values())
+        size = sum(sealed.live_bytes for sealed in self._segments.by_location.values())
         pause = self._hours * HOUR_S * CHUNK_BYTES / max(size, 1)
         return min(max(pause, PAUSE_S_MIN), PAUSE_S_MAX)
 
@@ -62,7 +62,7 @@ class Scrub:
         if self._stopped:
             return
         if self._pieces is None:
-            segments = [sealed.segment for sealed in self._segments.by_place.values()]
+            segments = [sealed.segment for sealed in self._segments.by_location.values()]
             begin = secrets.randbelow(len(segments) + 1)  # who is often started anew comes to all of them in time
             self._pieces = self._pass(segments[begin:] + segments[:begin])
         self._worker.run(partial(next, self._pieces, True), self._stepped)

@@ -21,10 +21,10 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.compaction import NEVER, Compaction, is_worth_a_pass
 from polywire.log.segments.format import SegmentInfo
-from polywire.log.segments.merge import Group, Rewrite, Source, choose, plan, read_groups, replace, write_anew
+from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read_groups, replace, write_merged
 from polywire.log.segments.sealing import Written, install, seal, take_down
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
-from polywire.log.state import History, Image
+from polywire.log.state import Image, LogState
 from polywire.log.worker import Worker
 
 LEND_SECONDS: Final = (
@@ -36,8 +36,8 @@ REMOVED_MAX: Final = 256  # segments removed by one group, which must stay below
 LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted in one pass: some 3 ms
 LOST_SECONDS: Final = 0.01  # between two passes
 REMOVE_SECONDS: Final = 0.5  # dead segments are removed together
-TIDY_SECONDS: Final = 0.25  # between two rewrites
-REWRITE_GROUPS: Final = 2  # journal groups that must have room before a rewrite is begun and named: sealing comes first
+TIDY_SECONDS: Final = 0.25  # between two merges
+MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge is begun and named: sealing comes first
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -57,8 +57,8 @@ class Owner(Protocol):
     def seal_failed(self, error: BrokerError) -> None:
         """Sealing cannot go on: Busy(DISK_FULL) for now, anything else for ever."""
 
-    def seal_room(self, groups: int) -> bool:
-        """Whether the journal has room for so many groups that name segments."""
+    def has_capacity(self, groups: int) -> bool:
+        """Whether the journal has capacity for so many groups that name segments."""
 
     def slot_freed(self) -> None:
         """There is a slot to be written again."""
@@ -91,7 +91,7 @@ class Sealer:
         owner: Owner,
         disk: Disk,
         journal: FileJournal,
-        history: History,
+        state: LogState,
         loop: Loop,
         *,
         start: int,
@@ -100,7 +100,7 @@ class Sealer:
         self._owner = owner
         self._store = disk.store
         self._journal = journal
-        self._history = history
+        self._state = state
         self._loop = loop
         self._start: Final = start
         self._worker = Worker("seal", loop)
@@ -121,7 +121,7 @@ class Sealer:
         self._to_compact: dict[FilePartition, int] = {}
         self._looking = False
         self._replacing = False
-        """A segment written anew is named and not yet installed."""
+        """A merged segment is named and not yet installed."""
         self._stopped = False
         self.sealing = False
         """Segments of a slot are being written."""
@@ -148,9 +148,9 @@ class Sealer:
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
-        if self._named and (self._history.reader.overlays or full.image.staged):
+        if self._named and (self._state.reader.published or full.image.staged):
             return  # bodies may lie in slots that are about to be freed
-        if not self._owner.seal_room(1):
+        if not self._owner.has_capacity(1):
             return  # readers pin every slot: the first to let go calls again
         self._running = True
         self.sealing = True
@@ -159,11 +159,11 @@ class Sealer:
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
         """The broker's state after this group is encoded: have the slot written."""
-        contents = {full.slot.serial: self._history.contents[full.slot.serial]}
-        taken = take_down(self._history, contents, self._journal.views, full.image)
+        contents = {full.slot.serial: self._state.contents[full.slot.serial]}
+        taken = take_down(self._state, contents, self._journal.views, full.image)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
-        next_number = self._history.segments.next_number
+        next_number = self._state.segments.next_number
         job = partial(seal, self._store, taken, next_number, name, (state.pieces, broker_sequence))
         self._worker.run(job, partial(self._written, full, name, broker_sequence))
 
@@ -183,7 +183,7 @@ class Sealer:
             return
         self._queue.popleft()
         added = zip(written.infos, written.numbers, strict=True)
-        sealed = [self._history.segments.add(info, number) for info, number in added]
+        sealed = [self._state.segments.add(info, number) for info, number in added]
         named = _Named(full, written, sealed, self._snapshot_name)
         self._named.append(named)
         self._snapshot_name = name
@@ -203,14 +203,14 @@ class Sealer:
             return
         self._installing = True
         named = self._named[0]
-        self._in_slices(install(self._history, named.written, named.sealed), partial(self._installed, named))
+        self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
         """Nothing is read from the slot any more but by who has begun to; it is free once nobody does."""
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
-        del self._history.contents[named.full.slot.serial]
+        del self._state.contents[named.full.slot.serial]
         self._parked.append(named.full.slot)
         if named.replaced:
             self._deleter.delete([named.replaced], urgent=True)
@@ -272,12 +272,12 @@ class Sealer:
         """Close slots that were lent and are read; in the thread, because the system frees a whole file then."""
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
-            self._worker.run(slot.close, _told_nobody)
+            self._worker.run(slot.close, _ignore)
 
     # Removing segments
 
     def _remove_soon(self) -> None:
-        if self._history.segments.dead and not self._removing and not self._stopped:
+        if self._state.segments.dead and not self._removing and not self._stopped:
             self._removing = True
             self._loop.call_later(REMOVE_SECONDS, self.remove)
 
@@ -288,8 +288,8 @@ class Sealer:
 
     def _count_lost(self) -> None:
         """Some at a time, for others wait for the loop meanwhile."""
-        self._history.count_lost(LOST_MAX)
-        self._counting = self._history.losing and not self._stopped
+        self._state.count_lost(LOST_MAX)
+        self._counting = self._state.losing and not self._stopped
         if self._counting:
             self._loop.call_later(LOST_SECONDS, self._count_lost)
         self._remove_soon()
@@ -297,32 +297,32 @@ class Sealer:
     def remove(self) -> None:
         """Journal the removal of segments nobody needs, then delete them."""
         self._removing = False
-        if self._stopped or not self._owner.seal_room(2):
+        if self._stopped or not self._owner.has_capacity(2):
             return  # freeing a slot comes first; the next pass of the log's timer calls again
-        dead = self._history.segments.take_dead(REMOVED_MAX)
+        dead = self._state.segments.take_dead(REMOVED_MAX)
         if not dead:
             return
 
         def removed() -> None:
-            self._deleter.delete(self._history.segments.removed(dead))
+            self._deleter.delete(self._state.segments.removed(dead))
 
         self._owner.name_sealed(self.named, (), [sealed.number for sealed in dead], removed)
 
-    # Writing segments anew
+    # Merging and compacting
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
-        """Write something anew if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
+        """Merge or compact something if there is nothing else to do; the log's timer calls this. ``merging``: not only what frees space."""
         again = partial(self.tidy, now_us, merging=merging)
         busy = self._running or self._replacing or self._queue or self._named
         if self._stopped:
             return
-        if busy or not self._owner.seal_room(REWRITE_GROUPS):
+        if busy or not self._owner.has_capacity(MERGE_GROUPS):
             self._tidy_soon(again)
             return
         if self._compaction is not None:
             self._compact(self._compaction, again)
             return
-        groups = choose(self._history, now_us, merging=merging)
+        groups = choose(self._state, now_us, merging=merging)
         if groups:
             self._running = True
             self._worker.run(partial(read_groups, groups), partial(self._chosen, again, merging))
@@ -332,7 +332,7 @@ class Sealer:
     def _chosen(
         self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | None, error: BrokerError | None
     ) -> None:
-        """The footers of what may be written anew were read: begin with the first that can be, unless a slot is full by now."""
+        """The footers of what may be merged were read: begin with the first that can be, unless a slot is full by now."""
         self._running = False
         if self._stopped:
             return
@@ -341,14 +341,14 @@ class Sealer:
             assert groups is not None, f"reading says of each what is wrong with it error={error}"
             self._tidy_soon(again)
             return
-        rewrite = None
+        merge = None
         for group in groups:
             if group.failed is not None and group.error is not None:
                 self._keep_damaged([group.failed], group.error)
-            elif rewrite is None:
-                rewrite = plan(self._history, group)
-        if rewrite is not None:
-            self._rewrite(rewrite, partial(write_anew, self._store), again)
+            elif merge is None:
+                merge = plan(self._state, group)
+        if merge is not None:
+            self._merge(merge, partial(write_merged, self._store), again)
         elif merging:
             self._compact_next(again)
 
@@ -378,7 +378,7 @@ class Sealer:
 
     def _compact(self, compaction: Compaction, again: Callable[[], None]) -> None:
         """The next step of a pass."""
-        segments = compaction.segments(self._history.reader) if not compaction.partition.ended else []
+        segments = compaction.segments(self._state.reader) if not compaction.partition.ended else []
         if segments:
             self._running = True
             self._worker.run(partial(compaction.sources, segments), partial(self._step, compaction, again))
@@ -399,7 +399,7 @@ class Sealer:
         self.advance()
         if sources is None:
             assert error is not None, "a job gives a result or an error"
-            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), error)
         if self._running or sources is None:
             self._tidy_soon(again)
         elif not sources:
@@ -409,13 +409,13 @@ class Sealer:
             self._worker.run(partial(compaction.note, sources), partial(self._noted, compaction, again))
         else:
             over = partial(self._compacted, compaction, sources[-1][1].next_offset)
-            rewrite = Rewrite((), {compaction.partition.incarnation: sources}, over=over)
-            self._rewrite(rewrite, lambda name, rewrite: compaction.write(self._store, name, rewrite), again)
+            merge = Merge((), {compaction.partition.incarnation: sources}, over=over)
+            self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
         """A pass, or its first half, is."""
         if not compaction.noting:
-            self._history.cleaned(compaction.partition, compaction.noted)
+            self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None
         compaction.noting = False
         self._tidy_soon(again)
@@ -430,7 +430,7 @@ class Sealer:
         self._running = False
         if found is None:
             assert error is not None, "a job gives a result or an error"
-            self._not_rewritten(Rewrite((), {}, over=partial(self._compacted, compaction, 0)), error)
+            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), error)
         else:
             compaction.noted, full = found
             compaction.noting = not full
@@ -444,7 +444,7 @@ class Sealer:
         """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
         that was older; when something was trimmed meanwhile, another pass finds out."""
         compaction.written = end
-        self._history.reader.forget(compaction.partition)
+        self._state.reader.forget(compaction.partition)
         if error is not None:
             self._compaction = None
         if error is not None and not isinstance(error, Missing):
@@ -455,17 +455,17 @@ class Sealer:
                 error=str(error),
             )
 
-    def _rewrite(
-        self, rewrite: Rewrite, write: Callable[[str, Rewrite], SegmentInfo | None], again: Callable[[], None]
+    def _merge(
+        self, merge: Merge, write: Callable[[str, Merge], SegmentInfo | None], again: Callable[[], None]
     ) -> None:
         self._running = True
-        number = self._history.segments.next_number()
-        job = partial(write, segment_name(number), rewrite)
-        self._worker.run(job, partial(self._rewritten, rewrite, number, again))
+        number = self._state.segments.next_number()
+        job = partial(write, segment_name(number), merge)
+        self._worker.run(job, partial(self._merged, merge, number, again))
 
-    def _rewritten(
+    def _merged(
         self,
-        rewrite: Rewrite,
+        merge: Merge,
         number: int,
         again: Callable[[], None],
         info: SegmentInfo | None,
@@ -475,34 +475,34 @@ class Sealer:
         if self._stopped:
             return
         if error is not None:
-            self._not_rewritten(rewrite, error)
+            self._not_merged(merge, error)
         elif info is None:
-            assert rewrite.over is not None, "only compaction may find that nothing is to be written"
-            rewrite.over(None)
+            assert merge.over is not None, "only compaction may find that nothing is to be written"
+            merge.over(None)
             self._tidy_soon(again)
-        elif not self._owner.seal_room(REWRITE_GROUPS):
+        elif not self._owner.has_capacity(MERGE_GROUPS):
             self._deleter.delete([segment_name(number)])  # another pass of the timer writes it again
         else:
-            self._name_rewritten(rewrite, self._history.segments.add(info, number), info, again)
+            self._name_merged(merge, self._state.segments.add(info, number), info, again)
         self.advance()
 
-    def _not_rewritten(self, rewrite: Rewrite, error: BrokerError) -> None:
+    def _not_merged(self, merge: Merge, error: BrokerError) -> None:
         """A damaged segment is kept as it is: its readers are told, and what is sound of it can be read."""
         if isinstance(error, Busy):
             return  # no space: another pass of the timer tries again
         if not isinstance(error, (Corrupt, Missing)):
             self._owner.seal_failed(error)
             return
-        if rewrite.over is not None:
-            rewrite.over(error)
+        if merge.over is not None:
+            merge.over(error)
         self._keep_damaged(
-            [item for item in rewrite.old if item.segment in rewrite.damaged or isinstance(error, Missing)], error
+            [item for item in merge.old if item.segment in merge.damaged or isinstance(error, Missing)], error
         )
 
     def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
         """Leave these as they are, unless they were removed meanwhile, or nothing is wrong but that too many files are open."""
         for item in items:
-            if item.place in self._history.segments.by_place and not isinstance(error, Busy):
+            if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
                 logger.error(
                     "a stored segment is damaged and is kept as it is; an operator must look",
@@ -510,20 +510,20 @@ class Sealer:
                     error=str(error),
                 )
 
-    def _name_rewritten(self, rewrite: Rewrite, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
+    def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
         """One group names the new segment and removes the old ones; until it is on the disk, readers use the old ones."""
         self._replacing = True
-        old = self._history.segments.leave(rewrite.old)
+        old = self._state.segments.leave(merge.old)
 
         def counts() -> None:
-            self._in_slices(replace(self._history, rewrite, new, info), replaced)
+            self._in_slices(replace(self._state, merge, new, info), replaced)
 
         def replaced() -> None:
             self._replacing = False
-            self._deleter.delete(self._history.segments.removed(old))
+            self._deleter.delete(self._state.segments.removed(old))
             self._remove_soon()
-            if rewrite.over is not None:
-                rewrite.over(None)
+            if merge.over is not None:
+                merge.over(None)
             self._tidy_soon(again)
 
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
@@ -546,5 +546,5 @@ def _too_many_keys(offset: int) -> Invalid:
     return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
 
 
-def _told_nobody(_: None, __: BrokerError | None) -> None:
+def _ignore(_: None, __: BrokerError | None) -> None:
     """What was closed needs no answer."""

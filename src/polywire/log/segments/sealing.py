@@ -17,13 +17,13 @@ from typing import Final
 from polywire.errors import BrokerError
 from polywire.log.journal.snapshot import Snapshot, put_snapshot
 from polywire.log.journal.staging import StagedBatch
-from polywire.log.partition.partition import OVERLAY, OVERLAY_SHIFT, FilePartition
-from polywire.log.partition.reader import Overlay, Reader
+from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.partition.reader import PublishedBatch, Reader
 from polywire.log.partition.tail_index import spans_of
-from polywire.log.segments.format import NO_TOKEN, Run, SegmentInfo
-from polywire.log.segments.segment_set import Sealed, Segments, segment_name
+from polywire.log.segments.format import NO_TOKEN, SegmentInfo, SegmentRun
+from polywire.log.segments.segment_set import Sealed, SegmentSet, segment_name
 from polywire.log.segments.writer import Part, RunSource, plan_blobs, write_segment
-from polywire.log.state import Contents, History, Image
+from polywire.log.state import Contents, Image, LogState
 from polywire.store.base import Store
 from polywire.types import Buffer
 
@@ -43,7 +43,7 @@ class Taken:
 
     reader: Reader
     views: Mapping[int, Buffer]
-    listed: Segments
+    listed: SegmentSet
     image: Image
     serials: Sequence[int]
     partitions: Sequence[FilePartition]
@@ -75,7 +75,7 @@ class Written:
 class _Parts(Sequence[Part]):
     """Parts of which the joined ones are made when they are asked for: staged bodies may be larger than memory."""
 
-    def __init__(self, reader: Reader, parts: Sequence[Part | Overlay]) -> None:
+    def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch]) -> None:
         self._reader = reader
         self._parts = parts
 
@@ -84,23 +84,23 @@ class _Parts(Sequence[Part]):
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         part = self._parts[index]
-        return _whole(self._reader.join(part)) if isinstance(part, Overlay) else part
+        return _whole(self._reader.join(part)) if isinstance(part, PublishedBatch) else part
 
     def __iter__(self) -> Iterator[Part]:
         for index in range(len(self._parts)):
             yield self[index]
 
 
-def take_down(history: History, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image) -> Taken:
+def take_down(state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image) -> Taken:
     """What there is to seal of these slots (by serial, oldest first), for any thread; ``image`` is the state at their end."""
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
     found = spans_of(
-        [partition.tail for partition in partitions], min(serials, default=0), max(serials, default=0), OVERLAY
+        [partition.tail for partition in partitions], min(serials, default=0), max(serials, default=0), PUBLISHED
     )
-    segments = history.segments
+    segments = state.segments
     return Taken(
-        history.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(history.clean)
+        state.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(state.clean)
     )
 
 
@@ -130,28 +130,28 @@ def plan_slots(taken: Taken) -> Plan:
 
 def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
     """Of the batches taken down, those from ``start`` to ``end``, which are one partition's, and their bytes."""
-    parts: list[Part | Overlay] = []
-    size, at, overlaid = 0, start, False
+    parts: list[Part | PublishedBatch] = []
+    size, at, has_published = 0, start, False
     for slot, entries in groupby(taken.slots[start:end]):
         stop = at + len(list(entries))
         positions, lengths = taken.positions[at:stop], taken.lengths[at:stop]
         at = stop
-        if slot != OVERLAY:
+        if slot != PUBLISHED:
             parts.append(Part(taken.views[slot], positions, lengths))
             size += sum(lengths)
             continue
-        overlaid = True
+        has_published = True
         for position, length in zip(positions, lengths, strict=True):
-            overlay = taken.reader.overlays.get(position >> OVERLAY_SHIFT)
-            if overlay is None:  # it was trimmed since, and so was all that lies before it
+            published = taken.reader.published.get(position >> PUBLISHED_SHIFT)
+            if published is None:  # it was trimmed since, and so was all that lies before it
                 parts, size = [], 0
-            elif overlay.serial in taken.serials:
-                parts.append(overlay)
+            elif published.serial in taken.serials:
+                parts.append(published)
                 size += length
             else:
-                assert overlay.serial > taken.serials[-1], "what older slots held was sealed before"
+                assert published.serial > taken.serials[-1], "what older slots held was sealed before"
                 return _Parts(taken.reader, parts), size
-    return _Parts(taken.reader, parts) if overlaid else parts, size  # type: ignore[return-value]
+    return _Parts(taken.reader, parts) if has_published else parts, size  # type: ignore[return-value]
 
 
 def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
@@ -159,7 +159,7 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
     found: dict[Key, list[StagedBatch]] = {}
     for staged in taken.image.staged:
         for batch in staged.batches:
-            if batch.needed and batch.place < 0 and batch.serial in taken.serials:
+            if batch.needed and batch.location < 0 and batch.serial in taken.serials:
                 found.setdefault((batch.incarnation, staged.token), []).append(batch)
     return found
 
@@ -172,7 +172,7 @@ def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[
     tokens: set[tuple[bytes, int, int]] = set()
     for staged in image.staged:
         for batch in staged.batches:
-            sealed = taken.listed.by_place.get(batch.place) if batch.needed and batch.place >= 0 else None
+            sealed = taken.listed.by_location.get(batch.location) if batch.needed and batch.location >= 0 else None
             if sealed is not None:  # else nobody needs it any more
                 tokens.add((staged.token, staged.expires_at_us, sealed.number))
     for number, runs in zip(numbers, plan.blobs, strict=True):
@@ -212,7 +212,7 @@ def seal(
 # On the loop
 
 
-def install(history: History, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
+def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
     """The segments count now: readers get these runs from them, and unsealed entries go. Rests whenever others may have the loop: of each
     partition, readers find every record in one place at any moment."""
     for item in sealed:
@@ -221,33 +221,33 @@ def install(history: History, written: Written, sealed: Sequence[Sealed]) -> Ite
     for info, item in zip(written.infos, sealed, strict=True):
         for run in info:
             if run.token:
-                yield from _place_staged(written.plan.staged[run.partition, run.token], item, run.position)
+                yield from _locate_staged(written.plan.staged[run.partition, run.token], item, run.position)
             else:
-                _install_run(history, run, item)
+                _install_run(state, run, item)
             count += 1
             if count % INSTALLED_MAX == 0:
                 yield
     for item in sealed:
         item.live -= 1
-    history.segments.settle(sealed)
+    state.segments.settle(sealed)
 
 
-def _install_run(history: History, run: Run, item: Sealed) -> None:
-    partition = history.partitions.get(run.partition)
+def _install_run(state: LogState, run: SegmentRun, item: Sealed) -> None:
+    partition = state.partitions.get(run.partition)
     if partition is None:
         item.lost_partition = True
         return
     if run.next_offset > partition.first_offset:
-        partition.add_run(item.place, run.first_offset, run.size, run.first_address, run.first_time_us)
+        partition.add_run(item.location, run.first_offset, run.size, run.first_address, run.first_time_us)
         item.keep(run.size, run.first_time_us)
-    history.seal_tail(partition, run.next_offset)
+    state.seal_tail(partition, run.next_offset)
 
 
-def _place_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
+def _locate_staged(batches: Sequence[StagedBatch], item: Sealed, position: int) -> Iterator[None]:
     """Staged batches lie in a segment now. Rests as ``install`` does."""
     for count, batch in enumerate(batches, 1):
         if batch.needed:
-            batch.position, batch.place = position, item.place
+            batch.position, batch.location = position, item.location
             item.keep_staged(batch.length)
         position += batch.length
         if count % INSTALLED_MAX == 0:

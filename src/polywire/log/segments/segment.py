@@ -23,7 +23,7 @@ from polywire.log.segments.damage import (
     salvaged,
     split_sound,
 )
-from polywire.log.segments.format import ENTRY, Run, SegmentInfo, read_footer, read_info
+from polywire.log.segments.format import ENTRY, SegmentInfo, SegmentRun, read_footer, read_info
 from polywire.log.segments.search import BY_ADDRESS, BY_OFFSET, BY_POSITION, BY_TIME, NO_END, find_entry, scan_to
 from polywire.records.batch import first_damaged
 from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
@@ -79,7 +79,7 @@ class EntryCache(_Cache[bytes]):
     def __init__(self, bytes_max: int = ENTRY_CACHE_BYTES_MAX, footer_bytes_max: int = FOOTER_CACHE_BYTES_MAX) -> None:
         super().__init__(bytes_max, len)
         self.footers: Final = _Cache[SegmentInfo](footer_bytes_max, _footer_bytes)
-        self.runs: Final[dict[tuple[str, int], Run]] = {}
+        self.runs: Final[dict[tuple[str, int], SegmentRun]] = {}
         """By segment and partition."""
 
     def drop(self, name: str) -> None:
@@ -137,12 +137,12 @@ class Segment:
             self._cache.footers.put(self.name, info)
         return info
 
-    def run(self, partition: int) -> Run:
+    def run(self, partition: int) -> SegmentRun:
         """The numbered run of a partition. Raises Missing(PARTITION_MISSING), and as ``info``."""
         run = self._cache.runs.get((self.name, partition))
         return self._found(self.info, partition) if run is None else run
 
-    def run_now(self, partition: int) -> Run | None:
+    def run_now(self, partition: int) -> SegmentRun | None:
         """What ``run`` returns when it waits for no disk, else None. Raises Missing(PARTITION_MISSING)."""
         run = self._cache.runs.get((self.name, partition))
         if run is None:
@@ -150,7 +150,7 @@ class Segment:
             run = None if info is None else self._found(info, partition)
         return run
 
-    def _found(self, info: SegmentInfo, partition: int) -> Run:
+    def _found(self, info: SegmentInfo, partition: int) -> SegmentRun:
         run = info.find(partition)
         if run is None:
             raise Missing(ErrorCode.PARTITION_MISSING, f"no run in segment partition={partition} segment={self.name!r}")
@@ -188,7 +188,9 @@ class Segment:
         entries = self._cache.get(self.name)
         return None if entries is None else self._strides(run, entries, first_offset, run.size, next_offset)
 
-    def _strides(self, run: Run, entries: bytes, offset: int, bytes_max: int, offset_end: int) -> tuple[int, int]:
+    def _strides(
+        self, run: SegmentRun, entries: bytes, offset: int, bytes_max: int, offset_end: int
+    ) -> tuple[int, int]:
         """What ``locate`` says, of index entries that are at hand."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
@@ -280,7 +282,7 @@ class Segment:
                 self.notes.note(piece.damage)
         return pieces
 
-    def _marks(self, run: Run, start: int, stop: int) -> Sequence[Mark]:
+    def _marks(self, run: SegmentRun, start: int, stop: int) -> Sequence[Mark]:
         """Where the index says that batches of a run begin, from ``start`` to ``stop``, which are such places."""
         entries = self._entries()
         marks = [(run.position, run.first_offset)]
@@ -297,14 +299,14 @@ class Segment:
             blob = self._store.open(self.name)
         except BlobMissing:
             return None  # who goes on to read it is told
-        room = block[: stop - start]
-        return room if blob.read_now(room, start) else None
+        target = block[: stop - start]
+        return target if blob.read_now(target, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Stored bytes [start, stop) in memory of the caller's, not verified; waits for the disk. ``block`` is as ``Blob.read_direct``
         wants it.
 
-        History is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
+        LogState is mostly read once, and past the page cache. Once as much as the whole segment was read that way it is being read again:
         then it is worth the memory, and what is read from it stays in the page cache.
         """
         past = self._is_new_to_the_cache
@@ -387,7 +389,7 @@ class Segment:
         pieces = self.pieces_now(block, partition, start, stop)
         return self.pieces(block, partition, start, stop) if pieces is None else pieces
 
-    def _checked_run(self, partition: int, offset: int) -> Run:
+    def _checked_run(self, partition: int, offset: int) -> SegmentRun:
         run = self.run(partition)
         if not run.first_offset <= offset < run.next_offset:
             raise Missing(
@@ -405,7 +407,7 @@ class Segment:
             self._cache.put(self.name, entries)
         return entries
 
-    def _stride(self, run: Run, entries: bytes, number: int) -> tuple[int, int]:
+    def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
         """Positions from a run's index entry to the next; the run's first stride for -1."""
         number = max(number, 0)
         start, stop = run.position, run.stop

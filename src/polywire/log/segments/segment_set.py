@@ -37,18 +37,18 @@ class Sealed:
         "damaged",
         "live",
         "live_bytes",
+        "location",
         "lost_at_us",
         "lost_partition",
         "number",
-        "place",
         "segment",
         "staged",
     )
 
-    def __init__(self, segment: Segment, number: int, place: int) -> None:
+    def __init__(self, segment: Segment, number: int, location: int) -> None:
         self.segment: Final = segment
         self.number: Final = number
-        self.place: Final = place
+        self.location: Final = location
         self.live = 0
         self.live_bytes = 0
         self.staged = 0
@@ -70,8 +70,8 @@ class Sealed:
         self.staged += 1
 
 
-class Segments:
-    """Guards: ``by_place`` holds every segment whose blob must stay; ``dead`` those of them that nobody needs any more."""
+class SegmentSet:
+    """Guards: ``by_location`` holds every segment whose blob must stay; ``dead`` those of them that nobody needs any more."""
 
     def __init__(self, store: Store, start: int) -> None:
         self._store = store
@@ -79,8 +79,8 @@ class Segments:
         self.notes: Final = DamageNotes()
         self._start: Final = start
         self._counter = 0
-        self._next_place = 0
-        self.by_place: Final[dict[int, Sealed]] = {}
+        self._next_location = 0
+        self.by_location: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
         self._leaving: Final[set[int]] = set()
         """Places of segments whose removal is journalled, perhaps not yet on the disk."""
@@ -94,55 +94,57 @@ class Segments:
         """List a segment that was written, or named by recovery. keep: its footer will soon be asked for."""
         if keep:
             self._cache.footers.put(info.name, info)
-        sealed = Sealed(Segment(self._store, info, self._cache, self.notes), number, self._next_place)
-        self._next_place += 1
-        self.by_place[sealed.place] = sealed
+        sealed = Sealed(Segment(self._store, info, self._cache, self.notes), number, self._next_location)
+        self._next_location += 1
+        self.by_location[sealed.location] = sealed
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
         """Runs of new segments were handed out: those without any are dead already."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
-    def drop(self, place: int, size: int) -> None:
+    def drop(self, location: int, size: int) -> None:
         """A run or staged batch of a segment, of so many bytes, is not needed any more."""
-        sealed = self.by_place[place]
+        sealed = self.by_location[location]
         sealed.live -= 1
         sealed.live_bytes -= size
         assert sealed.live >= 0, "a run is dropped once"
-        if sealed.live == 0 and place not in self._leaving:
+        if sealed.live == 0 and location not in self._leaving:
             self.dead.append(sealed)
 
-    def lose(self, place: int, size: int, *, dropped: bool) -> None:
+    def lose(self, location: int, size: int, *, dropped: bool) -> None:
         """A run is not needed any more, as may have been noticed late: its segment may be gone. dropped: nor is its partition."""
-        sealed = self.by_place.get(place)
+        sealed = self.by_location.get(location)
         if sealed is not None:
             sealed.lost_partition |= dropped
-            self.drop(place, size)
+            self.drop(location, size)
 
     def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
         """Segments that another one replaces: those of them whose removal the caller must journal; it calls ``removed`` afterwards."""
-        leaving = [item for item in replaced if item.place in self.by_place and item.place not in self._leaving]
-        self._leaving.update(item.place for item in leaving)
-        self.dead[:] = [item for item in self.dead if item.place not in self._leaving]
+        leaving = [
+            item for item in replaced if item.location in self.by_location and item.location not in self._leaving
+        ]
+        self._leaving.update(item.location for item in leaving)
+        self.dead[:] = [item for item in self.dead if item.location not in self._leaving]
         return leaving
 
     def take_dead(self, count_max: int) -> list[Sealed]:
         """Segments to be removed; the caller journals that, then calls ``removed``."""
         dead = self.dead[:count_max]
         del self.dead[:count_max]
-        self._leaving.update(sealed.place for sealed in dead)
+        self._leaving.update(sealed.location for sealed in dead)
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
         """Their removal is durable: returns the names of the blobs to delete."""
         names = []
         for sealed in dead:
-            del self.by_place[sealed.place]
-            self._leaving.discard(sealed.place)
+            del self.by_location[sealed.location]
+            self._leaving.discard(sealed.location)
             self._cache.drop(sealed.segment.name)
             names.append(sealed.segment.name)
         return names
 
     def numbers(self) -> list[int]:
         """Every segment that a snapshot taken now must list; those whose removal was journalled are not needed by what comes later."""
-        return [sealed.number for sealed in self.by_place.values() if sealed.place not in self._leaving]
+        return [sealed.number for sealed in self.by_location.values() if sealed.location not in self._leaving]

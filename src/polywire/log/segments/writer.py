@@ -30,7 +30,7 @@ from polywire.log.segments.batch_scan import (
     RUN_RECORDS,
     RUN_STATE_COUNT,
     SMALL_BYTES,
-    gather,
+    copy_batches,
     next_merge,
     survey,
     verify,
@@ -44,8 +44,8 @@ from polywire.log.segments.format import (
     SEGMENT_VERSION,
     TOKEN_BYTES,
     TRAILER,
-    Run,
     SegmentInfo,
+    SegmentRun,
 )
 from polywire.log.segments.search import split_batches
 from polywire.log.segments.segment import Segment
@@ -98,12 +98,12 @@ class RunSource:
     @classmethod
     def of_segments(
         cls,
-        runs: Sequence[tuple[Segment, Run]],
+        runs: Sequence[tuple[Segment, SegmentRun]],
         *,
         damaged: Callable[[Segment], None] | None = None,
         compression: Compression | None = None,
     ) -> RunSource:
-        """A run that joins runs of one partition (or token) from older segments, in order; for merging and rewriting blobs.
+        """A run that joins runs of one partition (or token) from older segments, in order; for merging and merge blobs.
 
         They are read while they are written, in the writer's thread. Where a stored batch does not have its checksums, ``damaged`` is
         told, and writing raises Corrupt.
@@ -114,7 +114,7 @@ class RunSource:
 class StoredParts(Iterable[Part]):
     """Whole batches of older segments, window by window, past the page cache; a part is valid until the next one is asked for."""
 
-    def __init__(self, runs: Sequence[tuple[Segment, Run]], damaged: Callable[[Segment], None] | None) -> None:
+    def __init__(self, runs: Sequence[tuple[Segment, SegmentRun]], damaged: Callable[[Segment], None] | None) -> None:
         self._runs = runs
         self._damaged = damaged
 
@@ -263,7 +263,7 @@ class _SegmentWriter:
     def _survey(self, stretch: _Stretch, source: RunSource) -> None:
         at = stretch.start
         while at < stretch.stop:
-            self._make_room(len(stretch.base) // INDEX_STRIDE_BYTES + 1)
+            self._allocate_entries(len(stretch.base) // INDEX_STRIDE_BYTES + 1)
             at = survey(stretch.base, stretch.positions, stretch.lengths, at, stretch.stop, self._state, self._entries)
             if at < 0:
                 raise Corrupt(
@@ -273,11 +273,11 @@ class _SegmentWriter:
             if at < stretch.stop:
                 self._begin_epoch(stretch.base, stretch.positions[at])
 
-    def _make_room(self, count: int) -> None:
+    def _allocate_entries(self, count: int) -> None:
         """Let ``count`` more index entries fit."""
-        room = (self._state[RUN_ENTRIES] + count) * ENTRY.size
-        if len(self._entries) < room:
-            self._entries += bytes(room - len(self._entries))
+        size = (self._state[RUN_ENTRIES] + count) * ENTRY.size
+        if len(self._entries) < size:
+            self._entries += bytes(size - len(self._entries))
 
     def _begin_epoch(self, base: Buffer, position: int) -> None:
         header = memoryview(base)[position : position + HEADER_BYTES]
@@ -288,7 +288,7 @@ class _SegmentWriter:
     def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
         cursor = array("q", (stretch.start, 0, self._filled))
         while cursor[0] < stretch.stop:
-            gather(stretch.base, stretch.positions, stretch.lengths, stretch.stop, self._chunk, cursor)
+            copy_batches(stretch.base, stretch.positions, stretch.lengths, stretch.stop, self._chunk, cursor)
             self._filled = cursor[2]
             if self._filled == len(self._chunk):
                 yield self._emit()
@@ -392,6 +392,6 @@ def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
             yield _Stretch(base, positions, lengths, at, start)
         if end > start:
             view = memoryview(base)
-            places = zip(positions[start:end], lengths[start:end], strict=True)
-            yield _whole(merge([view[position : position + length] for position, length in places]))
+            spans = zip(positions[start:end], lengths[start:end], strict=True)
+            yield _whole(merge([view[position : position + length] for position, length in spans]))
         at = end

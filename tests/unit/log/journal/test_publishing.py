@@ -12,7 +12,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.journal.group import EntryKind, GroupHead, read_directory
 from polywire.log.journal.publishing import LOT_BATCHES
 from polywire.log.partition.partition import FilePartition
-from polywire.log.partition.tail_index import TailIndex, lay
+from polywire.log.partition.tail_index import TailIndex, attach
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Level
@@ -81,8 +81,8 @@ def test_it_is_one_group_of_everything_also_over_restarts(rig: Rig, partitions: 
             partitions = [rig.log.partition(number) for number in (1, 2, 3)]
         assert rig.read(partitions[0]) == [b"before", *expected(0), b"after"]
         assert [rig.read(partition) for partition in partitions[1:]] == [expected(1), expected(2)]
-        assert len(rig.log._history.staging) == 0
-        assert (rig.log._history.staging.size, rig.log._history.staging.count) == (0, 0)
+        assert len(rig.log._state.staging) == 0
+        assert (rig.log._state.staging.size, rig.log._state.staging.count) == (0, 0)
     rig.log.close()
 
 
@@ -99,7 +99,7 @@ def test_what_was_taken_is_nobody_elses_until_it_is_given_back(rig: Rig, partiti
     rig.log.abandon(TOKENS[:1])
     rig.log.commit()
     made.cancel()
-    assert not rig.log._history.reader.overlays
+    assert not rig.log._state.reader.published
     published(rig, TOKENS)
     rig.log.commit()
     assert rig.read(partitions[0]) == expected(0)
@@ -109,11 +109,11 @@ def test_what_was_taken_is_nobody_elses_until_it_is_given_back(rig: Rig, partiti
 def test_one_that_is_refused_is_given_back(rig: Rig, partitions: list[FilePartition]) -> None:
     made = rig.log.prepare()
     list(made.add(TOKENS))
-    rig.log._rooms = (-1, -1, -1)
-    rig.log._journal.turn_over()
+    rig.log._capacities = (-1, -1, -1)
+    rig.log._journal.roll()
     with pytest.raises(BrokerError):
         rig.log.publish(made, bytes(2**26), level=Level.WRITTEN, done=lambda *_: None)
-    assert not rig.log._history.reader.overlays
+    assert not rig.log._state.reader.published
     assert rig.log.staged_partitions(TOKENS) == {1, 2, 3}
     rig.log.close()
 
@@ -126,12 +126,12 @@ def test_partitions_that_end_meanwhile_are_left_out(rig: Rig, partitions: list[F
     rig.log.publish(made, b"published", level=Level.WRITTEN, done=lambda *_: None)
     rig.log.commit()
     assert rig.read(partitions[2]) == expected(2)
-    assert len(rig.log._history.reader.overlays) == len(expected(2))
+    assert len(rig.log._state.reader.published) == len(expected(2))
     assert made.incarnations == {1, 2, 3}, "who asks is told of all"
     rig.log.close()
     rig.open()
     assert rig.read(rig.log.partition(3)) == expected(2)
-    assert len(rig.log._history.staging) == 0
+    assert len(rig.log._state.staging) == 0
     rig.log.close()
 
 
@@ -141,25 +141,25 @@ def test_tokens_of_which_nothing_is_left_are_gone_too(rig: Rig, partitions: list
         rig.log.drop_partition(number)
     rig.log.publish(TOKENS, b"published", level=Level.WRITTEN, done=lambda *_: None)
     rig.log.commit()
-    assert len(rig.log._history.staging) == 0
+    assert len(rig.log._state.staging) == 0
     rig.log.close()
     rig.open()
-    assert len(rig.log._history.staging) == 0
+    assert len(rig.log._state.staging) == 0
     rig.log.close()
 
 
 def test_trimmed_and_sealed_batches_are_forgotten(rig: Rig, partitions: list[FilePartition]) -> None:
     published(rig, TOKENS)
     rig.log.commit()
-    overlays = rig.log._history.reader.overlays
-    before = len(overlays)
+    listed = rig.log._state.reader.published
+    before = len(listed)
     rig.log.trim(1, 5)
     rig.log.commit()
-    assert len(overlays) == before - 5
+    assert len(listed) == before - 5
     assert rig.read(partitions[0], 5) == expected(0)[5:]
     rig.log.drop_partition(1)
     rig.log.commit()
-    assert len(overlays) == before - len(expected(0))
+    assert len(listed) == before - len(expected(0))
     rig.log.close()
 
 
@@ -194,7 +194,7 @@ def test_batches_are_numbered_one_after_the_other() -> None:
     assert read_header(group, second.position + 16).base_offset == 100
     assert numbers.tolist() == [7, 102, 1000 + span, 5, 8, 204, 2000 + 2 * span, 6]
     tails = [TailIndex(), TailIndex()]
-    lay(tails, content, entries, array("q", [10, 20, 30]), 9)
+    attach(tails, content, entries, array("q", [10, 20, 30]), 9)
     assert [tails[1].entry(number)[:2] for number in range(2)] == [(200, 10), (202, 20)]
     assert tails[0].entry(0) == (100, 30, headers[0].length, 9, 1000, 5)
 
@@ -217,9 +217,9 @@ def test_nothing_is_numbered_beyond_what_there_is(entries: list[int], numbers: i
 @pytest.mark.parametrize(
     ("entries", "positions"), [([16 + 2 * HEADER_BYTES, 0], 9), ([8, 0], 9), ([16 + HEADER_BYTES, 1], 9), ([120, 0], 0)]
 )
-def test_nothing_is_laid_beyond_what_there_is(entries: list[int], positions: int) -> None:
+def test_nothing_is_attached_beyond_what_there_is(entries: list[int], positions: int) -> None:
     with pytest.raises(IndexError):
-        lay([TailIndex()], content_of(1), array("q", entries), array("q", range(positions)), 1)
+        attach([TailIndex()], content_of(1), array("q", entries), array("q", range(positions)), 1)
 
 
 def test_headers_are_sound() -> None:

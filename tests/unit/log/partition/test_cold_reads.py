@@ -139,7 +139,7 @@ def test_who_goes_on_resumes_where_a_read_stopped_once() -> None:
     stop = place.cold.resume(PARTITION, at)
     assert stop is not None
     chunks: list[memoryview] = []
-    assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.place)[0] == at + 50
+    assert read_pieces(stop.window.pieces, at, 1, 1 << 40, chunks, stop.position)[0] == at + 50
     assert bytes(chunks[0]) == place.stored[1].content
     assert place.cold.resume(PARTITION, at) is None, "another reader looks for itself"
 

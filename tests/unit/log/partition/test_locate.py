@@ -113,9 +113,9 @@ def test_a_segment_that_is_replaced_meanwhile_is_asked_for_anew(rig: Rig) -> Non
         fill_slot(rig, partition)
     replaced = {run.blob for run in locate(rig, partition, 0).runs}
     answers: list[Located | BrokerError] = []
-    worker = rig.log._history.reader._worker
+    worker = rig.log._state.reader._worker
     held: list[tuple[object, object]] = []
-    run, worker.run = worker.run, lambda job, told: held.append((job, told))  # type: ignore[method-assign]
+    run, worker.run = worker.run, lambda job, completed: held.append((job, completed))  # type: ignore[method-assign]
     assert partition.locate(1, answers.append) is None
     worker.run = run  # type: ignore[method-assign]
     rig.log._sealer.tidy(2**61, merging=True)

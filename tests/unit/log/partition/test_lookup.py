@@ -92,7 +92,7 @@ def test_sealed_bodies_of_published_batches_leave_the_loop_alone(tmp_path: Path)
     rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _, __: None)
     rig.append(partition, [b"after"])
     rig.log.commit()
-    assert partition.overlays
+    assert partition.published
     assert rig.look_up(partition.address_of_offset, 2) == 16 + 60
     assert rig.look_up(partition.offset_of_address, 16 + 60) == 2
     assert rig.read(partition) == [b"before", b"0" * 50, b"1" * 50, b"2" * 50, b"after"]

@@ -85,7 +85,9 @@ def test_tail_forgets_its_front(steps: list[tuple[int, int, int]], data: st.Data
 
 
 @given(STEPS, st.data())
-def test_extents_join_neighbours_and_gather_copies_them(steps: list[tuple[int, int, int]], data: st.DataObject) -> None:
+def test_extents_join_neighbours_and_copies_are_their_bytes(
+    steps: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
     tail, entries = fill(steps)
     start = data.draw(st.integers(0, len(entries)))
     stop = data.draw(st.integers(start, len(entries)))
@@ -95,21 +97,21 @@ def test_extents_join_neighbours_and_gather_copies_them(steps: list[tuple[int, i
     assert b"".join(slots[slot][position : position + size] for slot, position, size in extents) == wanted
     assert all(first[0] != second[0] or first[1] + first[2] != second[1] for first, second in pairwise(extents))
     out = bytearray(len(wanted) + 3)
-    assert tail.gather(start, stop, slots, out) == len(wanted)
+    assert tail.copy(start, stop, slots, out) == len(wanted)
     assert out == wanted + bytes(3)
 
 
-def test_gather_refuses_what_does_not_fit() -> None:
+def test_copying_refuses_what_does_not_fit() -> None:
     tail, _ = fill([(1, 0, 0), (2, 0, 0)])
     with pytest.raises(IndexError):
-        tail.gather(0, 2, {0: bytes(112 + 119)}, bytearray(1000))
+        tail.copy(0, 2, {0: bytes(112 + 119)}, bytearray(1000))
     with pytest.raises(IndexError):
-        tail.gather(0, 2, {0: bytes(1000)}, bytearray(112 + 119))
+        tail.copy(0, 2, {0: bytes(1000)}, bytearray(112 + 119))
     with pytest.raises(KeyError):
-        tail.gather(0, 2, {1: bytes(1000)}, bytearray(1000))
+        tail.copy(0, 2, {1: bytes(1000)}, bytearray(1000))
     for start, stop in ((-1, 1), (0, 3), (2, 1)):
         with pytest.raises(IndexError):
-            tail.gather(start, stop, {0: bytes(1000)}, bytearray(1000))
+            tail.copy(start, stop, {0: bytes(1000)}, bytearray(1000))
         with pytest.raises(IndexError):
             tail.extents(start, stop)
 

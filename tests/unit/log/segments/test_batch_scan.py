@@ -19,7 +19,7 @@ from polywire.log.segments.batch_scan import (
     RUN_POSITION,
     RUN_RECORDS,
     RUN_STATE_COUNT,
-    gather,
+    copy_batches,
     next_merge,
     survey,
 )
@@ -29,7 +29,7 @@ from tests.unit.log.batches import Slot, make_batch
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=30), st.integers(1, 40), st.integers(0, 5))
-def test_gather_is_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: int, begin: int) -> None:
+def test_copies_are_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: int, begin: int) -> None:
     base = bytes(range(100))
     positions = array("q", (position for position, _ in places))
     lengths = array("q", (length for _, length in places))
@@ -38,7 +38,7 @@ def test_gather_is_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: 
     content = b""
     while cursor[0] < len(places):
         out = bytearray(chunk_bytes)
-        gather(base, positions, lengths, len(places), out, cursor)
+        copy_batches(base, positions, lengths, len(places), out, cursor)
         assert cursor[2] == chunk_bytes or cursor[0] == len(places)
         content += out[: cursor[2]]
         cursor[2] = 0
@@ -59,19 +59,19 @@ def test_gather_is_a_join_in_chunks(places: list[tuple[int, int]], chunk_bytes: 
         ([5], [6], [0, 0], 1),
     ],
 )
-def test_gather_refuses_pieces_that_are_not_there(
+def test_copying_refuses_pieces_that_are_not_there(
     positions: list[int], lengths: list[int], cursor: list[int], stop: int
 ) -> None:
     with pytest.raises(IndexError):
-        gather(bytes(100), array("q", positions), array("q", lengths), stop, bytearray(50), array("q", cursor))
+        copy_batches(bytes(100), array("q", positions), array("q", lengths), stop, bytearray(50), array("q", cursor))
 
 
-def test_gather_of_large_copies() -> None:
+def test_large_copies() -> None:
     base = bytes(i * 7 % 256 for i in range(1 << 16)) * 32
     positions = array("q", range(0, 1 << 20, 1 << 12))
     lengths = array("q", [(1 << 12) - 8] * len(positions))
     out, cursor = bytearray(1 << 21), array("q", (0, 0, 5))
-    gather(base, positions, lengths, len(positions), out, cursor)
+    copy_batches(base, positions, lengths, len(positions), out, cursor)
     wanted = b"".join(base[position : position + (1 << 12) - 8] for position in positions)
     assert list(cursor) == [len(positions), 0, 5 + len(wanted)]
     assert out[5 : cursor[2]] == wanted

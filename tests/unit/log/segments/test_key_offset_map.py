@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from polywire.errors import Invalid
-from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, NewestOffsets
+from polywire.log.segments.key_offset_map import COMPRESSED, NOTED_ALL, KeyOffsetMap
 from polywire.records.batch import (
     address_of,
     keep,
@@ -47,7 +47,7 @@ def stored(batches: list[list[Record]]) -> list[bytearray]:
 def test_newest_of_each_key(batches: list[list[Record]], share: float, null_time_us: int) -> None:
     chunks = stored(batches)
     noted = chunks[: round(len(chunks) * share)]
-    table = NewestOffsets(256)
+    table = KeyOffsetMap(256)
     assert table.note(b"".join(noted)) == NOTED_ALL
     newest, noted_end = {}, 0
     for batch in noted:
@@ -71,14 +71,14 @@ def test_newest_of_each_key(batches: list[list[Record]], share: float, null_time
 
 
 def test_table_that_is_too_small() -> None:
-    table = NewestOffsets(16)
+    table = KeyOffsetMap(16)
     chunks = stored([[Record(b"v", b"%d" % (10 * batch + row)) for row in range(10)] for batch in range(3)])
     assert table.note(b"".join(chunks)) == len(chunks[0]), "the second batch might not fit"
     assert table.count_kept(chunks[1], array("q", (0,)), noted_end=10, null_time_us=FOREVER)[0] == 10
 
 
 def test_compressed_batches_are_told() -> None:
-    table = NewestOffsets(64)
+    table = KeyOffsetMap(64)
     plain = stored([[Record(b"v" * 100, b"k")] * 5])[0]
     packed = compress_body(plain, Compression.ZSTD)
     assert table.note(packed) == 0

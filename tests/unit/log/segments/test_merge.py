@@ -8,8 +8,7 @@ import pytest
 
 from polywire.clock import SystemClock
 from polywire.log.partition.partition import FilePartition
-from polywire.log.segments import format, segment
-from polywire.log.segments import merge as rewriting
+from polywire.log.segments import format, merge, segment
 from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.segment_set import Sealed
 from polywire.log.worker import Job, attempt
@@ -42,7 +41,7 @@ class Tidied(ManualRig):
 
         patch.setattr(ManualWorker, "step", step)
         patch.setattr(segment, "read_info", noted)
-        patch.setattr(rewriting, "GROUPS_MAX", 1)
+        patch.setattr(merge, "GROUPS_MAX", 1)
         super().__init__(directory, patch, SMALL)
 
     def _in_job(self, job: Job) -> object:
@@ -62,10 +61,10 @@ class Tidied(ManualRig):
             while self.log.sealing:
                 self.drain()
                 self.passes()
-        items = list(self.log._history.segments.by_place.values())
+        items = list(self.log._state.segments.by_location.values())
         for item in items:
-            self.log._history.segments._cache.drop(item.segment.name)
-        self.log._history.segments._cache.runs.clear()
+            self.log._state.segments._cache.drop(item.segment.name)
+        self.log._state.segments._cache.runs.clear()
         return items
 
     def tidy(self) -> None:
@@ -109,7 +108,7 @@ def test_a_blob_without_a_footer_is_kept_and_the_others_are_merged(
 
 def test_compaction_finds_its_runs_in_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Tidied(tmp_path, monkeypatch)
-    monkeypatch.setattr(rewriting, "MERGE_COUNT_MIN", 99)
+    monkeypatch.setattr(merge, "MERGE_COUNT_MIN", 99)
     partition = rig.log.open_partition(1)
     rig.seal([partition], 3)
     sealer = rig.log._sealer
@@ -124,7 +123,7 @@ def test_compaction_finds_its_runs_in_the_thread(tmp_path: Path, monkeypatch: py
 
 def test_compaction_ends_at_a_missing_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Tidied(tmp_path, monkeypatch)
-    monkeypatch.setattr(rewriting, "MERGE_COUNT_MIN", 99)
+    monkeypatch.setattr(merge, "MERGE_COUNT_MIN", 99)
     partition = rig.log.open_partition(1)
     missing, *_ = rig.seal([partition], 3)
     (tmp_path / missing.segment.name).unlink()

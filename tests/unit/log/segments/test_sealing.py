@@ -195,9 +195,9 @@ def test_a_segment_that_loses_its_first_runs_while_it_is_installed_is_not_dead(r
         del kept[partition]
     rig.log.commit()
     rig.log._sealer.note_dead()
-    assert not rig.log._history.segments.dead
+    assert not rig.log._state.segments.dead
     finish(rig)
-    (item,) = rig.log._history.segments.by_place.values()
+    (item,) = rig.log._state.segments.by_location.values()
     assert item.live == len(kept)
     check(rig, kept)
     rig.kill()

@@ -17,7 +17,7 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.partition.partition import FilePartition
-from polywire.log.segments import merge as rewriting
+from polywire.log.segments import merge
 from polywire.store.file import FileBlob
 from polywire.types import Level
 from tests.crash.disk import JournalDisk
@@ -43,7 +43,7 @@ def fill_slots(rig: Rig, partitions: list[FilePartition], slots: int) -> None:
 
 
 def tidy(rig: Rig) -> None:
-    """Begin a rewrite if anything is worth one."""
+    """Begin a merge if anything is worth one."""
     rig.log._sealer.tidy(SystemClock().now_us(), merging=True)
 
 
@@ -73,7 +73,7 @@ class Stops:
 
     def settle(self) -> None:
         self._rig.settle()
-        self.synced = {number: partition.next_offset for number, partition in self._rig.log._history.partitions.items()}
+        self.synced = {number: partition.next_offset for number, partition in self._rig.log._state.partitions.items()}
 
     def check(self, gone: dict[int, int] | None = None) -> None:
         """Every stop at this point. gone: offsets below this were given up, perhaps not for good yet."""
@@ -86,7 +86,7 @@ class Stops:
 
     def _check_copy(self, rig: Rig, gone: dict[int, int]) -> None:
         for number, end in self.synced.items():
-            partition = rig.log._history.partitions.get(number)
+            partition = rig.log._state.partitions.get(number)
             if partition is None:
                 assert gone.get(number, 0) >= end, "it was not dropped"
                 continue
@@ -101,10 +101,10 @@ class Stops:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig, bool], None]:
     """Lets syncs begin, or not."""
-    monkeypatch.setattr(rewriting, "LOST_US_MAX", 0)
+    monkeypatch.setattr(merge, "LOST_US_MAX", 0)
 
     def hold(rig: Rig, yes: bool) -> None:
-        rig.log._syncer._running = yes
+        rig.log._flusher._running = yes
 
     return hold
 
@@ -136,7 +136,7 @@ def test_rewrite_trim_and_lose_power(tmp_path: Path, held: Callable[[Rig, bool],
     held(rig, False)
     rig.loop.run_until(lambda: not rig.log._sealer._replacing and not blobs(rig) >= before)
     stops.check(gone)  # replaced
-    rig.loop.run_until(lambda: not rig.log._history.segments.dead)
+    rig.loop.run_until(lambda: not rig.log._state.segments.dead)
     tidy(rig)
     stops.check(gone)
     fill_slots(rig, [stays, trimmed], 1)
@@ -185,7 +185,7 @@ def test_small_neighbours_become_one(tmp_path: Path, disk: JournalDisk) -> None:
     stops = Stops(rig, disk)
     fill_slots(rig, partitions, 5)
     stops.settle()
-    rig.loop.run_until(lambda: not rig.log._history.segments.dead)
+    rig.loop.run_until(lambda: not rig.log._state.segments.dead)
     assert len(blobs(rig)) == 5
     tidy(rig)
     rig.loop.run_until(lambda: len(blobs(rig)) == 1)
@@ -219,7 +219,7 @@ def test_damaged_blob_is_kept(tmp_path: Path, how: str, monkeypatch: pytest.Monk
     rig.settle()
     tidy(rig)
     rig.loop.run_until(lambda: not rig.log._sealer._running)
-    (sealed,) = rig.log._history.segments.by_place.values()
+    (sealed,) = rig.log._state.segments.by_location.values()
     assert sealed.damaged
     assert blobs(rig) == {path.name}
     tidy(rig)

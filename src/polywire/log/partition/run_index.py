@@ -4,7 +4,7 @@ A log of many partitions has a run of each in every segment: a hundred gigabytes
 are packed, 64 in a block, as differences from the least of each field, with as many bits as the block needs.
 
 ```
-block: 5 × i64 least of offset, bytes, segment's place, address, append time | 5 × u8 bits of the differences | 3 zeros
+block: 5 × i64 least of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
        | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
 ```
 
@@ -36,7 +36,7 @@ else:
 BLOCK_ENTRIES: Final = 64
 
 Entry = tuple[int, int, int, int, int, int]
-"""(first offset, 0, bytes, segment's place, first address, first append time): as ``TailIndex`` has them."""
+"""(first offset, 0, bytes, segment's location, first address, first append time): as ``TailIndex`` has them."""
 
 _BLOCK = cython.declare(cython.Py_ssize_t, 64)
 _FIELDS = cython.declare(cython.Py_ssize_t, 5)
@@ -175,7 +175,7 @@ class RunIndex:
         return self._packed + self._open
 
     def nbytes(self) -> int:
-        """Bytes of memory that entries take, room for more included."""
+        """Bytes of memory that entries take, with what is allocated for more."""
         blocks: int = sum(map(len, self._blocks))
         return blocks + len(self._counts) + len(self._rows)
 
@@ -183,19 +183,19 @@ class RunIndex:
         self,
         offset: cython.longlong,
         size: cython.longlong,
-        place: cython.longlong,
+        location: cython.longlong,
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> None:
         """Add the entry of the next run."""
-        self._append(offset, size, place, address, time_us)
+        self._append(offset, size, location, address, time_us)
 
     @cython.cfunc
     def _append(
         self,
         offset: cython.longlong,
         size: cython.longlong,
-        place: cython.longlong,
+        location: cython.longlong,
         address: cython.longlong,
         time_us: cython.longlong,
     ) -> cython.Py_ssize_t:
@@ -207,7 +207,7 @@ class RunIndex:
         p: cython.p_uchar = _written(self._rows)
         store_i64(p, at, offset)
         store_i64(p, at + 8, size)
-        store_i64(p, at + 16, place)
+        store_i64(p, at + 16, location)
         store_i64(p, at + 24, address)
         store_i64(p, at + 32, time_us)
         self._open += 1
@@ -273,13 +273,13 @@ class RunIndex:
     def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
         """Places and bytes (``array('q')``) of entries [start, stop). Raises IndexError."""
         self._check_range(start, stop)
-        places: array[int] = array("q", bytes(8 * (stop - start)))
+        locations: array[int] = array("q", bytes(8 * (stop - start)))
         sizes: array[int] = array("q", bytes(8 * (stop - start)))
         index: cython.Py_ssize_t
         for index in range(stop - start):
-            places[index] = self._value(start + index, 2)
+            locations[index] = self._value(start + index, 2)
             sizes[index] = self._value(start + index, 1)
-        return places, sizes
+        return locations, sizes
 
     def size_of(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> int:
         """Bytes of entries [start, stop). Raises IndexError."""
@@ -291,7 +291,7 @@ class RunIndex:
         return total
 
     def join(
-        self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, place: cython.longlong
+        self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, location: cython.longlong
     ) -> None:
         """Make one entry of [start, stop): it begins as the first of them does, its bytes lie where told. Raises IndexError."""
         self._check_range(start, stop)
@@ -312,7 +312,7 @@ class RunIndex:
         if last == len(counts):  # what is not packed yet is packed anew as well
             end = self._packed + self._open
         behind: list[Entry] = [self.entry(index) for index in range(max(begun, 0), start)]
-        behind.append((first[0], 0, size, place, first[4], first[5]))
+        behind.append((first[0], 0, size, location, first[4], first[5]))
         behind += [self.entry(index) for index in range(stop, end)]
         self._put_anew(block, last, behind)
 
@@ -362,7 +362,7 @@ class RunIndex:
 
 def hand_out(
     runs: Buffer,
-    place: cython.longlong,
+    location: cython.longlong,
     partitions: Buffer,
     indexes: list[RunIndex],
     kept: Buffer,
@@ -409,7 +409,7 @@ def hand_out(
                 breaks.append((found, len(index), before))
             size: cython.longlong = load_i64(p, at + 32)
             time_us: cython.longlong = load_i64(p, at + 72)
-            index._append(first, size, place, load_i64(p, at + 56), time_us)
+            index._append(first, size, location, load_i64(p, at + 56), time_us)
             store_i64(end.p, found * 8, load_i64(p, at + 48))
             store_i64(given.p, found * 8, load_i64(given.p, found * 8) + size)
             live += 1

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from polywire.log.partition.sealed_ranges import BLOCK_ENTRIES, Entry, RunIndex, hand_out
+from polywire.log.partition.run_index import BLOCK_ENTRIES, Entry, RunIndex, hand_out
 from polywire.log.segments.format import RUN
 
 
