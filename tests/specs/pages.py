@@ -83,7 +83,7 @@ class Page:
 STATEMENTS: Final[list[Statement]] = []  # of the modules that are loaded
 
 CURSUS_JAVA: Final = Page("cursus", "java", "cursus-java v0.1.0 (28a9431), docs/protocol.md")
-CURSUS_API: Final = Page("cursus", "api", "cursus, docs/reference/api-reference.md of November 2025")
+CURSUS_API: Final = Page("cursus", "api", "cursus 23aeca0 of 20 November 2025, docs/reference/api-reference.md")
 FLUX: Final = Page(
     "flux",
     "protocol",

@@ -121,6 +121,7 @@ def exchange(*lines: str) -> tuple[tuple[str, ...]]:
             *(f"{DONE} Topic '$' now has 5 partitions", "CREATE $ 3", f"{DONE} Topic '$' now has 5 partitions"),
         ),
     ),
+    Row(36, "CREATE says how many there are now", exchange("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions")),
     Row(
         37,
         "a count must be a positive integer",
@@ -133,6 +134,22 @@ def exchange(*lines: str) -> tuple[tuple[str, ...]]:
         ),
     ),
     Row(38, "CREATE's example", exchange("CREATE $ 8", f"{DONE} Topic '$' now has 8 partitions")),
+    Row(
+        43,
+        "DELETE takes a topic, which is gone then",
+        exchange(
+            *("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions", "DELETE $", f"{REMOVED} Topic '$' deleted"),
+            *("DELETE $", "ERROR: topic '$' not found", "SUBSCRIBE $", "ERROR: topic '$' does not exist"),
+        ),
+    ),
+    Row(
+        62,
+        "SUBSCRIBE takes one topic, and another",
+        exchange(
+            *("CREATE $ 1", f"{DONE} Topic '$' now has 1 partitions", "SUBSCRIBE $", f"{DONE} Subscribed to '$'"),
+            *("CREATE $b 1", f"{DONE} Topic '$b' now has 1 partitions", "SUBSCRIBE $b", f"{DONE} Subscribed to '$b'"),
+        ),
+    ),
     Row(
         46,
         "DELETE says which topic",
@@ -194,6 +211,7 @@ def test_a_command_is_answered_with_its_sentence(peer: Peer, lines: tuple[str, .
 
 @CURSUS_API.says(134, "CONSUME with a wrong count of arguments")
 @CURSUS_API.says(86, "CONSUME's errors, in their order")
+@CURSUS_API.says(118, "every error is a text that begins so")
 @CURSUS_API.says(122, "an error is ERROR, a colon and its description")
 def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
@@ -213,6 +231,7 @@ def test_a_read_that_is_wrong_is_told_how(peer: Peer) -> None:
 
 
 @CURSUS_API.says(95, "HELP shows these lines in this order")
+@CURSUS_API.says(92, "HELP takes nothing")
 @CURSUS_API.says(94, "HELP lists every command with its syntax")
 def test_help(peer: Peer) -> None:
     lines = [line.strip().partition(" - ")[0].strip() for line in peer.ask("HELP").split("\n")]
@@ -220,6 +239,7 @@ def test_help(peer: Peer) -> None:
 
 
 @CURSUS_API.says(55, "LIST is all names with a comma and a blank between them")
+@CURSUS_API.says(53, "LIST takes nothing")
 @CURSUS_API.says(56, "and says so where there are none")
 @CURSUS_API.says(57, "LIST's example")
 def test_list(peer: Peer) -> None:
@@ -234,6 +254,7 @@ def test_list(peer: Peer) -> None:
 
 @CURSUS_API.says(12, "four bytes, big-endian, tell a message's length, both ways")
 @CURSUS_API.says(8, "all messages have such a prefix")
+@CURSUS_API.says(101, "an answer is one such message, unless it is CONSUME's")
 @CURSUS_API.says(103, "a simple command has one answer of this form")
 def test_messages_may_come_together_and_in_pieces(broker: BrokerProcess) -> None:
     for port in PORTS:
@@ -260,6 +281,7 @@ def test_what_begins_with_no_command_is_a_message_of_its_topic(peer: Peer) -> No
     assert [peer.take(), peer.take()] == [b"created long ago", b" \xff\x00 "]
 
 
+@CURSUS_API.says(72, "PUBLISH takes a topic and a message")
 @CURSUS_API.says(73, "a message is the whole text behind the topic and its blank")
 def test_a_message_keeps_what_is_around_it(peer: Peer) -> None:
     peer.ask("CREATE $ 1")
@@ -336,6 +358,58 @@ def test_consume_streams_each_message_in_a_frame(peer: Peer) -> None:
         peer.ask("PUBLISH $ " + text.decode())
     peer.send("CONSUME $ 0 0")
     assert [peer.take(), peer.take()] == texts
+
+
+@CURSUS_API.says(
+    82,
+    "CONSUME as a bare text, the first on its connection",
+    Differs(
+        "a command without a topic in front closes the connection",
+        "the Java client's page is meant: one batch; behind any command that only this page has, or in an envelope, it is this page's",
+        "both pages have the same command, and only this one has envelopes",
+    ),
+)
+@pytest.mark.parametrize("port", PORTS)
+def test_a_bare_consume_that_shows_nothing_is_the_other_pages(broker: BrokerProcess, port: str) -> None:
+    with Peer(broker, port, None) as peer:
+        peer.ask("CREATE $ 1")
+        peer.ask("PUBLISH $ x")
+        peer.send("CONSUME $ 0 0")
+        assert peer.take() == b"x"
+        with peer.another() as fresh:
+            fresh.send("CONSUME $ 0 0")
+            assert (fresh.take() or b"").startswith(b"\xba\x7c")
+
+
+@CURSUS_API.says(172, "a partition takes 10,000 messages that nobody reads")
+@CURSUS_API.says(173, "and a subscriber 1,000")
+@pytest.mark.parametrize("port", PORTS)
+def test_messages_wait_for_their_reader(broker: BrokerProcess, port: str) -> None:
+    count = 10_001
+    with Peer(broker, port, b"") as peer:
+        peer.ask("CREATE $ 1")
+        peer.ask("SUBSCRIBE $")
+        for first in range(0, count, 100):
+            texts = [f"{number:05}" for number in range(first, min(first + 100, count))]
+            peer.send(*(f"PUBLISH $ {text}" for text in texts))
+            assert all((peer.take() or b"").decode() == peer.named(f"{SENT} Published to '$'") for _ in texts)
+        for number in (0, 1_000, 10_000):
+            peer.send(f"CONSUME $ 0 {9 * number}", "DELETE nonexistent")
+            found = list(iter(peer.take, b"ERROR: topic 'nonexistent' not found"))
+            assert found == [b"%05d" % other for other in range(number, min(number + 8_192 // 9, count))]
+
+
+@CURSUS_API.says(146, "each connection has a state of its own")
+def test_what_a_connection_subscribed_to_is_its_own(peer: Peer) -> None:
+    peer.ask("CREATE $ 1")
+    peer.ask("SUBSCRIBE $")
+    peer.ask("PUBLISH $ x")
+    for _ in range(2):
+        with peer.another() as reader:
+            reader.ask("SUBSCRIBE $")
+            reader.send("CONSUME $ 0 0")
+            assert reader.take() == b"x", "each reads all of it"
+    assert peer.ask("DELETE $") == peer.named(f"{REMOVED} Topic '$' deleted")
 
 
 @CURSUS_API.says(

@@ -1,0 +1,86 @@
+"""A client written from Cursus' API reference alone, and a broker that is killed under it again and again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.specs.cursus_api_client import PATIENCE_S, Client, Refused
+
+KILLS = 2
+BETWEEN = 50  # messages acknowledged before the broker is killed, and before the next time
+PARTITIONS = 2
+
+
+@pytest.mark.parametrize("port", ["cursus", "any"])
+def test_a_client_of_the_page_outlives_its_broker(tmp_path: Path, port: str) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["cursus", "any"]) as broker:
+        reader = Reader(Client(broker.addresses[port]))
+        reader.client.create("orders", PARTITIONS)
+        producer = Producer(Client(broker.addresses[port]))
+        producer.start()
+        for kills in range(KILLS + 1):
+            producer.reach((kills + 1) * BETWEEN)
+            reader.read_all()
+            if kills < KILLS:
+                broker.kill()
+                broker.start()
+        producer.ending.set()
+        producer.join(PATIENCE_S)
+        reader.read_all()
+        assert sorted(set(reader.received)) == [f"v{number:06}" for number in range(1, producer.acknowledged + 1)]
+        assert len(reader.received) <= producer.acknowledged + KILLS, (
+            "one may be there twice for each broken connection"
+        )
+        assert all(received == sorted(received) for received in reader.by_partition)
+        assert reader.client.topics() == ["orders"]
+        reader.client.delete("orders")
+        with pytest.raises(Refused, match="topic 'orders' does not exist"):
+            producer.client.publish("orders", "late")
+        producer.client.close()
+        reader.client.close()
+
+
+class Producer(threading.Thread):
+    """Publishes one message after the other until it is told to end, whatever becomes of the broker."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.ending = threading.Event()
+        self.acknowledged = 0
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        while not self.ending.is_set():
+            self.client.publish("orders", f"v{self.acknowledged + 1:06}")
+            with self._changed:
+                self.acknowledged += 1
+                self._changed.notify_all()
+
+    def reach(self, count: int) -> None:
+        """Wait until so many are acknowledged."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.acknowledged >= count, PATIENCE_S)
+
+
+class Reader:
+    """Reads every partition on from where it was, in bytes."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.by_partition: list[list[str]] = [[] for _ in range(PARTITIONS)]
+        self._offsets = [0] * PARTITIONS
+
+    @property
+    def received(self) -> list[str]:
+        return [message for received in self.by_partition for message in received]
+
+    def read_all(self) -> None:
+        for partition, received in enumerate(self.by_partition):
+            for message, following in self.client.read_all("orders", partition, self._offsets[partition]):
+                received.append(message)
+                self._offsets[partition] = following
