@@ -538,15 +538,15 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a request hardly arrives, for no reason of ours."""
+        """Whether a request hardly arrives, for no reason of ours: what lies unread has arrived, too."""
         unfinished = self._start < self._end and not self._paused and not self._landed
-        return unfinished and self._is_slow(STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
+        slow = unfinished and self._is_slow(STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
+        return slow and not self._progress.goes_on(self._hub.tick, self._end - self._start, self._transport)
 
     def _is_slow(self, ticks: int, bytes_per_s: int) -> bool:
         """Whether nothing came for so long, or for longer than that less than so much."""
-        if self._hub.tick - self.seen_tick >= ticks:
-            return True
-        return self._progress.is_slow(self._hub.tick, self._end - self._start, ticks, bytes_per_s)
+        quiet = self._hub.tick - self.seen_tick
+        return quiet >= ticks or self._progress.is_slow(self._hub.tick, self._end - self._start, ticks, bytes_per_s)
 
     @property
     def is_receiving(self) -> bool:

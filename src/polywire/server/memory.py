@@ -3,7 +3,7 @@
 Promises: an unfinished request takes memory in proportion to what of it has come; together they stay within a limit, and one that goes on
 arriving is held back at worst, never cut: one at a time may go beyond the limit until it is handled, beside the others, so that there is
 always one that comes to its end. Short of memory, those that hardly arrive have to go: first of peers that nobody knows, then of the
-address that holds most, the slowest first. Must not know: sockets, sessions, wires.
+address that holds most, the slowest first; nobody goes for what the loop has not read yet. Must not know: sessions, wires.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.server.arena import Arena
 from polywire.server.landing import Landing
+from polywire.server.unread import unread_bytes
 
 if TYPE_CHECKING:
     from polywire.server.connection import Connection
 
 SMALL_BYTES: Final = 4 * 1024  # so much of a request may always wait: requests of most kinds are no longer
-STALLED_TICKS: Final = 2  # seconds after which a request that hardly arrives may have to go
+STALLED_TICKS: Final = 2  # more than one second, at most two, after which a request that hardly arrives may have to go
 SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # less is "hardly" while memory is short
 BYTES_PER_S_MIN: Final = 64  # less is "not at all", memory or not
 
@@ -45,6 +46,11 @@ class Progress:
     def is_slow(self, tick: int, size: int, ticks: int, bytes_per_s: int) -> bool:
         """Whether for so long less than so much has come."""
         return tick - self._began >= ticks and self.rate(tick, size) < bytes_per_s
+
+    def goes_on(self, tick: int, size: int, transport: object) -> bool:
+        """Whether it arrives well enough while memory is short, if what lies unread is counted."""
+        unread = unread_bytes(transport)
+        return unread > 0 and self.rate(tick, size + unread) >= SHORT_BYTES_PER_S_MIN
 
 
 class ReceiveMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from socket import socket
 
 from polywire.protocols.runtime.session import Output
 from polywire.server.config import OFF, WIRES, ServeConfig
@@ -18,6 +19,7 @@ class Wire:
     def __init__(self, connection: Connection, host: str = "127.0.0.1") -> None:
         self.connection = connection
         self.host = host
+        self.socket: socket | None = None
         self.sent = bytearray()
         self.kept = bytearray()
         self.takes = True
@@ -32,7 +34,7 @@ class Wire:
         return len(self.kept)
 
     def get_extra_info(self, name: str) -> object:
-        return (self.host, 5)
+        return self.socket if name == "socket" else (self.host, 5)
 
     def is_closing(self) -> bool:
         return self.closing

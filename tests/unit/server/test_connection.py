@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from socket import socketpair
 
 import pytest
 
@@ -419,6 +420,35 @@ def test_short_of_memory_the_longest_stalled_request_goes() -> None:
     assert not young.aborted
     assert not third.aborted
     assert taken(place) <= 5 * 1024 * 1024
+
+
+@pytest.mark.parametrize(("unread", "goes"), [(0, True), (1, True), (5_000, True), (10_000, False)])
+def test_short_of_memory_what_lies_unread_counts_as_arrived(unread: int, *, goes: bool) -> None:
+    """The loop may have been busy, or read others first; 16 KiB a second are enough, and a byte now and then is not."""
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
+    silent = stalled(place, 120_000)
+    ours, theirs = socketpair()
+    with ours, theirs:
+        silent.socket = ours
+        theirs.sendall(bytes(unread))
+        for _ in range(3):
+            place.hub.sweep()
+        stalled(place, 120_000)
+        assert silent.aborted is goes
+
+
+def test_short_of_memory_a_byte_unread_does_not_help_who_trickles() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
+    trickling = stalled(place, 120_000)
+    ours, theirs = socketpair()
+    with ours, theirs:
+        trickling.socket = ours
+        theirs.sendall(b"x")
+        for _ in range(3):
+            send(trickling, b"x")
+            place.hub.sweep()
+        stalled(place, 120_000)
+        assert trickling.aborted
 
 
 def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
