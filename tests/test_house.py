@@ -36,6 +36,11 @@ MACHINE: Final = re.compile(
     "|".join(["/" + "work/", "/" + "root/", "/" + "home/", "--index" + "-url", "pypi" + r"\.org/simple"])
 )
 
+# What a citation names: a page of one of these folders, and the heading in it; several are set apart by commas.
+CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "protocols"}
+CITATION: Final = re.compile(r"\b(spec|concepts|protocols): ([\w.-]+#[\w-]+(?:,\s+[\w.-]+#[\w-]+)*)")
+CITED_RECORD: Final = re.compile(r"\bdecision (\d{4})\b")
+
 Branch = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -323,6 +328,69 @@ def test_decision_records_are_numbered_without_gaps() -> None:
         text = path.read_text(encoding="utf-8")
         assert text.startswith(f"# {path.name[:4]} — "), place(path)
         assert "**Decision" in text, place(path)
+
+
+def anchors(text: str) -> list[str]:
+    """What the headings of a page are linked by, as GitHub makes it; not what only looks like one in a listing."""
+    prose = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?)[ #]*$", prose, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_headings_become_anchors() -> None:
+    text = "# The Iggy wire\n## Poll messages (`0x64`)\n```\n# no heading\n```\n### user_id & co. ##\n"
+    assert anchors(text) == ["the-iggy-wire", "poll-messages-0x64", "user_id--co"]
+
+
+@cache
+def anchors_of(page: Path) -> frozenset[str]:
+    return frozenset(anchors(page.read_text(encoding="utf-8"))) if page.is_file() else frozenset()
+
+
+def unresolved(text: str, docs: Path) -> Iterator[tuple[int, str]]:
+    """(line, citation) of what a text cites and is not there."""
+    for found in CITATION.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        for cited in re.split(r",\s+", found[2]):
+            page, _, anchor = cited.partition("#")
+            if anchor not in anchors_of(docs / CITED_FOLDERS[found[1]] / f"{page}.md"):
+                yield line, f"{found[1]}: {cited}"
+    for found in CITED_RECORD.finditer(text):
+        if not list((docs / "decisions").glob(f"{found[1]}-*.md")):
+            yield text.count("\n", 0, found.start()) + 1, found[0]
+
+
+def test_citations_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "iggy.md").write_text("# Iggy\n## Poll messages\n## Errors\n", encoding="utf-8")
+    text = (
+        "(spec: iggy#poll-messages,\n    iggy#errors)\nspec: iggy#eror, iggy#errors. spec: flux#errors. decision 0031"
+    )
+    assert list(unresolved(text, tmp_path)) == [
+        (3, "spec: iggy#eror"),
+        (3, "spec: flux#errors"),
+        (3, "decision 0031"),
+    ]
+
+
+def test_citations_lead_to_headings() -> None:
+    folders = tuple(ROOT / name for name in ("src", "tests", "benchmarks", "tools"))
+    found = []
+    for path in tracked_files():
+        if path == Path(__file__) or path.suffix not in {".py", ".md", ".txt"}:
+            continue
+        if any(path.is_relative_to(folder) for folder in folders):
+            lost = unresolved(path.read_text(encoding="utf-8"), ROOT / "docs")
+            found += [f"{place(path, line)} {cited}" for line, cited in lost]
+    assert not found
+
+
+def test_headings_of_specifications_are_unique() -> None:
+    twice = {}
+    for page in (ROOT / "docs" / "specs").glob("*.md"):
+        found = anchors(page.read_text(encoding="utf-8"))
+        twice[page.stem] = {anchor for anchor in found if found.count(anchor) > 1}
+    assert not any(twice.values()), twice
 
 
 def test_readme_names_both_commands() -> None:
