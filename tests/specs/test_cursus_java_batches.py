@@ -161,12 +161,6 @@ def test_offsets(client: Client, topic: str) -> None:
         Differs("100,000 at most", "100,000 at most", "what one frame makes the broker hold has a limit"),
     ),
     Row(
-        99,
-        "a producer may have 65,535 bytes",
-        (Batch("$", 0, [Message(producer="p" * 256)]), "ERROR: batch_decode_failed "),
-        Differs("takes them", "255 at most", "every stored batch has it in front, in the size its format gives"),
-    ),
-    Row(
         103,
         "an epoch may be negative",
         (Batch("$", 0, [replace(NAMED, epoch=-1)]), "ERROR: batch_decode_failed "),
@@ -287,6 +281,19 @@ def test_a_repeated_batch(client: Client, topic: str) -> None:
     first = client.produce(Batch(topic, 0, run(1, 3), idempotent=True))
     client.produce(Batch(topic, 0, run(1, 3, "q"), idempotent=True))
     assert client.produce(Batch(topic, 0, run(1, 3), idempotent=True)) == first
+
+
+@PAGE.says(99, "a producer may have 65,535 bytes")
+def test_a_producer_with_the_longest_id(client: Client, topic: str) -> None:
+    long, other = "p" * 65_535, "p" * 65_534 + "q"
+    first = client.produce(Batch(topic, 0, run(1, 3, long), idempotent=True))
+    assert (first["status"], first["producer_id"]) == ("OK", long)
+    assert client.produce(Batch(topic, 0, run(1, 3, long), idempotent=True)) == first
+    assert client.produce(Batch(topic, 0, run(1, 3, other), idempotent=True))["last_offset"] == 5
+    shown = [message.producer for message in client.consume(topic, 0, 0).messages]
+    assert (len(set(shown)), {len(name) for name in shown}) == (2, {255}), "what is stored tells them apart"
+    refused = client.produce(Batch(topic, 0, run(9, 9, long), idempotent=True))
+    assert (refused["status"], len(refused["error"]) < 1000) == ("ERROR", True)
 
 
 @PAGE.says(140, "producer_epoch is the one that the broker keeps, for a producer that is behind")

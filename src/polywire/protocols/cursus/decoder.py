@@ -49,7 +49,6 @@ else:
 
 RECORDS_MAX: Final = 100_000  # of one batch (dossier §3.1)
 MESSAGE_BYTES_MIN: Final = 32  # a message of the shortest layout
-PRODUCER_BYTES_MAX: Final = 255  # what a stored batch takes (decision 0001)
 
 MODERN: Final = 0
 POSITIONAL: Final = 1

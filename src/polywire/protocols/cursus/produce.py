@@ -20,7 +20,7 @@ from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.producers import Rejected, already_stored
+from polywire.protocols.cursus.producers import Rejected, already_stored, stored_id
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
@@ -38,7 +38,8 @@ SENT: Final = "\U0001f4e4"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive messages of one producer. checked: whether its sequences are to be checked and remembered."""
+    """Consecutive messages of one producer. producer: its id; ``stored_as`` is what the log knows it by. checked: whether its sequences are
+    to be checked and remembered."""
 
     start: int
     stop: int
@@ -47,6 +48,11 @@ class Run:
     sequence: int
     checked: bool
     gaps: bool = False
+
+    @property
+    def stored_as(self) -> bytes:
+        """The producer's id as the log keeps it."""
+        return stored_id(self.producer)
 
 
 def writable_topic(session: CursusSession, name: str) -> Topic:
@@ -149,11 +155,6 @@ def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempo
     sequence = details[at + decoder.SEQUENCE] & ((1 << 64) - 1)
     if epoch < 0:
         raise Refused("batch_decode_failed", f'reason="message[{start}] epoch must not be negative"')
-    if len(producer) > decoder.PRODUCER_BYTES_MAX:
-        raise Refused(
-            "batch_decode_failed",
-            f'reason="message[{start}] producer ID is longer than {decoder.PRODUCER_BYTES_MAX} bytes"',
-        )
     checked = idempotent and bool(producer) and sequence > 0
     return Run(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
 
@@ -253,8 +254,8 @@ class Storing:
         start, sequence, stored = run.start, run.sequence, 0
         if run.checked:
             stored = already_stored(
-                broker.producer_last(self._partition, run.producer),
-                producer=decoded(run.producer),
+                broker.producer_last(self._partition, run.stored_as),
+                producer=decoded(run.stored_as),
                 epoch=run.epoch,
                 first=sequence,
                 last=sequence + run.stop - start - 1,
@@ -291,7 +292,7 @@ class Storing:
             self._failed(run, before, _append_failure(error))
             return
         broker, last = self._session.state.broker, run.sequence + run.stop - run.start - 1
-        offset = broker.producer_offset(self._partition, run.producer, epoch=run.epoch, sequence=last)
+        offset = broker.producer_offset(self._partition, run.stored_as, epoch=run.epoch, sequence=last)
         self._last_offset = max(self._last_offset, offset)
         self._finish()
 
@@ -308,7 +309,7 @@ class Storing:
         status, last_sequence, epoch = Status.OK, batch.last_sequence, batch.last_epoch
         if self._error:
             status, last_sequence = Status.ERROR, batch.last_sequence
-            known = self._session.state.broker.producer_last(self._partition, batch.last_producer)
+            known = self._session.state.broker.producer_last(self._partition, stored_id(batch.last_producer))
             epoch = known[0] if known is not None else epoch  # what a producer that is behind has to know
             if self._refused_at:
                 status, last_sequence = Status.PARTIAL, self._stored_to
@@ -338,7 +339,7 @@ def _columns(body: memoryview, details: memoryview, run: Run, start: int, *, eve
     columns: dict[int, Lendable] = {}
     count = run.stop - start
     if run.producer:
-        columns[Column.PRODUCER_ID] = run.producer
+        columns[Column.PRODUCER_ID] = run.stored_as
         if run.gaps or (run.epoch > 0 and not run.checked):
             sequences = array("q", bytes(8 * count))
             decoder.pick(details, decoder.SEQUENCE, start, run.stop, sequences)
@@ -405,8 +406,6 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     epoch = _number(request, "epoch", "ParseInt", low=0, high=2**63 - 1)
     chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, usual=-1)
     topic = writable_topic(session, name)
-    if len(producer) > decoder.PRODUCER_BYTES_MAX:
-        raise Refused("invalid_producer_id", f'reason="longer than {decoder.PRODUCER_BYTES_MAX} bytes"')
     key = encoded(request.options.get("key", ""))
     partition = (
         find_partition(topic, chosen) if "partition" in request.options else choose_partition(session, topic, key)
@@ -469,8 +468,8 @@ class Publishing:
             stored = 0
             if run.checked:
                 stored = already_stored(
-                    self._session.state.broker.producer_last(self._partition, run.producer),
-                    producer=decoded(run.producer),
+                    self._session.state.broker.producer_last(self._partition, run.stored_as),
+                    producer=decoded(run.stored_as),
                     epoch=run.epoch,
                     first=run.sequence,
                     last=run.sequence,
@@ -526,7 +525,7 @@ def one_record(key: bytes, value: bytes, run: Run | None = None) -> bytearray:
     columns: dict[int, Lendable] = {}
     epoch, sequence = -1, 0
     if run is not None and run.producer:
-        columns[Column.PRODUCER_ID] = run.producer
+        columns[Column.PRODUCER_ID] = run.stored_as
         sequence = run.sequence
         if run.checked or run.epoch > 0:
             epoch = run.epoch

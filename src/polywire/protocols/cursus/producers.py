@@ -6,6 +6,20 @@ Must not know: batches, sessions.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from typing import Final
+
+STORED_BYTES_MAX: Final = 255  # what a stored batch has room for (decision 0001)
+DIGEST_BYTES: Final = 32
+
+
+def stored_id(producer: bytes) -> bytes:
+    """What a producer is stored as, and remembered by: its id, or the beginning of a longer one and, behind ``~``, a digest of all of it."""
+    if len(producer) <= STORED_BYTES_MAX:
+        return producer
+    digest = blake2b(producer, digest_size=DIGEST_BYTES).hexdigest().encode()
+    return producer[: STORED_BYTES_MAX - len(digest) - 1] + b"~" + digest
+
 
 class Rejected(Exception):
     """A sequence that may not be stored; the text is told in the acknowledgement."""
