@@ -27,11 +27,11 @@ from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
+from polywire.broker.staged_publish import NO_WRITE, PublishDone, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topic_verbs import ENTRY_BYTES, TopicVerbs
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transacting import Transacting
-from polywire.broker.transactions import NO_WRITE, PublishDone, Transactions
 from polywire.broker.wire_state import wire_change
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
@@ -99,7 +99,7 @@ class Broker(TopicVerbs, PositionVerbs):
         self.appended = 0
         """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
-        self.staging: Final = Transactions(log, state, settings, elapsed, owners=self.owners)
+        self.staging: Final = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
         self.transacting: Final = Transacting(
             log,

@@ -19,11 +19,11 @@ from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
 from polywire.broker.owners import UNOWNED
 from polywire.broker.producers import Producers, settled
+from polywire.broker.publish_dedup import PublishDedup
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transactors import Transactors
 from polywire.broker.view import encoded
-from polywire.broker.writers import Writers
 from polywire.clock import Clock, ElapsedClock
 from polywire.log.base import Encoding
 from polywire.records.columns import BatchHeader, Column
@@ -97,7 +97,7 @@ class State:
         self.bindings: dict[tuple[str, str], Binding] = {}
         self.binding_wires: set[str] = set()  # those that ever had one
         self.producers = Producers(settings)
-        self.writers = Writers(settings, self.usage)
+        self.writers = PublishDedup(settings, self.usage)
         self.aggregates = Aggregates(self.usage)
         self.transactors = Transactors(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}

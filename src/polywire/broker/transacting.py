@@ -17,9 +17,9 @@ from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import Admission
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTOR_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
-from polywire.broker.transactions import TOKEN_BYTES, Transactions
 from polywire.broker.transactors import Scope, Transactor
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
@@ -44,7 +44,7 @@ class Transacting:
         state: State,
         *,
         admission: Admission,
-        staging: Transactions,
+        staging: StagedPublish,
         settings: BrokerSettings,
         clock: ElapsedClock,
         owners: Owners,

@@ -15,7 +15,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression
-from polywire.store.mark import Home
+from polywire.store.mark import DataDirectory
 from polywire.types import Buffer, Level
 
 Done = Callable[[int, BrokerError | None], None]
@@ -84,12 +84,12 @@ class SealedRange:
 class Located:
     """Where sealed records lie.
 
-    home: the directory of the blobs, None where they are no files.
+    data_directory: the directory of the blobs, None where they are no files.
     runs: neighbours, in offset order, from the offset asked for on.
     more: whether sealed records that were asked for follow behind the last run.
     """
 
-    home: Home | None
+    data_directory: DataDirectory | None
     runs: Sequence[SealedRange]
     more: bool
 

@@ -37,7 +37,7 @@ from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import Worker, storage_failed
 from polywire.store.file import DISK_FULL, FileStore
-from polywire.store.mark import MARK_FILE, Home
+from polywire.store.mark import MARK_FILE, DataDirectory
 from polywire.types import Buffer
 
 JOURNAL: Final = "journal"
@@ -50,18 +50,18 @@ def open_log(
 ) -> FileLog:
     """Recover the log of a data directory, or begin one. Waits for the disk: call it before anything is served.
 
-    through: the last group that an operator keeps of a damaged journal, see ``recovery.find_chain``.
+    through: the last group that an operator keeps of a damaged journal, see ``journal.recovery.find_chain``.
     Raises Unavailable when the directory is in use or the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
     """
     try:
         make_directory(directory)
-        home = Home.owned(directory)
-        unlock = _lock(directory, home)
+        data_directory = DataDirectory.owned(directory)
+        unlock = _lock(directory, data_directory)
     except OSError as error:
         raise storage_failed(error) from error
     with ExitStack() as undone:
         undone.callback(unlock)
-        opening = _Opening(home, settings, loop, clock, replay, unlock, through)
+        opening = _Opening(data_directory, settings, loop, clock, replay, unlock, through)
         undone.callback(opening.give_up)
         try:
             log = opening.run()
@@ -94,11 +94,11 @@ def _flock(path: Path, flags: int, directory: Path) -> int:
     return descriptor
 
 
-def _lock(directory: Path, home: Home) -> Callable[[], None]:
+def _lock(directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     """Take the directory for this process; returns what gives it back.
 
     Besides the file that names the holder, which somebody may delete, the directory itself is locked; and every slot is as well, so that not
-    even a directory that was moved aside and made anew has two writers (``journal_file.Slot``).
+    even a directory that was moved aside and made anew has two writers (``journal.slots.Slot``).
     """
     path = directory / MARK_FILE
     with ExitStack() as undone:
@@ -108,14 +108,14 @@ def _lock(directory: Path, home: Home) -> Callable[[], None]:
         with suppress(
             OSError
         ):  # nobody finds the directory by its mark then; a full disk must not keep the broker from starting
-            _write_mark(path, home)
+            _write_mark(path, data_directory)
         return undone.pop_all().close
 
 
-def _write_mark(path: Path, home: Home) -> None:
+def _write_mark(path: Path, data_directory: DataDirectory) -> None:
     with path.open("r+b", buffering=0) as file:
         file.truncate(0)
-        file.write(home.content())
+        file.write(data_directory.content())
 
 
 def _holder(path: Path) -> str:
@@ -135,7 +135,7 @@ class _Opening:
 
     def __init__(
         self,
-        home: Home,
+        data_directory: DataDirectory,
         settings: LogSettings,
         loop: Loop,
         clock: Clock,
@@ -144,8 +144,8 @@ class _Opening:
         through: int | None,
     ) -> None:
         self._through = through
-        directory = Path(home.directory)
-        self._home = home
+        directory = Path(data_directory.path)
+        self._data_directory = data_directory
         self._settings = settings
         self._loop = loop
         self._clock = clock
@@ -219,7 +219,7 @@ class _Opening:
     def _make_state(self, segments: SegmentSet, worker: Worker, start: int) -> LogState:
         settings = self._settings
         staging = Staging(bytes_max=settings.staged_bytes_max, batches_max=settings.staged_batches_max)
-        reader = Reader(self._journal, segments, worker, epoch=start, home=self._home)
+        reader = Reader(self._journal, segments, worker, epoch=start, data_directory=self._data_directory)
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:

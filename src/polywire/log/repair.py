@@ -32,7 +32,7 @@ from polywire.log.worker import Worker
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.store.file import FileStore
-from polywire.store.mark import Home
+from polywire.store.mark import DataDirectory
 
 ASIDE: Final = "aside"
 ALL_GROUPS: Final = 2**63 - 1
@@ -128,7 +128,9 @@ class Patient:
         start = 1 if chain is None else chain.start + 1
         segments = SegmentSet(self.store, start)
         worker = Worker("repair", self._loop)
-        reader = Reader(self.journal, segments, worker, epoch=start, home=Home(str(self.directory), b""))
+        reader = Reader(
+            self.journal, segments, worker, epoch=start, data_directory=DataDirectory(str(self.directory), b"")
+        )
         return LogState(reader, segments, Staging(bytes_max=2**62, batches_max=2**62), hides_unsynced=False)
 
     def _given_up(self, chain: Chain) -> GivenUp:

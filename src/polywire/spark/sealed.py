@@ -22,7 +22,7 @@ from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.spark.planning import PACK_RECORDS, ReadRange
 from polywire.store.base import check_blob_name
 from polywire.store.file import FileBlob
-from polywire.store.mark import Home
+from polywire.store.mark import DataDirectory
 
 PIECE_BYTES: Final = 4 << 20  # read at once: what a frame of the wire carries
 RUN_BYTES_MIN: Final = 1 << 20  # a smaller run comes over the wire, with its neighbours: to open a file takes 0.1 ms
@@ -61,9 +61,9 @@ def read_range(
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _Reading(connection, wanted, epoch, tally)
     if files and bodies and wanted.record_count >= RANGE_RECORDS_MIN and connection not in _elsewhere:
-        for home, run in reading.runs():
+        for data_directory, run in reading.runs():
             yield from reading.over_the_wire(run.first_offset)
-            yield from reading.from_file(home, run)
+            yield from reading.from_file(data_directory, run)
     yield from reading.over_the_wire(wanted.offset_end, bodies=bodies)
 
 
@@ -77,7 +77,7 @@ class _Reading:
         self._tally = tally
         self._at = wanted.offset
 
-    def runs(self) -> Iterator[tuple[Home, SealedRun]]:
+    def runs(self) -> Iterator[tuple[DataDirectory, SealedRun]]:
         """The runs worth opening, as the broker tells them; none when its files are not seen from here."""
         wanted, offset, more = self._wanted, self._wanted.offset, True
         while more:
@@ -88,14 +88,14 @@ class _Reading:
             except Invalid:  # a broker from before this question
                 _elsewhere.add(self._connection)
                 return
-            home = Home(located.directory, located.mark)
-            if not home.is_here():
+            data_directory = DataDirectory(located.directory, located.mark)
+            if not data_directory.is_here():
                 _elsewhere.add(self._connection)
                 logger.info("sealed segments are not visible here, reading over the wire path=%r", located.directory)
                 return
             for run in located.runs:
                 if run.stop - run.start >= RUN_BYTES_MIN:
-                    yield home, run
+                    yield data_directory, run
             more = located.more and bool(located.runs)
             offset = located.runs[-1].next_offset if located.runs else offset
 
@@ -117,11 +117,11 @@ class _Reading:
             self._tally.wire_bytes += len(chunk.data)
             yield self._moved(chunk)
 
-    def from_file(self, home: Home, run: SealedRun) -> Iterator[StoredChunk]:
+    def from_file(self, data_directory: DataDirectory, run: SealedRun) -> Iterator[StoredChunk]:
         """What a run holds of the range, as far as it can be read and is sound."""
         wanted = self._wanted
         try:
-            for data, next_offset in _pieces(home, run, self._connection.arena, wanted.incarnation):
+            for data, next_offset in _pieces(data_directory, run, self._connection.arena, wanted.incarnation):
                 last = min(next_offset, run.next_offset, wanted.offset_end)
                 if last > self._at:
                     self._tally.file_bytes += len(data)
@@ -135,12 +135,14 @@ class _Reading:
         return chunk
 
 
-def _pieces(home: Home, run: SealedRun, arena: Arena, incarnation: int) -> Iterator[tuple[memoryview, int]]:
+def _pieces(
+    data_directory: DataDirectory, run: SealedRun, arena: Arena, incarnation: int
+) -> Iterator[tuple[memoryview, int]]:
     """Whole sound batches of a run, each piece beginning where the one before ended, with the offset after its last record.
 
     Raises _NotRead where the file does not hold what was told, BrokerError where it cannot be read.
     """
-    blob = _open(home, run)
+    blob = _open(data_directory, run)
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
     while position < run.stop:
         room = PIECE_BYTES if len(rest) < PIECE_BYTES else BATCH_BYTES_MAX
@@ -168,16 +170,16 @@ def _pieces(home: Home, run: SealedRun, arena: Arena, incarnation: int) -> Itera
         raise _NotRead("the last batch is not whole")
 
 
-def _open(home: Home, run: SealedRun) -> FileBlob:
+def _open(data_directory: DataDirectory, run: SealedRun) -> FileBlob:
     """The file of a run. The mark is looked at when it is open: then it is the file that the owner of the mark meant. Raises _NotRead."""
     check_blob_name(run.blob)
     try:
-        blob = FileBlob(Path(home.directory) / run.blob)
+        blob = FileBlob(Path(data_directory.path) / run.blob)
     except FileNotFoundError:
         raise _Gone("it was deleted") from None
     except OSError as error:
         raise _NotRead(error.strerror or str(error)) from None
-    if not home.is_here():
+    if not data_directory.is_here():
         raise _NotRead("another broker start owns the directory")
     if not 0 <= run.start < run.stop <= blob.size:
         raise _NotRead("the file is too short")

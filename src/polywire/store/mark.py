@@ -25,14 +25,14 @@ _FLAGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DataDirectory:
     """A data directory by its absolute path, and the token of the broker start that owns it."""
 
-    directory: str
+    path: str
     mark: bytes
 
     @classmethod
-    def owned(cls, directory: Path) -> Home:
+    def owned(cls, directory: Path) -> DataDirectory:
         """A directory as the process that has just locked it knows it, with a new token."""
         return cls(str(directory.resolve()), secrets.token_bytes(MARK_BYTES))
 
@@ -43,7 +43,7 @@ class Home:
     def is_here(self) -> bool:
         """Whether this process sees the directory, and the same owner still has it."""
         try:
-            descriptor = os.open(Path(self.directory) / MARK_FILE, _FLAGS)
+            descriptor = os.open(Path(self.path) / MARK_FILE, _FLAGS)
         except (OSError, ValueError):  # a path that no system takes is no path of ours
             return False
         try:

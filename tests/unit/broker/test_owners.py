@@ -10,8 +10,8 @@ from polywire.broker.access import ROOT, ConfiguredUser, Principal
 from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, caller_of, heir, owner_of_address
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.staged_publish import PublishAnswer
 from polywire.broker.state import State
-from polywire.broker.transactions import PublishAnswer
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level, PositionKind

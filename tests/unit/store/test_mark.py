@@ -8,49 +8,49 @@ from pathlib import Path
 
 import pytest
 
-from polywire.store.mark import MARK_FILE, Home
+from polywire.store.mark import MARK_FILE, DataDirectory
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    made = Home.owned(tmp_path)
+def data_directory(tmp_path: Path) -> DataDirectory:
+    made = DataDirectory.owned(tmp_path)
     (tmp_path / MARK_FILE).write_bytes(made.content())
     return made
 
 
-def test_a_marked_directory_is_here(home: Home, tmp_path: Path) -> None:
-    assert home.is_here()
-    assert home.content().split(b"\n")[0] == str(os.getpid()).encode()
-    assert home.directory == str(tmp_path.resolve())
+def test_a_marked_directory_is_here(data_directory: DataDirectory, tmp_path: Path) -> None:
+    assert data_directory.is_here()
+    assert data_directory.content().split(b"\n")[0] == str(os.getpid()).encode()
+    assert data_directory.path == str(tmp_path.resolve())
 
 
-def test_each_owner_has_a_mark_of_its_own(home: Home, tmp_path: Path) -> None:
-    later = Home.owned(tmp_path)
+def test_each_owner_has_a_mark_of_its_own(data_directory: DataDirectory, tmp_path: Path) -> None:
+    later = DataDirectory.owned(tmp_path)
     assert not later.is_here()
     (tmp_path / MARK_FILE).write_bytes(later.content())
     assert later.is_here()
-    assert not home.is_here()
+    assert not data_directory.is_here()
 
 
 @pytest.mark.parametrize("content", [b"", b"17\n", b"17\n\n", b"17\nff\n", b"\xff" * 1000])
-def test_other_content_is_no_mark(home: Home, tmp_path: Path, content: bytes) -> None:
+def test_other_content_is_no_mark(data_directory: DataDirectory, tmp_path: Path, content: bytes) -> None:
     (tmp_path / MARK_FILE).write_bytes(content)
-    assert not home.is_here()
+    assert not data_directory.is_here()
 
 
 @pytest.mark.parametrize("mark", [b"", b"short", bytes(17)])
-def test_a_mark_of_the_wrong_size_is_nowhere(home: Home, tmp_path: Path, mark: bytes) -> None:
-    told = replace(home, mark=mark)
+def test_a_mark_of_the_wrong_size_is_nowhere(data_directory: DataDirectory, tmp_path: Path, mark: bytes) -> None:
+    told = replace(data_directory, mark=mark)
     (tmp_path / MARK_FILE).write_bytes(told.content())
     assert not told.is_here()
 
 
 @pytest.mark.parametrize("directory", ["", "/nowhere/at/all", "nul\0l"])
-def test_a_directory_that_cannot_be_looked_into_is_not_here(home: Home, directory: str) -> None:
-    assert not replace(home, directory=directory).is_here()
+def test_a_directory_that_cannot_be_looked_into_is_not_here(data_directory: DataDirectory, directory: str) -> None:
+    assert not replace(data_directory, path=directory).is_here()
 
 
-def test_a_pipe_in_its_place_keeps_nobody_waiting(home: Home, tmp_path: Path) -> None:
+def test_a_pipe_in_its_place_keeps_nobody_waiting(data_directory: DataDirectory, tmp_path: Path) -> None:
     (tmp_path / MARK_FILE).unlink()
     os.mkfifo(tmp_path / MARK_FILE)
-    assert not home.is_here()
+    assert not data_directory.is_here()

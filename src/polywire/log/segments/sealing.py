@@ -37,8 +37,9 @@ Key = tuple[int, bytes]
 class Taken:
     """What lies in full slots, as the loop has taken it down for a thread.
 
-    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``index.spans_of`` tells. ``image``: the state
-    after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these slots.
+    ``ends``, ``slots``, ``positions`` and ``lengths`` are the partitions' unsealed batches as ``tail_index.spans_of`` tells.
+    ``image``: the state after the last group in them. ``segments`` and ``clean`` are those that a snapshot has beside what comes of these
+    slots.
     """
 
     reader: Reader

@@ -1,4 +1,4 @@
-"""Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``segment``).
+"""Writing a segment: runs of scattered batches in, one immutable blob with its footer out (decision 0002, layout in ``format``).
 
 Promises: memory of a few chunks whatever the runs hold; bulk copies free the interpreter lock; what does not look like the batches
 promised is never written, and bytes that were not verified never get a new checksum. Must not know: the journal, when to seal.

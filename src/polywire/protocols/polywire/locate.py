@@ -47,7 +47,7 @@ def _settle(session: Answering, correlation: int, found: Located | BrokerError) 
 
 
 def _spelled(found: Located) -> messages.Located:
-    if found.home is None:
+    if found.data_directory is None:
         return NOTHING
     runs = [messages.SealedRun(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
-    return messages.Located(found.home.directory, found.home.mark, runs, found.more)
+    return messages.Located(found.data_directory.path, found.data_directory.mark, runs, found.more)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.sliced import Steps
-from polywire.broker.transactions import lots
+from polywire.broker.staged_publish import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.protocols.polywire import messages
@@ -25,8 +25,8 @@ from polywire.types import Level
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
+    from polywire.broker.staged_publish import PublishAnswer
     from polywire.broker.topics import Topic
-    from polywire.broker.transactions import PublishAnswer
     from polywire.protocols.polywire.auth import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name

@@ -51,9 +51,9 @@ def test_every_range_is_covered(rig: Rig) -> None:
     everything = locate(rig, partition, 0)
     assert len(everything.runs) == 4
     assert not everything.more
-    assert everything.home is not None
-    assert everything.home.is_here()
-    assert everything.home.directory == str(rig.directory.resolve())
+    assert everything.data_directory is not None
+    assert everything.data_directory.is_here()
+    assert everything.data_directory.path == str(rig.directory.resolve())
     chance = random.Random(4)
     for _ in range(50):
         offset, offset_end = sorted(chance.sample(range(end + 1), 2))

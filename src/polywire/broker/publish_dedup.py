@@ -1,4 +1,4 @@
-"""Writers of staged data: the last number each has published.
+"""The publish dedup: writers of staged data, and the last number each has published.
 
 Promises: follows from the changes alone, also what is forgotten when. Must not know: what was published, the log.
 """
@@ -14,7 +14,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.broker.view import one_by_one
 
 
-class Writers:
+class PublishDedup:
     """The last published number of each writer, longest idle first.
 
     Invariant: a writer is forgotten only when it has been idle for ``writer_expiry_us``, by the elapsed clock.

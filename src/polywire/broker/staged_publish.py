@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 from polywire.broker import changes
 from polywire.broker.owners import ITSELF, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import producer_identity
+from polywire.broker.publish_dedup import size_of
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.writers import size_of
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Done, Log, Publication
@@ -146,7 +146,7 @@ class _Publishing:
         self.waiting: list[PublishDone] = []
 
 
-class Transactions:
+class StagedPublish:
     """Staging and publishing over one log.
 
     Invariant: ``_publishing`` holds a writer's latest publish while the log has not answered for it.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.broker import transactions
+from polywire.broker import staged_publish
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.transactions import PublishAnswer
+from polywire.broker.staged_publish import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
@@ -208,7 +208,7 @@ def test_what_failed_attempts_left_goes_when_their_writer_has_published(memory: 
 
 
 def test_only_so_many_writers_of_tokens_are_remembered(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "STAGERS_MAX", 1)
+    monkeypatch.setattr(staged_publish, "STAGERS_MAX", 1)
     topic = memory.broker.ensure_topic("orders")
     for token in (A, B, C):
         memory.broker.stage(
