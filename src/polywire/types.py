@@ -11,19 +11,18 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.matching import WORD, consists_of
+from polywire.names import CONTROLS, is_simple
 
 if TYPE_CHECKING:
     Buffer: TypeAlias = bytes | bytearray | memoryview | array[int]
 else:  # array cannot be subscripted before Python 3.12
     Buffer = bytes | bytearray | memoryview | array
 
-NAME_BYTES_MAX: Final = 249  # design §2: full names are at most 249 bytes
+NAME_BYTES_MAX: Final = 255  # of a stream's name and of a topic's, in UTF-8: what the wire with the longest names takes
+FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # both and the dot between
 DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
 PARTITION_COUNT_MAX: Final = 10_000  # FLUX dossier Q15
-
-_NAME: Final = WORD + "._=-"
 
 
 class Level(IntEnum):
@@ -87,15 +86,18 @@ class TopicName:
 
 
 def is_name(text: str) -> bool:
-    """Whether a stream, a topic, or both in full may be called so (design §2)."""
-    return 0 < len(text) <= NAME_BYTES_MAX and consists_of(text, _NAME) and text not in (".", "..")
+    """Whether a stream or a topic may be called so (decision 0037): 1 to 255 bytes of UTF-8, no control characters, not ``.`` or ``..``."""
+    if is_simple(text):
+        return 0 < len(text) <= NAME_BYTES_MAX and text not in (".", "..")
+    if len(text) > NAME_BYTES_MAX or not CONTROLS.isdisjoint(text):
+        return False
+    try:
+        return len(text.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:  # halves of surrogate pairs, as which wires keep bytes that are no UTF-8
+        return False
 
 
 def check_topic_name(name: TopicName) -> None:
-    """Refuse a name outside design §2: 1–249 bytes of ``A-Z a-z 0-9 . _ - =`` in full, neither ``.`` nor ``..``.
-
-    Raises Invalid(INVALID_TOPIC).
-    """
-    for part in (name.stream, name.topic, name.full):
-        if not is_name(part):
-            raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full!r}")
+    """Refuse a name whose stream or topic nothing may be called, as ``is_name`` says. Raises Invalid(INVALID_TOPIC)."""
+    if not is_name(name.stream) or not is_name(name.topic):
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"invalid topic name name={name.full[: FULL_NAME_BYTES_MAX + 1]!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from polywire.client.base import Ability, Client
+from polywire.client.connect import connect
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
 from tests.behaviour.conftest import WireClients
@@ -29,6 +30,20 @@ async def test_text(writers: WireClients, readers: WireClients, topic: str) -> N
     assert [record.value for record in found] == TEXT
     if Ability.KEYS_READ in readers.wire.abilities and not writers.wire.drops_keys:
         assert [record.key for record in found] == [b"k"] * len(TEXT)
+
+
+async def test_a_name_of_any_characters(writers: WireClients, readers: WireClients, topic: str) -> None:
+    """White space, a colon, escapes that are none, what lists and patterns have, letters beyond ASCII: 200 bytes, one topic everywhere."""
+    name = f"{topic}:a b, 50 % f\u00fcr [x]*?/|@%41%c3 message=\u65e5\U0001f600\ue000"
+    name += "n" * (200 - len(name.encode()))
+    if not writers.wire.makes_any_name:
+        maker = await connect(writers.broker.url("polywire"))
+        await maker.create_topic(name, 3)
+        await maker.close()
+    found = await write_then_read(writers, readers, name, [Record(value=b"v", key=KEY)])
+    assert [record.value for record in found] == [b"v"]
+    if Ability.CREATE_TOPIC in readers.wire.abilities:
+        assert name in [told.name for told in await (await readers.open()).topics()]
 
 
 @needs(Ability.EMPTY_VALUES)

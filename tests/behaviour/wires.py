@@ -23,7 +23,7 @@ class Wire:
     """A wire that the scenarios run through.
 
     opening: bytes that a connection begins with. fetch: request number n for a partition from its beginning, for peers that misbehave.
-    drops_keys: keys choose a partition and are not sent.
+    drops_keys: keys choose a partition and are not sent. makes_any_name: it makes topics of any name, not only names those that are there.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Wire:
     opening: bytes
     fetch: Callable[[int, str, int], bytes]
     drops_keys: bool = False
+    makes_any_name: bool = True
 
 
 def _flux_fetch(number: int, topic: str, partition: int) -> bytes:
@@ -56,8 +57,8 @@ def _kafka07_fetch(number: int, topic: str, partition: int) -> bytes:
 
 WIRES = (
     Wire("flux", flux.ABILITIES, b"", _flux_fetch),
-    Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch),
-    Wire("iggy", iggy.ABILITIES, b"", _iggy_fetch),
+    Wire("cursus", cursus.ABILITIES, b"", _cursus_fetch, makes_any_name=False),
+    Wire("iggy", iggy.ABILITIES, b"", _iggy_fetch, makes_any_name=False),
     Wire("kafka07", kafka07.ABILITIES, b"", _kafka07_fetch, drops_keys=True),
     Wire("polywire", polywire.ABILITIES, MAGIC, _polywire_fetch),
 )

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from polywire import names
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import TopicName
 
@@ -33,6 +34,8 @@ class Permission(IntFlag):
 
 
 ALL: Final = Permission(4095)
+_BETWEEN: Final = "/"  # a stream and its topic
+_IN_STREAMS: Final = frozenset(_BETWEEN)
 NOTHING: Final = Permission(0)
 # In an order in which one pass is enough: what includes others stands before them.
 _INCLUDES: Final = (
@@ -57,8 +60,19 @@ def opened(permissions: int) -> int:
     return permissions
 
 
+def place_of(stream: str, topic: str) -> str:
+    """How grants name a topic: ``stream/topic``, where the stream's name is spelled without ``/`` (decision 0037)."""
+    return f"{names.spelled(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Stream and topic of ``place_of``."""
+    stream, _, topic = place.partition(_BETWEEN)
+    return names.read(stream), topic
+
+
 class Grants(msgspec.Struct, frozen=True, array_like=True):
-    """Permissions as they were given; a stream is named by its name, a topic by ``stream/topic``, which neither name can hold."""
+    """Permissions as they were given; a stream is named by its name, a topic as ``place_of`` does."""
 
     everywhere: int = 0
     streams: dict[str, int] = {}
@@ -68,9 +82,9 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         """The same with everything that is included, and each topic under its stream, however it was spelled."""
         topics: dict[str, int] = {}
         for place, given in self.topics.items():
-            stream, _, topic = place.partition("/")
+            stream, topic = split_place(place)
             name = TopicName.parse(TopicName(stream, topic).full)
-            key = place if "." in stream else f"{name.stream}/{name.topic}"
+            key = place if "." in stream else place_of(name.stream, name.topic)
             topics[key] = opened(topics.get(key, 0) | given)
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
@@ -82,7 +96,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
             return False
         if bits & self.streams.get(stream, 0):
             return True
-        return topic is not None and bool(bits & self.topics.get(f"{stream}/{topic}", 0))
+        return topic is not None and bool(bits & self.topics.get(place_of(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
         """Whether opened grants hold everything that these opened ones do."""
@@ -92,7 +106,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
             if given & ~(self.everywhere | self.streams.get(stream, 0)):
                 return False
         for place, given in others.topics.items():
-            stream = place.partition("/")[0]
+            stream, _ = split_place(place)
             if given & ~(self.everywhere | self.streams.get(stream, 0) | self.topics.get(place, 0)):
                 return False
         return True
@@ -104,14 +118,17 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
 
     def name_place(self, bits: int, stream: str, topic: str) -> bool:
         """Whether opened grants hold one of these permissions for this very stream or topic, not for everything."""
-        return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(f"{stream}/{topic}", 0))
+        return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(place_of(stream, topic), 0))
 
 
 EVERYTHING: Final = Grants(int(ALL))
 
 
 def parse_grants(words: Iterable[str]) -> Grants:
-    """Grants from words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``. Raises Invalid(INVALID_REQUEST)."""
+    """Grants from words like ``consume``, ``produce@shop`` (a stream) or ``consume@shop/orders``; names may be spelled with ``%XX``.
+
+    Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) where an escape spells no name.
+    """
     everywhere = 0
     places: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for word in words:
@@ -121,8 +138,10 @@ def parse_grants(words: Iterable[str]) -> Grants:
             known = ", ".join(sorted(_WORDS))
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission word={word!r} known={known}")
         if at:
-            kept = places["/" in place]
-            kept[place] = kept.get(place, 0) | permission
+            stream, between, topic = place.partition(_BETWEEN)
+            named = place_of(names.read(stream), names.read(topic)) if between else names.read(stream)
+            kept = places[bool(between)]
+            kept[named] = kept.get(named, 0) | permission
         else:
             everywhere |= permission
     return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in places))

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from polywire.escaping import escaped, escaped_json
 
-TABLE_WIDTH_MAX: Final = 1_000  # a name has at most 249 bytes, a row a few numbers beside
+TABLE_WIDTH_MAX: Final = 1_000  # a name has at most 511 bytes, a row a few numbers beside
 notes = Console(stderr=True, highlight=False)
 
 

@@ -105,7 +105,7 @@ class Client(Protocol):
         """Make a topic.
 
         Args:
-            topic: full name, 1 to 249 bytes of ``A-Z a-z 0-9 . _ - =``; the first dot ends the stream.
+            topic: full name, any text without control characters; the first dot ends the stream. Stream and topic have 1 to 255 bytes each.
             partition_count: 1 or more.
 
         Raises:

@@ -26,10 +26,10 @@ from polywire.client.cursus_replies import (
 )
 from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
-from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_fault
+from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, decoded, enveloped, frame, topic_name, topic_word
 from polywire.records.columns import Record
 from polywire.records.partitioner import partitions_of
-from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level
+from polywire.types import DEFAULT_PARTITION_COUNT, Assignor, KeyHash, Level, TopicName, check_topic_name
 
 OPEN_TIMEOUT_S: Final = 10.0
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # of values in one batch that is sent, one record always
@@ -136,7 +136,7 @@ class CursusClient(Scope):
         told = await self._connection.ask_all([b"PROTOCOL_INFO", b"LIST"])  # LIST alone shows no dialect
         names = fields(told[-1]).get("topics", "")
         found = []
-        for name in filter(None, names.split(",")):
+        for name in map(topic_name, filter(None, names.split(","))):
             try:
                 found.append(TopicInfo(name, b"", await self._count(name)))
             except Missing:
@@ -298,10 +298,8 @@ def _batches(records: Sequence[Record], rows: list[int]) -> list[list[int]]:
 
 
 def _topic(topic: str) -> str:
-    fault = topic_fault(topic)
-    if fault is not None:
-        raise Invalid(ErrorCode.INVALID_TOPIC, f"the Cursus wire cannot carry this name: {fault}")
-    return topic
+    check_topic_name(TopicName.parse(topic))
+    return topic_word(topic)
 
 
 def _word(name: str) -> str:

@@ -27,7 +27,7 @@ from polywire.client.flux_replies import (
 from polywire.client.opening import open_connection
 from polywire.errors import ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
-from polywire.protocols.flux.messages import Acks, Refused, has_white, topic_name
+from polywire.protocols.flux.messages import Acks, Refused, bytes_of, has_white, named, topic_name, topic_word
 from polywire.records.columns import Record
 from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 
@@ -141,7 +141,7 @@ class FluxClient(Scope):
     async def topics(self) -> list[TopicInfo]:
         """Return the topics there are; their partitions are counted by asking for them. ``id`` is empty."""
         payload = await self._connection.ask(b"ADMIN_GET_METADATA|")
-        names = [name.decode("utf-8", "surrogateescape") for name in understood(items, payload, b"topics")]
+        names = [named(name) for name in understood(items, payload, b"topics")]
         return [TopicInfo(name, b"", await self._count_partitions(name)) for name in names]
 
     async def _count_partitions(self, topic: str) -> int:
@@ -265,7 +265,7 @@ def _impossible(what: str) -> Invalid:
 
 
 def _topic(topic: str) -> bytes:
-    name = topic.encode("utf-8", "surrogateescape")
+    name = bytes_of(topic_word(topic))
     try:
         topic_name(name)
     except Refused:

@@ -25,6 +25,7 @@ from polywire.protocols.kafka07.messages import (
     EARLIEST,
     ENTRY_BYTES_MIN,
     LATEST,
+    NAME_BYTES_MAX,
     CompressionCodec,
     FetchEntry,
     WireError,
@@ -36,10 +37,11 @@ from polywire.protocols.kafka07.messages import (
     parse_error,
     parse_offsets_answer,
     split_multifetch_answer,
+    topic_bytes,
 )
 from polywire.records.columns import Record
 from polywire.records.partitioner import partitions_of
-from polywire.types import NAME_BYTES_MAX, PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
+from polywire.types import PARTITION_COUNT_MAX, Assignor, Buffer, KeyHash, Level
 
 OPEN_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -425,7 +427,7 @@ def _impossible(what: str) -> Invalid:
 
 
 def _topic(topic: str) -> bytes:
-    name = topic.encode("utf-8", "surrogateescape")
+    name = topic_bytes(topic)
     if not 0 < len(name) <= NAME_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_TOPIC, f"the Kafka 0.7 wire cannot carry this name name={topic!r}")
     return name

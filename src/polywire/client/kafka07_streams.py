@@ -30,6 +30,7 @@ from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     encode_multiproduce,
     encode_set,
+    topic_bytes,
 )
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash
@@ -103,7 +104,7 @@ class Producer:
             waiting, self._waiting = self._waiting, {}
             self._count = self._bytes = 0
             entries = [
-                (topic.encode(), partition, wrap(encode_set(part), self._compression))
+                (topic_bytes(topic), partition, wrap(encode_set(part), self._compression))
                 for (topic, partition), values in waiting.items()
                 for part in _parts(values)
             ]

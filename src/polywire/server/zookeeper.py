@@ -20,6 +20,7 @@ import structlog
 
 from polywire.broker.topics import Topic
 from polywire.errors import ErrorCode, Invalid
+from polywire.protocols.kafka07.messages import topic_bytes
 from polywire.server.config import Address
 
 log = structlog.get_logger("polywire.server")
@@ -64,7 +65,7 @@ class Registration:
 
     def update(self, topics: Iterable[Topic]) -> None:
         """What topics there are now; told within about a second."""
-        self._topics = {topic.name.full: len(topic.partitions) for topic in topics}
+        self._topics = {topic_bytes(topic.name.full).decode(): len(topic.partitions) for topic in topics}
 
     def stop(self) -> None:
         """Take leave, so that nobody looks for this broker."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from polywire import names
 from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
 from polywire.client.login import Login
 from polywire.errors import ErrorCode, Invalid
@@ -38,6 +39,7 @@ OPTIONS: Final = (
 )  # fmt: skip
 _STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SOURCES: Final = ("subscribe", "subscribePattern", "assign")
+_BETWEEN_TOPICS: Final = names.WHITE | {","}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h)?")
 _DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -214,7 +216,10 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
     name = given[0]
     text = options[name]
     if name == "subscribe":
-        topics = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+        try:
+            topics = tuple(sorted({names.read(part.strip()) for part in text.split(",") if part.strip()}))
+        except Invalid as error:
+            refuse(name, error.message)
         if not topics:
             refuse(name, "names no topic")
         return Subscription(topics=topics)
@@ -225,6 +230,11 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
             refuse(name, f"is not a regular expression ({error})")
         return Subscription(pattern=text)
     return Subscription(partitions=_assigned(text))
+
+
+def subscribed(topic: str) -> str:
+    """One topic as the option ``subscribe`` lists it: with ``%XX`` for commas and white space (decision 0037)."""
+    return names.spelled(topic, _BETWEEN_TOPICS)
 
 
 def _assigned(text: str) -> tuple[PartitionKey, ...]:

@@ -129,7 +129,7 @@ REFUSED: dict[str, Act] = {
     "headers": lambda client: client.produce("t", [Record(b"v", headers=(Header(b"h", b"x"),))]),
     "a partition": lambda client: client.produce("t", [Record(b"v")], partition=0),
     "a long record": lambda client: client.produce("t", [Record(b"v" * 65_536)]),
-    "a topic": lambda client: client.produce("a b", [Record(b"v")]),
+    "a topic": lambda client: client.produce("a\nb", [Record(b"v")]),
     "a group of two words": lambda client: client.join("a b", "t", "m"),
     "deleting": lambda client: client.delete_topic("t"),
     "bounds": lambda client: client.bounds("t"),

@@ -15,10 +15,9 @@ from polywire.broker.permissions import Permission
 from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
 from polywire.errors import Busy, Denied
-from polywire.matching import is_pattern
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import NotYet
-from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded
+from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded, topic_word
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
 
@@ -96,8 +95,8 @@ class AccessGuard:
             self._access.refusal(self._acting, action, topic)  # for the audit
             operation = "write" if action.listed is Listed.WRITERS else "read"
             name = topic.name.full if isinstance(topic, Topic) else topic.full
-            facts = f"operation={operation} topic={name}"
-            raise Refused("NOT_AUTHORIZED_FOR_TOPIC", facts, legacy=f"not authorized for topic '{name}'")
+            facts = f"operation={operation} topic={topic_word(name)}"
+            raise Refused("NOT_AUTHORIZED_FOR_TOPIC", facts, legacy=f"not authorized for topic '{topic_word(name)}'")
 
     @property
     def acting(self) -> Principal | None:
@@ -188,7 +187,7 @@ class AccessGuard:
     def _topic_name(self, request: Request) -> TopicName | None:
         """The topic that a request names; a pattern names none, its topics are asked for one by one."""
         name = request.options.get("topic", "")
-        if not name or is_pattern(name):
+        if not name or (request.pattern and request.name == "CONSUME"):
             return None
         found = self._broker.resource(name)
         return found.name if isinstance(found, Topic) else found  # its own list has words of its own

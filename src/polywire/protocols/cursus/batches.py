@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.protocols.cursus import decoder
-from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote
+from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote, topic_name
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.types import Buffer, Level
 
@@ -90,7 +90,7 @@ def _fault(field: int, message: int) -> str:
 
 def _batch(body: Buffer, head: memoryview) -> Batch:
     return Batch(
-        topic=_text(body, head, decoder.TOPIC_AT),
+        topic=topic_name(_text(body, head, decoder.TOPIC_AT)),
         partition=head[decoder.PARTITION],
         acks=_text(body, head, decoder.ACKS_AT),
         idempotent=head[decoder.IDEMPOTENT] != 0,

@@ -28,6 +28,7 @@ from polywire.protocols.cursus.messages import (
     frame,
     integer,
     quote,
+    topic_word,
 )
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
@@ -46,10 +47,10 @@ def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
     name = request.need("topic")
     topic = session.state.broker.find_topic(name)
     if topic is None:
-        raise Refused("topic_not_found", f"topic={name}")
+        raise Refused("topic_not_found", f"topic={topic_word(name)}")
     session.state.guard.admit_topic(session, topic, action)
     if not topic.settings.event_sourcing:
-        raise Refused("event_sourcing_not_enabled", f"topic={name}")
+        raise Refused("event_sourcing_not_enabled", f"topic={topic_word(name)}")
     return topic
 
 
@@ -224,7 +225,7 @@ class StreamReading:
 
     @property
     def _opening(self) -> bytes:
-        return opening(self._partition.topic.name.full, self._partition.number, positional=False)
+        return opening(topic_word(self._partition.topic.name.full), self._partition.number, positional=False)
 
     def _go_on(self) -> None:
         """Read on now, and in slices when that takes long."""
@@ -288,7 +289,7 @@ class StreamReading:
     def _finish(self) -> None:
         filling, self._filling = self._filling, None
         assert filling is not None, "a batch was filled"
-        topic, number = self._partition.topic.name.full, self._partition.number
+        topic, number = topic_word(self._partition.topic.name.full), self._partition.number
         parts, released = filling.finish()
         if sum(map(len, parts)) > REPLY_BYTES_MAX:
             if released is not None:

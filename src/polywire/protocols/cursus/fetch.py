@@ -15,10 +15,10 @@ from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Read
-from polywire.matching import is_pattern, matches
+from polywire.matching import matches
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.filling import Filling
-from polywire.protocols.cursus.messages import Dialect, Refused, Request, integer
+from polywire.protocols.cursus.messages import TOPIC_BYTES_MAX, Dialect, Refused, Request, integer, topic_word
 from polywire.protocols.cursus.places import (
     batch_size,
     check_isolation,
@@ -35,7 +35,6 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.values import consume_values
 from polywire.protocols.runtime.session import PASS_S
 from polywire.protocols.runtime.slices import Slices
-from polywire.types import NAME_BYTES_MAX
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed
 TOPICS_MAX: Final = 1_000  # read by one pattern
@@ -68,14 +67,14 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
         raise Refused("invalid_consume_syntax")
     check_isolation(request)
     name = options["topic"]
-    topic = None if is_pattern(name) else readable_topic(session, name)
+    topic = None if request.pattern else readable_topic(session, name)
     number = partition_number(options["partition"])
     place = None if topic is None else _place(session, request, topic, number, offset)
     wait_ms = integer(options.get("wait_ms", "0"))
     if wait_ms is None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
-    if len(name) > NAME_BYTES_MAX:
-        raise failed(f"a pattern has at most {NAME_BYTES_MAX} characters")
+    if topic is None and len(name) > TOPIC_BYTES_MAX:
+        raise failed(f"a pattern has at most {TOPIC_BYTES_MAX} characters")
     consuming = Consuming(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
     if place is None:
         acting = session.state.guard.acting
@@ -111,7 +110,7 @@ def _matching(
     found = 0
     for topic in session.state.broker.topics():
         yield None
-        if not matches(name, topic.name.full) or not access.permits(acting, Action.FETCH, topic):
+        if not matches(name, topic_word(topic.name.full)) or not access.permits(acting, Action.FETCH, topic):
             continue
         found += 1
         if found > TOPICS_MAX:

@@ -22,7 +22,17 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.confirmed import GroupKey
 from polywire.protocols.cursus.context import COORDINATOR, WIRE
 from polywire.protocols.cursus.errors import refused
-from polywire.protocols.cursus.messages import POSITIONS, Dialect, Refused, Request, bracketed, encoded, integer, quote
+from polywire.protocols.cursus.messages import (
+    POSITIONS,
+    Dialect,
+    Refused,
+    Request,
+    bracketed,
+    encoded,
+    integer,
+    quote,
+    topic_word,
+)
 from polywire.protocols.cursus.places import DEFAULT_GROUP
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
@@ -120,8 +130,8 @@ def _check_topic(session: CursusSession, request: Request, topic: str, group: st
         return
     expected = session.state.broker.groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
-        told = expected if _may_see(session, expected) else ""
-        raise Refused("topic_not_assigned_to_group", f"expected={told} actual={topic}")
+        told = topic_word(expected) if _may_see(session, expected) else ""
+        raise Refused("topic_not_assigned_to_group", f"expected={told} actual={topic_word(topic)}")
 
 
 def _member_place(session: CursusSession, request: Request, *, generation: bool = True) -> Place:
@@ -160,7 +170,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     wanted = _number(request, "generation") if request.options.get("generation") else None
     broker = session.state.broker
     if broker.find_topic(topic) is None:
-        raise Refused("topic_not_found", f"topic={topic}")
+        raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     _admit(session, topic, Action.GROUP_JOIN)
     _check_topic(session, request, topic, group)
     place = Place(session, topic, group, given, wanted)
@@ -334,7 +344,7 @@ def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
         if offset is None or offset < 0:
             raise Refused("invalid_offset", f"entry={quote(entry)}")
         if partition in pairs:
-            raise Refused("duplicate_partition", f"partition={partition} group={group} topic={topic}")
+            raise Refused("duplicate_partition", f"partition={partition} group={group} topic={topic_word(topic)}")
         pairs[partition] = offset
     return pairs
 
@@ -344,14 +354,12 @@ Regression = Callable[[Place, int, int, int], str]
 
 
 def _single_regression(place: Place, partition: int, current: int, got: int) -> str:
-    return (
-        f"offset regression group={place.group} topic={place.topic} partition={partition} current={current} got={got}"
-    )
+    return f"offset regression group={place.group} topic={topic_word(place.topic)} partition={partition} current={current} got={got}"
 
 
 def _batch_regression(place: Place, partition: int, current: int, got: int) -> str:
     return (
-        f"offset regression for group={place.group} topic={place.topic} partition={partition}:"
+        f"offset regression for group={place.group} topic={topic_word(place.topic)} partition={partition}:"
         f" current={current} attempted={got}"
     )
 
@@ -420,7 +428,7 @@ def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
     """Nobody owns what an unfenced commit names, so that it is there must be looked at. Raises Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
-        raise Refused("topic_not_found", f"topic={name}")
+        raise Refused("topic_not_found", f"topic={topic_word(name)}")
     missing = pairs.keys() - range(len(topic.partitions))
     if missing:
         raise Refused("partition_not_found", f"partition={min(missing)}")
@@ -448,8 +456,10 @@ def register(session: CursusSession, request: Request, /) -> Reply | None:
     """REGISTER_GROUP: the group belongs to this topic from now on."""
     topic, group = request.need("topic"), request.need("group")
     if session.state.broker.find_topic(topic) is None:
-        raise Refused("topic_not_found", f"topic={topic}")
-    return _register(session, request, topic, group, encoded(f"OK group={group} topic={topic} registered=true"))
+        raise Refused("topic_not_found", f"topic={topic_word(topic)}")
+    return _register(
+        session, request, topic, group, encoded(f"OK group={group} topic={topic_word(topic)} registered=true")
+    )
 
 
 def _register(session: CursusSession, request: Request, topic: str, group: str, reply: bytes) -> Reply | None:
@@ -459,8 +469,8 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
     if expected is not None and expected != topic:
         if request.dialect is not Dialect.MODERN:  # the group reads one topic more
             return reply
-        told = expected if _may_see(session, expected) else ""
-        reason = f"topic mismatch (existing: {told}, requested: {topic})"
+        told = topic_word(expected) if _may_see(session, expected) else ""
+        reason = f"topic mismatch (existing: {told}, requested: {topic_word(topic)})"
         raise Refused("register_group_failed", f"reason={quote(reason)}")
     if expected == topic or group == DEFAULT_GROUP:
         return reply
@@ -480,12 +490,14 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
     if not topic:
         raise Refused("missing_topic", "command=SUBSCRIBE", legacy="missing topic name")
     if session.state.broker.find_topic(topic) is None:
-        raise Refused("topic_not_found", f"topic={topic}", legacy=f"topic '{topic}' does not exist")
+        raise Refused(
+            "topic_not_found", f"topic={topic_word(topic)}", legacy=f"topic '{topic_word(topic)}' does not exist"
+        )
     if legacy:
-        reply = f"{DONE} Subscribed to '{topic}'" + (f" with group '{group}'" if group else "")
+        reply = f"{DONE} Subscribed to '{topic_word(topic)}'" + (f" with group '{group}'" if group else "")
     else:
         group = request.need("group")
-        reply = f"OK group={group} topic={topic} registered=true"
+        reply = f"OK group={group} topic={topic_word(topic)} registered=true"
     if not group:
         _admit(session, topic, Action.GROUP_CREATE)
         return encoded(reply)
@@ -537,7 +549,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     shown = {
         "status": "OK",
         "group_name": name,
-        "topic_name": topic,
+        "topic_name": topic_word(topic),
         "state": "Stable" if view.members else "Dead",
         "generation": view.generation,
         "member_count": len(view.members),

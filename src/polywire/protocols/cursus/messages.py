@@ -13,13 +13,14 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from polywire.matching import LOWER, UPPER, signed_64
-from polywire.types import NAME_BYTES_MAX, is_name
+from polywire import names
+from polywire.errors import Invalid
+from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (dossier §1.1)
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
 PREFIX_BYTES: Final = 4
-TOPIC_BYTES_MAX: Final = NAME_BYTES_MAX
+TOPIC_BYTES_MAX: Final = 249  # of a name that is made over this wire; other wires make longer ones (dossier §2.1)
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
 TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
 ARGUMENT_BYTES_MAX: Final = (
@@ -35,6 +36,9 @@ _TO_BLANK: Final = str.maketrans(_BLANK, " " * len(_BLANK))
 _PADDING: Final = "\0" + _BLANK
 PADDING: Final = _PADDING.encode()  # what is trimmed from commands
 _MESSAGE: Final = b"message="
+_RESERVED: Final = (
+    names.WHITE | names.CONTROLS | frozenset((ANY, ONE, ",", '"'))
+)  # words end at these, lists, patterns, values
 
 
 def words(text: str) -> frozenset[str]:
@@ -118,7 +122,7 @@ class Request:
     options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
     None when there is none or nothing is left of it; for a positional PUBLISH what follows the blank behind the topic, as it is.
     envelope: topic of the envelope, empty when it was empty, None without an envelope. telling: whether no other dialect has this shape,
-    so that it is what the peer speaks.
+    so that it is what the peer speaks. pattern: whether the topic has wildcards, which CONSUME takes for such; its escapes were not read.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Request:
     message: bytes | None = None
     envelope: str | None = None
     telling: bool = False
+    pattern: bool = False
 
     def need(self, key: str) -> str:
         """An argument that must be there and not empty. Raises Refused ``missing_<key> command=<name>``."""
@@ -170,7 +175,7 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
     (size,) = _TOPIC_LENGTH.unpack_from(body)
     if len(body) - 2 < size:
         raise Refused("decode_failed", 'reason="invalid topic length"', legacy=no_command(body))
-    topic = decoded(body[2 : 2 + size])
+    topic = topic_name(decoded(body[2 : 2 + size]))
     payload = body[2 + size :]
     name = _command(payload)
     if name is not None:
@@ -243,15 +248,24 @@ def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | 
 def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None, telling: bool) -> Request:
     words = tuple(arguments.removesuffix(_MESSAGE.decode()).split())
     options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
-    _check_text(options)
-    return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, envelope, telling)
+    pattern = _read_options(options)
+    return Request(
+        name, Dialect.MODERN, text, arguments, words, options, message or None, envelope, telling, pattern=pattern
+    )
 
 
-def _check_text(options: Mapping[str, str]) -> None:
-    """Names must be text, which other wires have to spell; keys may be any bytes. Raises Refused."""
+def _read_options(options: dict[str, str]) -> bool:
+    """Read a topic as it is spelled; returns whether it may be a pattern, which stays. Names must be text, which other wires have to spell;
+    keys may be any bytes. Raises Refused."""
     for key, value in options.items():
         if key != "key" and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             raise Refused("decode_failed", f"reason={quote('an argument is not valid UTF-8')}")
+    topic = options.get("topic", "")
+    if is_pattern(topic):
+        return True
+    if names.ESCAPE in topic:
+        options["topic"] = topic_name(topic)
+    return False
 
 
 def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None, telling: bool) -> Request:
@@ -263,8 +277,8 @@ def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: 
     arguments = decoded(after)
     words = tuple(arguments.split())
     options = dict(zip(POSITIONS[name], words, strict=False))
-    _check_text(options)
-    return Request(name, dialect, text, arguments, words, options, message, envelope, telling)
+    pattern = _read_options(options)
+    return Request(name, dialect, text, arguments, words, options, message, envelope, telling, pattern=pattern)
 
 
 def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
@@ -324,9 +338,24 @@ def integer(text: str) -> int | None:
     return signed_64(text)
 
 
+def topic_word(name: str) -> str:
+    """A topic's name as this wire has it: one word, with ``%XX`` for what would end it, or is no part of a name (decision 0037)."""
+    word = names.spelled(name, _RESERVED)
+    return word.replace("message=", "message%3D")  # what follows the word would be a message
+
+
+def topic_name(word: str) -> str:
+    """The name that ``topic_word`` spells. Raises Refused."""
+    try:
+        return names.read(word)
+    except Invalid:
+        reason = "topic name has escapes that spell no text"
+        raise Refused("invalid_topic_name", f"topic={quote(word)} reason={quote(reason)}", legacy=reason) from None
+
+
 def topic_fault(name: str) -> str | None:
-    """Why this is no topic name, None when it is one (dossier §2.1)."""
-    if is_name(name):
+    """Why no topic of this name can be made over this wire, None when one can (dossier §2.1)."""
+    if names.is_simple(name) and 0 < len(name) <= TOPIC_BYTES_MAX and name not in (".", ".."):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:
         return f"topic name must have 1 to {TOPIC_BYTES_MAX} bytes"

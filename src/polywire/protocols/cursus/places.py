@@ -9,7 +9,7 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.protocols.cursus.messages import Refused, Request, integer, quote
+from polywire.protocols.cursus.messages import Refused, Request, integer, quote, topic_word
 from polywire.protocols.cursus.session import CursusSession
 from polywire.types import PositionKind
 
@@ -27,7 +27,7 @@ def readable_topic(session: CursusSession, name: str) -> Topic:
     """A topic that exists and may be read. Raises Refused."""
     topic = session.state.broker.find_topic(name)
     if topic is None:
-        raise failed(f"topic '{name}' does not exist")
+        raise failed(f"topic '{topic_word(name)}' does not exist")
     session.state.guard.admit_topic(session, topic, Action.FETCH)
     return topic
 
@@ -47,7 +47,8 @@ def readable_partition(topic: Topic, number: int) -> Partition:
     if not 0 <= number < count:
         name = topic.name.full
         raise failed(
-            f"partition {number} out of range for topic '{name}' (0-{count - 1})", legacy="failed to get disk handler"
+            f"partition {number} out of range for topic '{topic_word(name)}' (0-{count - 1})",
+            legacy="failed to get disk handler",
         )
     return topic.partitions[number]
 

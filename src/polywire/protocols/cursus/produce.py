@@ -18,7 +18,17 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
-from polywire.protocols.cursus.messages import PADDING, Dialect, Refused, Request, decoded, encoded, no_command, quote
+from polywire.protocols.cursus.messages import (
+    PADDING,
+    Dialect,
+    Refused,
+    Request,
+    decoded,
+    encoded,
+    no_command,
+    quote,
+    topic_word,
+)
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.producers import Rejected, already_stored, stored_id
 from polywire.protocols.cursus.reply_buffers import Scratch
@@ -61,7 +71,11 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
     Raises Refused, or NotYet when the request is to be offered again.
     """
     if name.startswith("__"):
-        raise Refused("internal_topic_write_forbidden", f"topic={name}", legacy=f"topic '{name}' does not exist")
+        raise Refused(
+            "internal_topic_write_forbidden",
+            f"topic={topic_word(name)}",
+            legacy=f"topic '{topic_word(name)}' does not exist",
+        )
     found = session.state.broker.resource(name)
     session.state.guard.admit_topic(
         session, found, Action.PRODUCE
@@ -69,7 +83,7 @@ def writable_topic(session: CursusSession, name: str) -> Topic:
     if isinstance(found, Topic):
         return found
     session.wait_for_topic(name)
-    raise Refused("topic_not_found", f"topic={name}", legacy=f"topic '{name}' does not exist")
+    raise Refused("topic_not_found", f"topic={topic_word(name)}", legacy=f"topic '{topic_word(name)}' does not exist")
 
 
 def find_partition(topic: Topic, number: int) -> Partition:
@@ -102,7 +116,7 @@ def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) ->
 
 def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
     if batch.topic.startswith("__"):
-        raise Refused("internal_topic_write_forbidden", f"topic={batch.topic}")
+        raise Refused("internal_topic_write_forbidden", f"topic={topic_word(batch.topic)}")
     if batch.acks.lower() not in LEVELS:
         raise Refused("invalid_acks", f"value={batch.acks}")
     topic = writable_topic(session, batch.topic)
@@ -397,7 +411,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
         raise Refused("missing_message", "command=PUBLISH")
     producer = encoded(request.need("producerId"))
     if name.startswith("__"):
-        raise Refused("internal_topic_write_forbidden", f"topic={name}")
+        raise Refused("internal_topic_write_forbidden", f"topic={topic_word(name)}")
     idempotent = _truth(request)
     acks = request.options.get("acks", "1")
     if acks.lower() not in LEVELS:
@@ -538,7 +552,7 @@ def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
     name = request.options.get("topic", "")
     if not name or request.message is None:
         raise Refused("missing_message", "command=PUBLISH", legacy="invalid PUBLISH syntax")
-    return _publish_plain(session, name, request.message, encoded(f"{SENT} Published to '{name}'"))
+    return _publish_plain(session, name, request.message, encoded(f"{SENT} Published to '{topic_word(name)}'"))
 
 
 def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:

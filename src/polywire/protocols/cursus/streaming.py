@@ -17,7 +17,7 @@ from polywire.log.base import Read
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.filling import Filling
-from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame
+from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame, topic_word
 from polywire.protocols.cursus.places import (
     batch_size,
     check_isolation,
@@ -177,7 +177,7 @@ class Stream(Push):
         super().__init__(session, partition, offset)
         self._topic = topic = partition.topic.name.full
         self._dialect = request.dialect
-        self._begin = opening(topic, partition.number, positional=request.dialect is Dialect.POSITIONAL)
+        self._begin = opening(topic_word(topic), partition.number, positional=request.dialect is Dialect.POSITIONAL)
         self._records_max = batch_size(request)
         group = request.options.get("group", "")
         self._key = (topic, partition.number, group) if group else None
@@ -191,7 +191,7 @@ class Stream(Push):
         state = self._session.state
         topic = state.broker.find_topic(self._topic)
         if topic is not None and not state.broker.access.permits(self._reader, Action.FETCH, topic):
-            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={self._topic}")
+            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
             self._leave("not_authorized", told)
             return False
         return super()._step()
@@ -236,7 +236,7 @@ class Stream(Push):
 
     def _failed(self, error: BrokerError) -> None:
         if self._partition.ended:
-            self._leave("removed", Refused("topic_not_found", f"topic={self._topic}"))
+            self._leave("removed", Refused("topic_not_found", f"topic={topic_word(self._topic)}"))
         elif error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             bounds = out_of_range(self._partition, self._offset)
             self._leave("offset_out_of_range", Refused("OFFSET_OUT_OF_RANGE", bounds), " " + bounds)

@@ -17,7 +17,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactors import Scope, Transactor
 from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, Place, check_offsets, read_pairs
-from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote
+from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.produce import Run, find_partition, one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
@@ -140,7 +140,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     run = Run(0, 1, encoded(request.options["producerId"]), asked.epoch, sequence, checked=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
-        f"OK transactional_id={name} staged_messages=1 topic={topic.name.full} partition={partition.number}"
+        f"OK transactional_id={name} staged_messages=1 topic={topic_word(topic.name.full)} partition={partition.number}"
     )
     try:
         batch = one_record(key, message, run)
@@ -152,10 +152,10 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 def _writable(session: CursusSession, name: str) -> Topic:
     if name.startswith("__"):
-        raise Refused("internal_topic_write_forbidden", f"topic={name}")
+        raise Refused("internal_topic_write_forbidden", f"topic={topic_word(name)}")
     topic = session.state.broker.find_topic(name)
     if topic is None:
-        raise Refused("topic_not_found", f"topic={name}")
+        raise Refused("topic_not_found", f"topic={topic_word(name)}")
     session.state.guard.admit_topic(session, topic, Action.PRODUCE)
     return topic
 
@@ -182,9 +182,7 @@ def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     scope = Scope(place.topic, place.group, place.member, -1 if place.generation is None else place.generation)
     _check(place, pairs)
     if transactor.offsets and transactor.scope != scope:
-        reason = (
-            f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={transactor.scope.topic}"
-        )
+        reason = f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={topic_word(transactor.scope.topic)}"
         raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
     for partition, offset in pairs.items():
         staged = transactor.offsets.get(partition, offset)
@@ -203,7 +201,7 @@ def _place(session: CursusSession, request: Request) -> Place:
         raise Refused("invalid_generation", f"command={request.name}")
     found = session.state.broker.find_topic(topic)
     if found is None:
-        raise Refused("topic_not_found", f"topic={topic}")
+        raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     session.state.guard.admit_topic(session, found, Action.OFFSET_COMMIT)
     return Place(session, topic, group, member, generation)
 
@@ -230,7 +228,7 @@ def _check(place: Place, pairs: Mapping[int, int]) -> None:
 
 def _regression(place: Place, partition: int, current: int, got: int) -> str:
     return (
-        f"transaction offset regression group={place.group} topic={place.topic} partition={partition}"
+        f"transaction offset regression group={place.group} topic={topic_word(place.topic)} partition={partition}"
         f" current={current} got={got}"
     )
 

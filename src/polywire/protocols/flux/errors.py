@@ -62,7 +62,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
 def refused(error: BrokerError) -> Refused:
     """The wire's answer for an error of the broker."""
     code, text = WIRE_ERRORS[error.code]
-    return Refused(code, (text or error.message).replace("\n", " "))
+    return Refused(code, (text or error.message).replace("\n", " ").replace("|", "%7C"))
 
 
 def not_leader() -> Refused:

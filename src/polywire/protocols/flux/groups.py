@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.protocols.flux.messages import Request, bad, integer, listed, plain_name, topic_name
+from polywire.protocols.flux.messages import Request, bad, integer, listed, named, plain_name, text_of, topic_name
 from polywire.protocols.flux.metadata import WIRE
 from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.reply_slots import Answer
@@ -53,8 +53,8 @@ def join(session: FluxSession, request: Request, /) -> None:
 
 def _names(request: Request) -> tuple[str, str, str, int]:
     """Group, topic, member and generation; the names are not checked, an odd one is merely unknown."""
-    group, topic, member = (text.decode("utf-8", "surrogateescape") for text in request.args[:3])
-    return group, topic, member, integer(request.args[3], "generation")
+    group, member = text_of(request.args[0]), text_of(request.args[2])
+    return group, named(request.args[1]), member, integer(request.args[3], "generation")
 
 
 def sync(session: FluxSession, request: Request, /) -> bytes:
@@ -95,5 +95,5 @@ def offset(session: FluxSession, request: Request, /) -> bytes:
     """OFFSET: the group's next offset, 0 when it never committed."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
-    group, topic = (text.decode("utf-8", "surrogateescape") for text in request.args[:2])
+    group, topic = text_of(request.args[0]), named(request.args[1])
     return b"offset=%d" % (session.broker.position(topic, number, PositionKind.GROUP, group) or 0)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from polywire.matching import WORD, consists_of, signed_64
-from polywire.types import NAME_BYTES_MAX
+from polywire import names
+from polywire.errors import Invalid
+from polywire.matching import signed_64
+from polywire.types import TopicName, is_name
 
 VERSION: Final = b"V1"
 ARGUMENTS: Final = b"expected format V1|<correlation_id>|<command>|<args>"
@@ -25,7 +27,7 @@ WHITE: Final = (  # dossier §2, exactly
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
 _TO_BLANK: Final = str.maketrans(WHITE, " " * len(WHITE))
-_TOPIC: Final = WORD + "._-"
+_RESERVED: Final = frozenset(WHITE) | names.CONTROLS | frozenset("|[]")  # words end at these, and lists
 _CONTROL: Final = bytes((*range(0x20), 0x7F))
 
 
@@ -172,10 +174,24 @@ def integers(text: bytes) -> list[int]:
     return [integer(item, "integer list") for item in items]
 
 
+def topic_word(name: str) -> str:
+    """A topic's name as this wire has it: one word, with ``%XX`` for what ends words and lists (decision 0037)."""
+    return names.spelled(name, _RESERVED)
+
+
+def named(text: bytes) -> str:
+    """The name that a word spells, whether or not a topic may be called so. Raises Refused ``invalid topic``."""
+    try:
+        return names.read(text_of(text))
+    except Invalid:
+        raise bad(b"invalid topic") from None
+
+
 def topic_name(text: bytes) -> str:
-    """A topic this wire may name (dossier Q11). Raises Refused ``invalid topic``."""
-    name = text_of(text)
-    if not 0 < len(name) <= NAME_BYTES_MAX or not consists_of(name, _TOPIC) or name in (".", ".."):
+    """A topic there may be (decision 0037). Raises Refused ``invalid topic``."""
+    name = named(text)
+    parts = TopicName.parse(name)
+    if not is_name(parts.stream) or not is_name(parts.topic):
         raise bad(b"invalid topic")
     return name
 

@@ -20,7 +20,7 @@ from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.flux import decoder
 from polywire.protocols.flux.errors import not_leader, refused
-from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, parse
+from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
 from polywire.protocols.runtime.append_queue import Entrance
@@ -209,7 +209,7 @@ class FluxSession(OrderedSession[Answer]):
         """Refuse what the peer may not do. Raises Denied."""
         action, access = command.actions[0], self.broker.access
         if command.topic_at is not None and command.topic_at < len(request.args):
-            name = request.args[command.topic_at].decode("utf-8", "surrogateescape")
+            name = named(request.args[command.topic_at])
             access.authorize(self.principal, action, self.broker.resource(name))
         elif action.resource is Resource.BROKER:
             access.authorize(self.principal, action)

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from polywire.broker.actions import Action
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Partition, Topic
-from polywire.protocols.flux.messages import Request, bad, flag, integer, integers, listed, plain_name, role, topic_name
+from polywire.protocols.flux.messages import (
+    Request,
+    bad,
+    flag,
+    integer,
+    integers,
+    listed,
+    plain_name,
+    role,
+    topic_name,
+    topic_word,
+)
 from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
@@ -32,9 +43,9 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
         raise bad("partition must be >= 0")
     topic = session.broker.find_topic(name)
     if topic is None:
-        raise bad(f"topic not found: {name}")
+        raise bad(f"topic not found: {topic_word(name)}")
     if number >= len(topic.partitions):
-        raise bad(f"partition not found: topic={name} partition={number}")
+        raise bad(f"partition not found: topic={topic_word(name)} partition={number}")
     return topic.partitions[number]
 
 
@@ -49,7 +60,7 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
     answer = _answer(session, request)
     session.state.set_role(partition, wanted, by=session.caller, done=answer.done)
     hw = session.state.hw(partition)
-    _finish(session, answer, f"topic={name} partition={number} role={wanted.value.decode()} hw={hw}")
+    _finish(session, answer, f"topic={topic_word(name)} partition={number} role={wanted.value.decode()} hw={hw}")
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
@@ -72,7 +83,9 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
             session.state.created(topic, automatic=False, factor=factor, by=by)
         else:
             session.state.created_again(topic, factor, by=by)
-        told = f"topic={name} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
+        told = (
+            f"topic={topic_word(name)} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
+        )
         answer.payload = told.encode("utf-8", "surrogateescape")
 
     is_new = topic is None
@@ -80,7 +93,7 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         settings = TopicSettings(replication_factor=factor)
         begun = session.broker.make_topic(TopicName.parse(name), count, settings, by=by, then=tell, done=answer.done)
     elif count < len(topic.partitions):
-        raise bad(f"topic has more partitions: topic={name} partitions={len(topic.partitions)}")
+        raise bad(f"topic has more partitions: topic={topic_word(name)} partitions={len(topic.partitions)}")
     else:
         begun = session.broker.grow_topic(topic, count, then=tell, done=answer.done)
     answer.blocking = not begun  # what is asked next finds it
@@ -126,7 +139,7 @@ def set_partition_leader(session: FluxSession, request: Request, /) -> None:
     answer = _answer(session, request)
     session.state.set_leader(partition, leader, isr, by=session.caller, done=answer.done)
     tail = session.state.term_and_index()
-    _finish(session, answer, f"topic={name} partition={number} leader={leader} isr={listed(isr)} {tail}")
+    _finish(session, answer, f"topic={topic_word(name)} partition={number} leader={leader} isr={listed(isr)} {tail}")
 
 
 def ping(session: FluxSession, request: Request, /) -> bytes:
@@ -150,7 +163,7 @@ def _metadata(session: FluxSession) -> Iterator[bytes]:
     before = b"topics=["
     for topic in session.broker.topics():
         if permits(who, Action.TOPIC_DESCRIBE, topic):
-            yield before + topic.name.full.encode()
+            yield before + topic_word(topic.name.full).encode()
             before = b" "
         else:
             yield b""
@@ -194,7 +207,7 @@ def elect_topic_leaders(session: FluxSession, request: Request, /) -> None:
     name = topic_name(request.args[0])
     topic = session.broker.find_topic(name)
     if topic is None:
-        raise bad(f"topic not found: {name}")
+        raise bad(f"topic not found: {topic_word(name)}")
     answer = _answer(session, request)
     changes = session.state.elect(topic, done=answer.done)
-    _finish(session, answer, f"topic={name} elected_changes={changes}")
+    _finish(session, answer, f"topic={topic_word(name)} elected_changes={changes}")

@@ -29,7 +29,7 @@ from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
 from polywire.protocols.runtime.slices import Slices
-from polywire.types import DEFAULT_STREAM, Level, TopicName, is_name
+from polywire.types import DEFAULT_STREAM, NAME_BYTES_MAX, Level, TopicName, is_name
 
 NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and those that mean none
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
@@ -357,7 +357,7 @@ class Directory:
     def _number(self, stream: Stream, topic: Topic) -> None:
         """A topic of another wire gets a number, and its name unless that is taken."""
         number = self._free_topic(stream)
-        name = topic.name.topic if topic.name.topic not in stream.by_name else f"{topic.name.topic}-{number}"
+        name = topic.name.topic if topic.name.topic not in stream.by_name else _numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
         was = TopicKept(number, name) if value is None else _TOPICS.decode(value)
         kept = msgspec.structs.replace(was, number=number, name=name)
@@ -437,7 +437,7 @@ class Directory:
         """The stream of a topic that another wire has made."""
         space = topic.name.stream
         number = self._free_stream()
-        name = space if space not in self._by_name else f"{space}-{number}"
+        name = space if space not in self._by_name else _numbered(space, number)
         stream = Stream(StreamKept(number, name, space, topic.created_at_us))
         self._keep(stream, None, Level.WRITTEN)
         return stream
@@ -511,6 +511,12 @@ class Directory:
         self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
 
 
+def _numbered(name: str, number: int) -> str:
+    """A name for what is called otherwise elsewhere, as long as names may be."""
+    behind = f"-{number}"
+    return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
+
+
 def _first_free(taken: Mapping[int, object], number: int) -> int:
     while number in taken:
         number += 1
@@ -528,7 +534,7 @@ def space_of(name: str) -> str:
 
 
 def is_broker_name(name: str) -> bool:
-    """Whether the broker can have a stream or topic of this name (design §2)."""
+    """Whether the broker can have a stream or topic of this name (decision 0037)."""
     return is_name(name) and name[:2] != "__"
 
 

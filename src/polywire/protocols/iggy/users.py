@@ -11,7 +11,7 @@ from typing import Final
 
 from polywire.broker.access import User, UserMade
 from polywire.broker.actions import Action
-from polywire.broker.permissions import Grants, Permission
+from polywire.broker.permissions import Grants, Permission, place_of, split_place
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.directory import Directory
@@ -64,7 +64,7 @@ def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) ->
             topic = directory.find_topic(stream, topic_number - base)
             if topic is None:
                 continue
-            topics[f"{topic.name.stream}/{topic.name.topic}"] = _granted(topic_rights, _IN_TOPIC)
+            topics[place_of(topic.name.stream, topic.name.topic)] = _granted(topic_rights, _IN_TOPIC)
     return Grants(_granted(flags.everywhere, _EVERYWHERE), streams, topics)
 
 
@@ -78,7 +78,7 @@ def flags_of(grants: Grants | None, directory: Directory, base: int) -> Permissi
         return None
     inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
     for place, rights in grants.topics.items():
-        space, _, name = place.partition("/")
+        space, name = split_place(place)
         inner.setdefault(space, {})[name] = rights
     streams = []
     for space, topics in sorted(inner.items()):

@@ -12,12 +12,11 @@ from typing import Final
 from polywire.broker.broker import Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.fetch import Blocks
-from polywire.protocols.kafka07.messages import RequestType
+from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
 from polywire.protocols.kafka07.produce import Producer
 from polywire.protocols.kafka07.session import KafkaSession
 from polywire.protocols.runtime.off_loop import Workbench
 from polywire.protocols.runtime.session import Output
-from polywire.types import NAME_BYTES_MAX
 
 WIRE: Final = "kafka07"
 _FIRST_BYTE_MAX: Final = (FRAME_BYTES_MAX >> 24).to_bytes()
@@ -59,7 +58,7 @@ class Kafka07Factory:
         if len(prefix) <= named_at + 2:
             return None if prefix[named_at : named_at + 1] in (b"", b"\0") else False
         size = int.from_bytes(prefix[named_at : named_at + 2], "big")
-        return 0 < size <= NAME_BYTES_MAX and prefix[named_at + 2] > 0x20
+        return 0 < size <= NAME_BYTES_MAX and prefix[named_at + 2] >= 0x20
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""

@@ -13,9 +13,10 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from polywire.errors import PeerError
+from polywire import names
+from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.types import Buffer
+from polywire.types import FULL_NAME_BYTES_MAX, Buffer
 
 LATEST: Final = -1  # times of OFFSETS (dossier §3.5)
 EARLIEST: Final = -2
@@ -23,6 +24,8 @@ ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
 MAGIC_0: Final = 0
 MAGIC_1: Final = 1
 EMPTY_ANSWER: Final = b"\0\0\0\x02\0\0"
+NAME_UNITS_MAX: Final = 255  # of a topic that is made over this wire, in UTF-16 (dossier §4)
+NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name that is spelled with escapes throughout
 ENTRY_BYTES_MIN: Final = 9  # of a message of magic 0 without a payload
 
 _I16: Final = Struct(">h")
@@ -197,6 +200,31 @@ def parse(data: Buffer, at: int, stop: int) -> Request:
 
 def _framed(kind: RequestType, body: bytes) -> bytes:
     return _HEAD.pack(len(body) + 2, kind) + body
+
+
+class _Refused:
+    """The characters that 0.7 has in no topic's name (dossier §4)."""
+
+    def __contains__(self, char: object) -> bool:
+        return isinstance(char, str) and (
+            char == "/" or char < " " or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\uf8ff" or char >= "\ufff0"
+        )
+
+
+_REFUSED: Final = _Refused()
+
+
+def topic_bytes(name: str) -> bytes:
+    """A topic's name as this wire has it, with ``%XX`` for what 0.7 refuses (decision 0037)."""
+    return names.spelled(name, _REFUSED).encode("utf-8", "surrogateescape")
+
+
+def topic_name(topic: bytes) -> str:
+    """The name that ``topic_bytes`` spells. Raises Invalid(INVALID_TOPIC) for what 0.7 refuses."""
+    text = topic.decode("utf-8", "replace")
+    if not names.is_simple(text) and any(char in _REFUSED for char in text):
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"a character that no topic's name has name={text!r}")
+    return names.read(text)
 
 
 def _named(topic: bytes) -> bytes:

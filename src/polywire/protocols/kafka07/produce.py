@@ -16,7 +16,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
-from polywire.protocols.kafka07 import decoder
+from polywire.protocols.kafka07 import decoder, messages
 from polywire.protocols.kafka07.expansion import OpenedSet, PlainSet
 from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
@@ -48,11 +48,17 @@ class Peer(NamedTuple):
 
 def topic_name(topic: bytes) -> str:
     """A topic this wire may name. Raises Invalid(INVALID_TOPIC): a name 0.7 forbids, one our topics cannot have, or a reserved one."""
-    name = topic.decode("utf-8", "replace")
+    name = messages.topic_name(topic)
     if name.startswith("__"):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
     check_topic_name(TopicName.parse(name))
     return name
+
+
+def _check_length(name: str) -> None:
+    """Refuse to make a topic with a name that 0.7 has no room for; there may be such all the same, from other wires."""
+    if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
+        raise Invalid(ErrorCode.INVALID_TOPIC, f"a name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
 
 class Producer:
@@ -163,6 +169,7 @@ class Producer:
             text = topic_name(name)
             peer.authorize(Action.PRODUCE, text)
             if self._broker.find_topic(text) is None:
+                _check_length(text)
                 peer.authorize(Action.TOPIC_CREATE, text)
             count = self._broker.partition_count(text)
             if not ANY_PARTITION <= partition < count:

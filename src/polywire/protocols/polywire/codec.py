@@ -28,7 +28,7 @@ PREFIX_BYTES: Final = PREFIX.size
 MORE: Final = 1
 ERROR: Final = 2
 
-HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 249 bytes, 10,000 tokens, with room
+HEAD_BYTES_MAX: Final = 1 << 20  # 1,000 names of 511 bytes, 10,000 tokens, with room
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX + 4096 + HEAD_BYTES_MAX  # one largest batch and its head: 17 MiB
 ANSWER_BYTES_MAX: Final = 4 << 20  # payload of a FETCH frame: large enough to amortise, small enough to take turns
 # What a client takes from a broker before it calls it something else: heads of half a million partitions, and any honest payload.

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from polywire.client.login import split_login
 from polywire.spark.functions import CORRUPT, Parse, parser
+from polywire.spark.options import subscribed
 from polywire.spark.progress import BatchProgress, Told, follow, observed
 
 SOURCE: Final = "polywire"
@@ -81,7 +82,7 @@ def topic_stream(
     """A topic as a stream from its beginning, or from where the query's checkpoint says."""
     _activate(spark)
     reader = located(spark.readStream.format(SOURCE), address)
-    reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
+    reader = reader.option("subscribe", subscribed(topic)).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
     if batch_records_max is not None:
         reader = reader.option("maxOffsetsPerTrigger", batch_records_max)
@@ -91,7 +92,7 @@ def topic_stream(
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
     """Everything a topic holds now."""
     _activate(spark)
-    reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
+    reader = located(spark.read.format(SOURCE), address).option("subscribe", subscribed(topic))
     return reader.option("includeHeaders", str(headers).lower()).load()
 
 

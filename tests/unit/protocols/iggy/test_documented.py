@@ -183,7 +183,7 @@ def test_names_are_normalised(given: str, kept: str) -> None:
     assert peer.classic(Code.GET_TOPIC, ident(kept) + ident(kept))[0] == 0
 
 
-@pytest.mark.parametrize("wrong", ["a/b", "a!", "   ", "日 本", "..", "__x"])
+@pytest.mark.parametrize("wrong", ["a/b", "a!", "   ", "a\x9bb", "..", "__x"])
 def test_names_that_cannot_be(peer: Dialogue, wrong: str) -> None:
     assert create_stream(peer, 2, wrong) == 1013
     assert create_topic(peer, 2, wrong) == 2014
