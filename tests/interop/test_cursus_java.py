@@ -166,7 +166,8 @@ def test_two_consumers_settle_and_share_a_group(java: Any, broker: BrokerProcess
         assert min(len(fresh(one)), len(fresh(two))) == 80  # two of five keys hash to the one, three to the other
         shown = status(broker, group)
         assert (shown["generation"], shown["member_count"]) == (2, 2)
-    assert status(broker, group)["member_count"] == 0
+    # A client whose last heartbeat has just told it to join again does so behind its LEAVE_GROUP, and has to be missed.
+    until(lambda: status(broker, group)["member_count"] == 0, "both have left")
 
 
 def status(broker: BrokerProcess, group: str) -> dict[str, Any]:

@@ -80,7 +80,8 @@ def test_broker_and_topics_are_registered(place: str, keeper: Any, tmp_path: Pat
         with connect(broker.url("polywire")) as client:
             client.create_topic("wide", 5)
             client.create_topic("gone", 1)
-            until(lambda: keeper.exists("/brokers/topics/gone/0") is not None, "topics are registered")
+            places = [f"/brokers/topics/{name}/0" for name in ("wide", "gone")]
+            until(lambda: all(keeper.exists(place) is not None for place in places), "topics are registered")
             assert keeper.get("/brokers/topics/wide/0")[0] == b"5"
             client.delete_topic("gone")
             until(lambda: keeper.exists("/brokers/topics/gone/0") is None, "a deleted topic goes")
