@@ -38,6 +38,11 @@ MACHINE: Final = re.compile(
 
 # What a citation names: a page of one of these folders, and the heading in it; several are set apart by commas.
 CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "protocols"}
+CITED_ELSEWHERE: Final = re.compile(r"\bdossier|\bdesign §")  # what no reader has
+WITHOUT_CITED_ELSEWHERE: Final = (
+    "protocols/cursus",
+    "client/cursus",
+)  # beginnings of paths, in the package and in tests
 CITATION: Final = re.compile(r"\b(spec|concepts|protocols): ([\w.-]+#[\w-]+(?:,\s+[\w.-]+#[\w-]+)*)")
 CITED_RECORD: Final = re.compile(r"\bdecision (\d{4})\b")
 
@@ -382,6 +387,17 @@ def test_citations_lead_to_headings() -> None:
         if any(path.is_relative_to(folder) for folder in folders):
             lost = unresolved(path.read_text(encoding="utf-8"), ROOT / "docs")
             found += [f"{place(path, line)} {cited}" for line, cited in lost]
+    assert not found
+
+
+def test_nothing_is_cited_that_no_reader_has() -> None:
+    found = [
+        place(path, number)
+        for path in EVERYTHING
+        if any(f"/{beginning}" in path.as_posix() for beginning in WITHOUT_CITED_ELSEWHERE)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if CITED_ELSEWHERE.search(line)
+    ]
     assert not found
 
 

@@ -46,8 +46,10 @@ DIFFERENCES_BEGIN: Final = "<!-- made by `make docs` from tests/specs: what diff
 DIFFERENCES_END: Final = "<!-- end -->"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
 
-# Sources of rules that only those who write the code can open.
-_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§[\d.]+)\)")
+# Where a rule comes from: for those who read the code.
+_SOURCE: Final = re.compile(
+    r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)"
+)
 
 
 def pages() -> dict[str, str]:

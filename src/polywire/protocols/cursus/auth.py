@@ -1,4 +1,4 @@
-"""Who may do what on the Cursus wire: AUTH, credentials inside a command, permissions, and topics' own lists (dossier §2.12).
+"""Who may do what on the Cursus wire: AUTH, credentials inside a command, permissions, and topics' own lists (spec: cursus#credentials).
 
 Promises: every request is asked for, batches too; nobody is let in by what was proved for somebody else's request. A topic's own list
 counts also on a broker without users. Must not know: how passwords are verified, what commands do.
@@ -33,7 +33,7 @@ WORDS: Final[Mapping[Permission, str]] = {
     Permission.GROUP: "group",
     Permission.TRANSACTION: "transaction",
 }
-"""What a permission that was missed is called on this wire; all others are ``admin`` (dossier §2.12)."""
+"""What a permission that was missed is called on this wire; all others are ``admin`` (spec: cursus#credentials)."""
 
 Words = tuple[str, str]
 """A principal's name and its token: a password or an access token."""

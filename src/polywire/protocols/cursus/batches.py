@@ -1,6 +1,7 @@
-"""Batch frames: which layout they have, what they ask for, and their acknowledgement (dossier §3, §4).
+"""Batch frames: which layout they have, what they ask for, and their acknowledgement (spec: cursus#batches, cursus#writing).
 
-Promises: layouts are tried in the order of the dossier (§3.2); what one call of the codec found is all that is looked at.
+Promises: layouts are tried in the order of their specification (spec: cursus#older-batch-layouts); what one call of the codec found is all
+that is looked at.
 Must not know: sessions, the broker.
 """
 
@@ -18,7 +19,7 @@ from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}
-"""What an acknowledgement means (design §4), by the acks that ask for it in lower case."""
+"""What an acknowledgement means (concepts: guarantees#levels-what-an-acknowledgement-means), by the acks that ask for it in lower case."""
 
 DIGITS_MAX: Final = 10  # of a partition's number
 
@@ -52,7 +53,7 @@ class Batch:
 
 
 def read_batch(body: Buffer, scratch: Scratch) -> Batch:
-    """Read a batch in the first layout that fits (dossier §3.2). Raises Refused ``batch_decode_failed``."""
+    """Read a batch in the first layout that fits (spec: cursus#older-batch-layouts). Raises Refused ``batch_decode_failed``."""
     scratch.reserve(len(body))
     layouts = (decoder.POSITIONAL, decoder.MODERN, *_OLDER) if _begins_positional(body) else _LAYOUTS
     for layout in layouts:
@@ -133,7 +134,7 @@ def acknowledged(
     leader: str,
     error: str = "",
 ) -> bytes:
-    """The acknowledgement with all its eight keys (dossier §4.1).
+    """The acknowledgement with all its eight keys (spec: cursus#acknowledgement).
 
     last_offset, last_sequence: of the last message that was stored, where some were. error: why not all of it was.
     """
@@ -154,7 +155,7 @@ def acknowledged(
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """What a pushed batch begins with, up to its sequences; acks are ``1``, and it is not idempotent (dossier §5.1).
+    """What a pushed batch begins with, up to its sequences; acks are ``1``, and it is not idempotent (spec: cursus#consume).
 
     positional: in the layout of the positional page, for who asked in its words; else in the modern one.
     """

@@ -1,4 +1,4 @@
-"""Compressed frames: which algorithm one has, and its bytes again (dossier §1.4).
+"""Compressed frames: which algorithm one has, and its bytes again (spec: cursus#compression).
 
 Promises: an expanded frame never takes more memory than its limit, whatever the bytes claim; users may add algorithms by name.
 Must not know: what a frame holds, sockets.
@@ -56,8 +56,8 @@ _openings: set[bytes] = set()  # first bytes of all magics
 def register(algorithm: Algorithm) -> None:
     """Add an algorithm, or replace the one of its name.
 
-    A magic must be one that no batch, command or envelope begins with (dossier §1.4): at least two bytes, the first two above 00 F9 and
-    no letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST).
+    A magic must be one that no batch, command or envelope begins with (spec: cursus#compression): at least two bytes, the first two
+    above 00 F9 and no letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST).
     """
     magic = algorithm.magic
     opening = magic[:2]

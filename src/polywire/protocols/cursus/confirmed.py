@@ -1,4 +1,5 @@
-"""Which generation each member of a group has used last: how a member that was fenced is known when it joins again (dossier §6.4).
+"""Which generation each member of a group has used last: how a member that was fenced is known when it joins again
+(spec: cursus#joining-again).
 
 Promises: forgetting costs at most one more member, which expires. Must not know: sessions, the broker.
 """

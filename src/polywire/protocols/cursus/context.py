@@ -36,17 +36,21 @@ REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
 class CursusSettings:
     """Settings of one broker's Cursus wire.
 
-    frame_bytes_max: longest frame taken (dossier §1.1).
-    dialect: the only one spoken; None recognises it frame by frame (§8.2).
-    compression: name of the algorithm that every frame to this broker has, as the reference is set; empty looks at each frame (§1.4).
-    bare_publish: whether an envelope whose payload is no command publishes it to its topic (§1.3); switched off, typing errors stay errors.
+    frame_bytes_max: longest frame taken (spec: cursus#frames).
+    dialect: the only one spoken; None recognises it frame by frame (spec: cursus#recognising-the-dialect).
+    compression: name of the algorithm that every frame to this broker has, as the reference is set; empty looks at each frame
+    (spec: cursus#compression).
+    bare_publish: whether an envelope whose payload is no command publishes it to its topic (spec: cursus#envelope); switched off, typing
+    errors stay errors.
     host, port: where clients are sent by METADATA and FIND_COORDINATOR; empty and 0 mean the address they came to.
-    idle_timeout_s: how long a connection without a stream may say nothing (§1.6).
-    topic_wait_s: how long a write waits for its topic to appear (§2.6).
-    keepalive_s: between two empty frames on a stream (§5.2).
-    linger_s: how long a connection whose stream ended may ask for another one (§5.2).
-    unused_s: how long a connection may ask for something else after a CONSUME whose end only its own end tells (§5.1).
-    repeats_s: how long what the legacy dialect publishes is remembered, to drop the same payload for the same topic (§4.5); 0 drops nothing.
+    idle_timeout_s: how long a connection without a stream may say nothing (spec: cursus#connections).
+    topic_wait_s: how long a write waits for its topic to appear (spec: cursus#publish).
+    keepalive_s: between two empty frames on a stream (spec: cursus#stream).
+    linger_s: how long a connection whose stream ended may ask for another one (spec: cursus#stream).
+    unused_s: how long a connection may ask for something else after a CONSUME whose end only its own end tells
+    (spec: cursus#consume-of-the-legacy-dialect).
+    repeats_s: how long what the legacy dialect publishes is remembered, to drop the same payload for the same topic
+    (spec: cursus#repeated-payloads); 0 drops nothing.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -79,7 +83,7 @@ class CursusSettings:
 
 
 class Guard(Protocol):
-    """Who may do what (dossier §2.12)."""
+    """Who may do what (spec: cursus#credentials)."""
 
     def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
         """Whether the command may begin.
@@ -105,11 +109,11 @@ class Guard(Protocol):
         """Who the request that was admitted last acts for, None where nobody had to log in."""
 
     def payload(self, request: Request, /) -> bytes | None:
-        """The message of the request admitted last, without the words that proved who sent it (dossier §2.12)."""
+        """The message of the request admitted last, without the words that proved who sent it (spec: cursus#credentials)."""
 
 
 class Replaceable(Protocol):
-    """A stream that another one may take the place of (dossier §5.2)."""
+    """A stream that another one may take the place of (spec: cursus#stream)."""
 
     def replace(self) -> None:
         """Tell the peer, and end."""

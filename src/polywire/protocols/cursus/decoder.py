@@ -1,4 +1,4 @@
-"""Cursus batches in bulk: the messages of a received batch as spans (dossier §3).
+"""Cursus batches in bulk: the messages of a received batch as spans (spec: cursus#batches).
 
 Promises: one call per received batch; no Python object per record; every length is checked before it is used.
 Must not know: sockets, the broker, text commands.
@@ -9,8 +9,8 @@ A batch, all integers big-endian; a string is a u16 length and its bytes unless 
     per message: u64 offset, u64 seqNum, producerId, key, i64 epoch, u32 length and payload,
                  eventType, u32 schemaVersion, u64 aggregateVersion, metadata
 
-Layouts differ so (§3.2): POSITIONAL has partition and acks as strings of digits and text; APRIL has no event fields; DECEMBER has
-neither event fields nor the idempotent byte.
+Layouts differ so (spec: cursus#older-batch-layouts): POSITIONAL has partition and acks as strings of digits and text; APRIL has no event
+fields; DECEMBER has neither event fields nor the idempotent byte.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ else:
         store_u32,
     )
 
-RECORDS_MAX: Final = 100_000  # of one batch (dossier §3.1)
+RECORDS_MAX: Final = 100_000  # of one batch (spec: cursus#batch-layout)
 MESSAGE_BYTES_MIN: Final = 32  # a message of the shortest layout
 
 MODERN: Final = 0

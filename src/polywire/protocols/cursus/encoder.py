@@ -1,4 +1,5 @@
-"""Cursus batches in bulk, outward: stored records as the messages of a pushed batch, or as frames of their own (dossier §3.1, §5.1).
+"""Cursus batches in bulk, outward: stored records as the messages of a pushed batch, or as frames of their own (spec: cursus#batch-layout,
+cursus#consume).
 
 Promises: one call per stored chunk; no Python object per record; nothing is written beyond the room there is. A key or an event text longer
 than the wire can carry is left out. Must not know: sockets, the broker.
@@ -254,7 +255,7 @@ def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 
 
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
-    """Write the values of a chunk of stored batches to ``out``, each as a frame of its own (dossier §5.1, legacy dialect).
+    """Write the values of a chunk of stored batches to ``out``, each as a frame of its own (spec: cursus#consume-of-the-legacy-dialect).
 
     state and result: as ``put`` has them; ROOM counts bytes of ``out`` that may still be written, one value always is.
     """

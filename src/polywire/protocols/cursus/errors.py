@@ -1,4 +1,4 @@
-"""What each error of the broker is called on the Cursus wire, and the class of every error code of the wire (dossier §7.9).
+"""What each error of the broker is called on the Cursus wire, and the class of every error code of the wire (spec: cursus#error-classes).
 
 Promises: the table names every ``ErrorCode``; every code has a class. Must not know: sessions, sockets.
 """
@@ -84,7 +84,7 @@ def refused(error: BrokerError) -> Refused:
 
 
 def class_of(code: str) -> str:
-    """The class of an error code (dossier §7.9)."""
+    """The class of an error code (spec: cursus#error-classes)."""
     known = _CLASS_OF.get(code)
     if known is not None:
         return known

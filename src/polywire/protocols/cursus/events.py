@@ -1,4 +1,4 @@
-"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (dossier §7.2).
+"""Commands of event sourcing: APPEND_STREAM, READ_STREAM, STREAM_VERSION, SAVE_SNAPSHOT, READ_SNAPSHOT (spec: cursus#event-sourcing).
 
 Promises: a stream is answered whole or not at all; every event lies in the partition of its key. Must not know: sockets, how versions
 are kept.

@@ -1,4 +1,4 @@
-"""CONSUME: one batch for one request, waited for when asked to (dossier §5.1).
+"""CONSUME: one batch for one request, waited for when asked to (spec: cursus#consume).
 
 Promises: a given offset is where reading begins; nothing of a read is used after its pin was released. Must not know: sockets, streams.
 """

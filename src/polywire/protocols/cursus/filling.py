@@ -20,7 +20,7 @@ from polywire.protocols.cursus.reply_slots import Answer
 from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
-PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (dossier §5.1), one record always
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (spec: cursus#consume), one record always
 VALUES_BYTES_MAX: Final = (
     8_192  # values framed one by one for one answer, as the page of the legacy dialect says; one value always
 )

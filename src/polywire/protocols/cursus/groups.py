@@ -1,4 +1,4 @@
-"""Commands of consumer groups and their offsets (dossier §2.7, §2.10, §6).
+"""Commands of consumer groups and their offsets (spec: cursus#subscribe, cursus#group-requests, cursus#groups).
 
 Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own two
 rules: a member that joins again stays the same member, and a committed offset never goes back. Must not know: sockets, records.
@@ -39,7 +39,7 @@ from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.topics import DONE
 from polywire.types import PARTITION_COUNT_MAX, Assignor, PositionKind
 
-SUFFIXES: Final = 10_000  # member ids end in four digits (dossier §6.1)
+SUFFIXES: Final = 10_000  # member ids end in four digits (spec: cursus#group-model)
 TRANSACTION_KEYS: Final = ("transactional_id", "txn", "transaction")
 REJOIN: Final = "hint=REBALANCE_REQUIRED"
 NEVER: Final = "0001-01-01T00:00:00Z"
@@ -68,7 +68,7 @@ class Place:
         return self.session.state.broker.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
-        """What the coordinator refused, in this wire's words and in its order: unknown member first (dossier §6.1)."""
+        """What the coordinator refused, in this wire's words and in its order: unknown member first (spec: cursus#group-model)."""
         view = self.view()
         match error.code:
             case ErrorCode.GROUP_MISSING:
@@ -96,7 +96,7 @@ class Place:
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Fenced; the hint is what clients of every dialect look for (dossier §6.3)."""
+        """Fenced; the hint is what clients of every dialect look for (spec: cursus#fencing)."""
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
@@ -143,7 +143,7 @@ def _member_place(session: CursusSession, request: Request, *, generation: bool 
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
-    """The member meant; the positional dialect may also give the name it joined under (dossier §8.3)."""
+    """The member meant; the positional dialect may also give the name it joined under (spec: cursus#answers-by-dialect)."""
     view = session.state.broker.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
         return member
@@ -207,7 +207,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _returning(place: Place) -> str | None:
-    """The member that this one already is (dossier §6.4).
+    """The member that this one already is (spec: cursus#joining-again).
 
     By its base name also one without partitions: Java's client joins anew every second while it has none.
     """
@@ -281,7 +281,7 @@ def heartbeat(session: CursusSession, request: Request, /) -> Reply:
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """LEAVE_GROUP; most clients give no generation, then it is not compared (dossier §6.4)."""
+    """LEAVE_GROUP; most clients give no generation, then it is not compared (spec: cursus#group-answers)."""
     place = _member_place(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK group={place.group} member={place.member} left=true")
@@ -324,7 +324,8 @@ def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
-    """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (dossier §8.1 row 15). Raises Refused."""
+    """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (spec: cursus#group-answers). Raises
+    Refused."""
     words = [word for word in request.words if "=" not in word]
     if request.dialect is not Dialect.MODERN:
         words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
@@ -411,7 +412,7 @@ def _store(place: Place, pairs: Pairs, answer: Answer) -> None:
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (dossier §8.1 row 14)."""
+    """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (spec: cursus#group-answers)."""
     topic, group = request.need("topic"), request.need("group")
     pairs = {_number(request, "partition"): _number(request, "offset")}
     _admit(session, topic, Action.OFFSET_COMMIT)
@@ -484,7 +485,7 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
 
 
 def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
-    """SUBSCRIBE: registers the group, and starts no delivery; it never did (dossier §2.7)."""
+    """SUBSCRIBE: registers the group, and starts no delivery; it never did (spec: cursus#subscribe)."""
     legacy = request.dialect is Dialect.LEGACY
     topic, group = request.options.get("topic", ""), request.options.get("group", "")
     if not topic:

@@ -1,5 +1,5 @@
 """Commands about the conversation itself: HELP, PROTOCOL_INFO, NEGOTIATE, EXIT, SETGROUP, and the cluster's, of which there is none here
-(dossier §2.5, §2.11, §7.6).
+(spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands).
 
 Promises: a negotiation that is refused changes nothing. Must not know: topics, records, sockets.
 """

@@ -1,4 +1,5 @@
-"""Cursus requests as text, and how replies are spelled: dossier §1.2, §1.3, §2.0 and §8.2.
+"""Cursus requests as text, and how replies are spelled (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command,
+cursus#recognising-the-dialect).
 
 Promises: ``read_text`` takes any body that is no batch and never fails but with ``Refused``; bytes that are no UTF-8 survive as surrogates.
 Must not know: sockets, sessions, the broker, what the commands do.
@@ -17,10 +18,12 @@ from polywire import names
 from polywire.errors import Invalid
 from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (dossier §1.1)
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # inbound; what older brokers and all clients allow (spec: cursus#frames)
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024  # outbound; the least any peer takes
 PREFIX_BYTES: Final = 4
-TOPIC_BYTES_MAX: Final = 249  # of a name that is made over this wire; other wires make longer ones (dossier §2.1)
+TOPIC_BYTES_MAX: Final = (
+    249  # of a name that is made over this wire; other wires make longer ones (spec: cursus#topics)
+)
 TEXT_BYTES_MAX: Final = 16 * 1024 * 1024  # of a command with its message, which must fit a stored batch
 TEXT_FRAME_BYTES_MAX: Final = TEXT_BYTES_MAX + 2 + 65_535  # of a command in its envelope
 ARGUMENT_BYTES_MAX: Final = (
@@ -47,14 +50,15 @@ def words(text: str) -> frozenset[str]:
 
 
 class Dialect(Enum):
-    """Which of the protocol's shapes a request has, and therefore its reply (dossier §0)."""
+    """Which of the protocol's shapes a request has, and therefore its reply (spec: cursus#dialects)."""
 
     MODERN = "modern"
     POSITIONAL = "positional"
     LEGACY = "legacy"
 
 
-# Names of the current broker, those only other dialects have, and those between brokers (dossier §1.2, §2.7, §2.11).
+# Names of the current broker, those only other dialects have, and those between brokers (spec: cursus#bodies, cursus#subscribe,
+# cursus#setgroup-and-exit).
 MODERN_NAMES: Final = words(
     "AUTH CREATE DELETE LIST LIST_CLUSTER CLUSTER_STATUS ELECT_LEADER PUBLISH CONSUME STREAM HELP HEARTBEAT JOIN_GROUP"
     " LEAVE_GROUP COMMIT_OFFSET BATCH_COMMIT REGISTER_GROUP GROUP_STATUS FETCH_OFFSET LIST_GROUPS LIST_OFFSETS SYNC_GROUP"
@@ -66,7 +70,7 @@ INTERNAL_NAMES: Final = words(
 )
 KNOWN_NAMES: Final = MODERN_NAMES | INTERNAL_NAMES | {"SUBSCRIBE", "COMMIT", "SETGROUP", "EXIT"}
 
-# Arguments of the positional dialects in their order; every other command is modern only (dossier §2, §8.2 rule 2).
+# Arguments of the positional dialects in their order; every other command is modern only (spec: cursus#recognising-the-dialect).
 POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "CREATE": ("topic", "partitions"),
     "DELETE": ("topic",),
@@ -90,7 +94,7 @@ _SHARED: Final = words(
     "CREATE DELETE LIST SUBSCRIBE CONSUME"
 )  # by the positional dialects, which answer them differently
 
-# What a first argument ``<key>=`` may be for the request to be modern (dossier §8.2 rule 1).
+# What a first argument ``<key>=`` may be for the request to be modern (spec: cursus#recognising-the-dialect).
 KNOWN_KEYS: Final = words(
     "topic group partition partitions member generation offset version key producerId acks transactional_id txn transaction"
     " principal token auth_token isolation isolation_level batch wait_ms features require_features broker message epoch seqNum"
@@ -150,7 +154,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope with a topic whose payload is no command: the legacy dialect publishes it, unless it is empty (dossier §1.3, §8.3)."""
+    """An envelope with a topic whose payload is no command: the legacy dialect publishes it, unless it is empty (spec: cursus#envelope,
+    cursus#answers-by-dialect)."""
 
     topic: str
     payload: bytes
@@ -220,7 +225,7 @@ def _too_long(name: str) -> Refused:
 
 
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
-    """The dialect of a request, and whether no other one has its shape (dossier §8.2).
+    """The dialect of a request, and whether no other one has its shape (spec: cursus#recognising-the-dialect).
 
     What both positional pages have is answered in the words of the older one, the newer has none; but for a CONSUME, and a SUBSCRIBE with
     a group, which are the newer one's when nothing tells.
@@ -354,7 +359,7 @@ def topic_name(word: str) -> str:
 
 
 def topic_fault(name: str) -> str | None:
-    """Why no topic of this name can be made over this wire, None when one can (dossier §2.1)."""
+    """Why no topic of this name can be made over this wire, None when one can (spec: cursus#topics)."""
     if names.is_simple(name) and 0 < len(name) <= TOPIC_BYTES_MAX and name not in (".", ".."):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Where reading begins: topic, partition and offset as CONSUME and STREAM name them (dossier §5).
+"""Where reading begins: topic, partition and offset as CONSUME and STREAM name them (spec: cursus#reading).
 
 Promises: a given offset wins over what the group has committed, and that over what to do without either. Must not know: how records are read.
 """
@@ -78,7 +78,8 @@ def start_offset(session: CursusSession, request: Request, partition: Partition,
 
 
 def check_isolation(request: Request) -> None:
-    """Both levels read the same: nothing undecided is ever visible (design §4). Raises Refused for a third."""
+    """Both levels read the same: nothing undecided is ever visible (concepts: guarantees#levels-what-an-acknowledgement-means). Raises
+    Refused for a third."""
     for key in ("isolation", "isolation_level"):
         given = request.options.get(key)
         if given is not None and given.lower() not in _ISOLATIONS:

@@ -1,4 +1,4 @@
-"""Topic policies of the Cursus wire: how CREATE gives them, how replies show them (dossier §2.1).
+"""Topic policies of the Cursus wire: how CREATE gives them, how replies show them (spec: cursus#create).
 
 Promises: a policy is kept with its topic; what other wires set is shown in this wire's words. Must not know: sessions, sockets.
 """

@@ -1,4 +1,4 @@
-"""Writing: batches, PUBLISH, and the bare envelope (dossier §2.6, §3, §4).
+"""Writing: batches, PUBLISH, and the bare envelope (spec: cursus#publish, cursus#batches, cursus#writing).
 
 Promises: offsets follow the order of the requests whatever their acks; a batch is stored in the partition it names. A failed append is told.
 Must not know: sockets, the layouts of batches.
@@ -66,7 +66,7 @@ class Run:
 
 
 def writable_topic(session: CursusSession, name: str) -> Topic:
-    """The topic a record is written to; one that is about to be made is waited for (dossier §2.6).
+    """The topic a record is written to; one that is about to be made is waited for (spec: cursus#publish).
 
     Raises Refused, or NotYet when the request is to be offered again.
     """
@@ -300,7 +300,8 @@ class Storing:
         self._finish()
 
     def _repeated(self, run: Run, before: int, offset: int, error: BrokerError | None) -> None:
-        """All of a run was stored before: that is success (dossier §4.4), and it lies where it lay then, if that is still known."""
+        """All of a run was stored before: that is success (spec: cursus#idempotent-producers), and it lies where it lay then, if that is
+        still known."""
         del offset
         if error is not None:
             self._failed(run, before, _append_failure(error))
@@ -433,7 +434,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
-    """The partition of a record whose sender leaves the choice to the topic's partitioner (dossier §7.1)."""
+    """The partition of a record whose sender leaves the choice to the topic's partitioner (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     turn = session.state.turns.get(topic.id, 0)
@@ -527,7 +528,7 @@ class Publishing:
 
     def _failed(self, text: str) -> None:
         if self._acks == "0":
-            self._answer.ok(b"OK")  # the reference says so even then (dossier §2.6)
+            self._answer.ok(b"OK")  # the reference says so even then (spec: cursus#publish)
             return
         reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
         self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
@@ -556,7 +557,7 @@ def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
 
 
 def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
-    """An envelope whose payload is no command (dossier §1.3); the topic must exist, so that a typing error is no message."""
+    """An envelope whose payload is no command (spec: cursus#envelope); the topic must exist, so that a typing error is no message."""
     name = request.options["topic"]
     assert request.message is not None, "a bare envelope has a payload"
     is_known = session.state.settings.bare_publish and session.state.broker.find_topic(name) is not None

@@ -1,4 +1,4 @@
-"""The rules of idempotent producers as this wire has them, stricter than the broker's own (dossier §4.4).
+"""The rules of idempotent producers as this wire has them, stricter than the broker's own (spec: cursus#idempotent-producers).
 
 Promises: what is accepted here the broker accepts, too; every refusal holds a word by which clients know that they must stop.
 Must not know: batches, sessions.

@@ -1,4 +1,4 @@
-"""Payloads published of late: what the API reference drops when it comes again within 30 minutes (dossier §4.5).
+"""Payloads published of late: what the API reference drops when it comes again within 30 minutes (spec: cursus#repeated-payloads).
 
 Promises: a payload is a repeat only in its own topic, and only of one that was stored; memory has a limit, beyond which the oldest is
 forgotten; time is the time that passes, not the wall clock's. Must not know: sessions, the log.

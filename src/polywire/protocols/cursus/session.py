@@ -1,4 +1,4 @@
-"""One Cursus connection: frames in order, answers in order (dossier §1).
+"""One Cursus connection: frames in order, answers in order (spec: cursus#frames, cursus#connections).
 
 Promises: answers leave in request order; batches and PUBLISH are pipelined, any other command begins only when everything before it on this
 connection was answered. No task and no future per request. Must not know: sockets, the loop beyond its timers, what the commands do.
@@ -57,8 +57,8 @@ class Carry(Protocol):
 class Command:
     """A command of the wire.
 
-    actions: what it asks for, all of it (dossier §2.12). alone: whether it may stand without arguments. pipelined: whether it may begin
-    before earlier requests are answered.
+    actions: what it asks for, all of it (spec: cursus#credentials). alone: whether it may stand without arguments. pipelined: whether it
+    may begin before earlier requests are answered.
     """
 
     carry: Carry
@@ -175,7 +175,7 @@ class CursusSession(OrderedSession[Answer]):
         """Handle complete frames."""
         self._heard_at = self.state.broker.clock.monotonic()
         if self._pushing is not None:
-            return len(data)  # what comes behind a STREAM is not read (dossier §5.2)
+            return len(data)  # what comes behind a STREAM is not read (spec: cursus#stream)
         return super().receive(data)
 
     def _receive(self, data: memoryview) -> int:
@@ -315,7 +315,7 @@ class CursusSession(OrderedSession[Answer]):
         return True
 
     def _is_batch(self, body: memoryview) -> bool:
-        """Whether a topic follows the magic (dossier §1.2 rule 2)."""
+        """Whether a topic follows the magic (spec: cursus#bodies)."""
         return len(body) >= 6 and body[0] == 0xBA and body[1] == 0x7C and 0 < (body[2] << 8 | body[3]) <= len(body) - 4
 
     def _bare(self, bare: BarePublish) -> Request:
@@ -403,7 +403,7 @@ class CursusSession(OrderedSession[Answer]):
         self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
-        """Have the request offered again for a while: the topic may be in the making (dossier §2.6).
+        """Have the request offered again for a while: the topic may be in the making (spec: cursus#publish).
 
         Raises NotYet until the time is over.
         """
@@ -439,7 +439,7 @@ class CursusSession(OrderedSession[Answer]):
         self._pushing = pushing
 
     def pull(self) -> None:
-        """The stream has ended: take requests again, for a while (dossier §5.2)."""
+        """The stream has ended: take requests again, for a while (spec: cursus#stream)."""
         self._pushing = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
@@ -452,7 +452,7 @@ class CursusSession(OrderedSession[Answer]):
     # Silence
 
     def _look_idle(self) -> None:
-        """Close a connection that has said nothing for too long and waits for nothing (dossier §1.6)."""
+        """Close a connection that has said nothing for too long and waits for nothing (spec: cursus#connections)."""
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
         idle = self._pushing is None and self._long is None and not self._answers

@@ -1,4 +1,4 @@
-"""STREAM: records pushed as they become readable (dossier §5.2).
+"""STREAM: records pushed as they become readable (spec: cursus#stream).
 
 Promises: what a peer does not take is not read for it either; a stream that ends says why, and where to go on. Nothing here commits.
 Must not know: sockets.
@@ -31,7 +31,7 @@ from polywire.protocols.cursus.places import (
 )
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
-STREAMS_MAX: Final = 1_000  # open on one broker (dossier §7.7)
+STREAMS_MAX: Final = 1_000  # open on one broker (spec: cursus#limits)
 READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
 FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
 
@@ -244,7 +244,7 @@ class Stream(Push):
             self._leave("error", refused(error))
 
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
-        """End the stream: the peer is told why, and may ask for another one (dossier §5.2).
+        """End the stream: the peer is told why, and may ask for another one (spec: cursus#stream).
 
         reason, facts: as a control frame has them, which also tells where to go on. error: as the positional dialect has it.
         """

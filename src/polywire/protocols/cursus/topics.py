@@ -1,4 +1,4 @@
-"""Commands on topics: CREATE, DELETE, LIST, DESCRIBE, METADATA, LIST_OFFSETS (dossier §2.1–§2.4).
+"""Commands on topics: CREATE, DELETE, LIST, DESCRIBE, METADATA, LIST_OFFSETS (spec: cursus#topics).
 
 Promises: what a topic was created with is what is told of it; deleting removes the data. Must not know: sockets, records.
 """
@@ -39,7 +39,7 @@ from polywire.protocols.cursus.policies import (
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
 
-CREATE_PARTITIONS: Final = 4  # when CREATE gives no number (dossier §2.1)
+CREATE_PARTITIONS: Final = 4  # when CREATE gives no number (spec: cursus#create)
 DONE: Final = "\u2705"
 REMOVED: Final = "\U0001f5d1\ufe0f"
 
@@ -179,7 +179,7 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """LIST; with a topic the same line as METADATA, which Java's producer looks for (dossier §2.3)."""
+    """LIST; with a topic the same line as METADATA, which Java's producer looks for (spec: cursus#list)."""
     if request.options.get("topic"):
         return metadata(session, request)
     if request.dialect is Dialect.MODERN and request.arguments:

@@ -1,4 +1,4 @@
-"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (dossier §7.3).
+"""Commands of transactions: INIT_PRODUCER_ID, BEGIN_TXN, TXN_PUBLISH, SEND_OFFSETS_TO_TXN, END_TXN, TXN_STATUS (spec: cursus#transactions).
 
 Promises: everything a commit could be refused for is looked at before anything is published; what ended may be ended again the same way.
 Must not know: how records are staged, sockets.

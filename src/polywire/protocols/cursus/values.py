@@ -1,4 +1,4 @@
-"""CONSUME of the legacy dialect: values from a byte offset on, each in a frame of its own (dossier §5.1).
+"""CONSUME of the legacy dialect: values from a byte offset on, each in a frame of its own (spec: cursus#consume-of-the-legacy-dialect).
 
 A byte offset counts the frames of the values before: four bytes and the value, from the partition's first record on. It is made of the log's
 Kafka 0.7 addresses, which count ten bytes and the value.

@@ -1,4 +1,4 @@
-"""Logins, permissions and topics' own lists over the Cursus wire (dossier §2.12)."""
+"""Logins, permissions and topics' own lists over the Cursus wire (spec: cursus#credentials)."""
 
 from __future__ import annotations
 

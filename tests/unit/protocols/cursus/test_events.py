@@ -1,4 +1,4 @@
-"""Event sourcing over the Cursus wire: every reply and refusal of the dossier (§7.2), and long streams."""
+"""Event sourcing over the Cursus wire: every reply and refusal (spec: cursus#event-sourcing), and long streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def peer() -> Dialogue:
 
 
 def unpacked(body: bytes) -> list[dict[str, Any]]:
-    """The messages of a batch; an independent reading of the modern layout (§3.1)."""
+    """The messages of a batch; an independent reading of the modern layout (spec: cursus#batch-layout)."""
     at = 0
 
     def take(form: str) -> Any:
@@ -59,7 +59,7 @@ def stream(peer: Dialogue, rest: str) -> tuple[dict[str, Any], list[dict[str, An
 
 
 def test_events_are_appended_read_and_summed_up(peer: Dialogue) -> None:
-    # FNV-1a 64 of order-1 is 16061103592383113325, odd: partition 1 (§7.1)
+    # FNV-1a 64 of order-1 is 16061103592383113325, odd: partition 1 (spec: cursus#partitioning)
     append = "APPEND_STREAM topic=ev key=order-1"
     text = f'{append} version=1 event_type=Created schema_version=2 metadata={{"u":1}} producerId=x message={{"item": "a b"}}'
     assert peer.ask(text) == "OK version=1 offset=0 partition=1"

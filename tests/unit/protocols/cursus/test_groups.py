@@ -1,4 +1,5 @@
-"""Consumer groups over the Cursus wire: the worked exchange of the dossier (§6.5), every refusal (§6.2), and our own rules (§6.4)."""
+"""Consumer groups over the Cursus wire: the worked exchange (spec: cursus#group-exchange), every refusal (spec: cursus#group-answers), and
+our own rules (spec: cursus#joining-again)."""
 
 from __future__ import annotations
 

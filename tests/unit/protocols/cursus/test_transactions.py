@@ -1,4 +1,4 @@
-"""Transactions over the Cursus wire: replies and refusals of the dossier (§7.3), fencing, restarts, and what readers see."""
+"""Transactions over the Cursus wire: replies and refusals (spec: cursus#transactions), fencing, restarts, and what readers see."""
 
 from __future__ import annotations
 
