@@ -26,7 +26,7 @@ DRIVERS = Path(__file__).parent / "kafka07"
 
 @dataclass(frozen=True)
 class Peer:
-    """A client: how its driver is started, which magic it writes and which it can read (dossier §10.2)."""
+    """A client: how its driver is started, which magic it writes and which it can read (spec: kafka-0.7#magic-per-record)."""
 
     name: str
     writes: int

@@ -1,4 +1,4 @@
-"""Consumer groups against a model that is nothing but the FLUX dossier's §10, and assignments against their definition."""
+"""Consumer groups against a model that is nothing but the specification (spec: flux#groups), and assignments against their definition."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answer_of(verb: Callable[[], Membership | None]) -> Membership | ErrorCode |
 
 @dataclass
 class ModelGroup:
-    """One group as the dossier describes it."""
+    """One group as the specification describes it."""
 
     topic: str
     generation: int = 1

@@ -113,6 +113,6 @@ IGGY: Final = Page(
 KAFKA07: Final = Page(
     "kafka07",
     "page",
-    "Apache Kafka 0.7, its wiki on the wire format and its design page on messages; by sections of the wire's dossier, 31 is 3.1",
+    "Apache Kafka 0.7, its wiki on the wire format and its design page on messages; by the numbers of sections in docs/specs/kafka-0.7.md",
 )
 PAGES: Final = (CURSUS_JAVA, CURSUS_API, *FLUX_PAGES, IGGY, KAFKA07)

@@ -64,7 +64,7 @@ def port(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# §5 CONSUME, step 5: every record from the offset asked for up to hw, however many there are
+# spec: flux#consume, step 4: every record from the offset asked for up to hw, however many there are
 
 
 @FLUX.says(92, "CONSUME answers every record up to hw, however many there are")
@@ -95,7 +95,7 @@ def test_whoever_goes_on_behind_hw_misses_nothing(broker: BrokerProcess, port: s
 
 
 def test_a_peer_that_has_closed_its_side_gets_the_whole_line(broker: BrokerProcess, port: str, long_topic: str) -> None:
-    """§1.5: what is left at the end of the stream is a last request, as of ``printf … | nc``."""
+    """What is left at the end of the stream is a last request, as of ``printf … | nc`` (spec: flux#framing)."""
     with Peer(broker, port) as peer:
         peer.send(f"V1|1|CONSUME|{long_topic} 1 0")
         peer.socket.shutdown(socket.SHUT_WR)
@@ -127,7 +127,7 @@ def test_peers_that_do_not_read_hold_up_nobody_and_cost_bounded_memory(
 @FLUX_STORAGE.says(23, "the checksum of each record is looked at")
 @FLUX_STORAGE.says(24, "damaged records are skipped", DAMAGED)
 def test_a_line_ends_before_damage_with_the_offset_reached_as_hw(tmp_path: Path) -> None:
-    """§5: hw is the last record that can be read; behind it the damage is told, and behind that reading goes on."""
+    """Hw is the last record that can be read; behind it the damage is told, and behind that reading goes on."""
     count, damaged = 12, 5
     with BrokerProcess(tmp_path / "data", "--any", "127.0.0.1:0", wires=["flux", "polywire"]) as broker:
         with connect(broker.url("polywire")) as client:
@@ -235,7 +235,8 @@ def test_a_line_that_has_begun_ends_whole_where_reading_fails(monkeypatch: pytes
 
 
 def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
-    """§7: what a line cannot carry is three characters for one; the pieces stay bounded and nothing is lost between two."""
+    """What a line cannot carry is three characters for one; the pieces stay bounded and nothing is lost between two
+    (spec: flux#values-in-replies)."""
     world = World()
     topic = world.memory.broker.ensure_topic("t")
     value = b"\xff" * 100_000
@@ -247,7 +248,7 @@ def test_values_that_grow_on_a_line_are_written_in_pieces() -> None:
     assert all(shown == "%FF" * 100_000 for _, shown in records)
 
 
-# §1, §2, §4, §19: the words of the page, and its four sections
+# spec: flux#framing, flux#requests, flux#errors, flux#disagreements: the words of the page, and its four sections
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_words_are_exactly_those_of_the_page(request_line: str, reason: str) -> 
     "request_line", ["PRODUCE|t a:x|y", "PRODUCE|t a|b:x", "PRODUCE|t a:x|", "OFFSET|g t 0|x", "PING||", "NONE|||"]
 )
 def test_a_fifth_section_is_malformed_where_a_setting_says_so(request_line: str) -> None:
-    """§2, step 2: answered with id 0."""
+    """Step 2 of reading a line (spec: flux#requests): answered with id 0."""
     peer = World(flux=FluxSettings(pipes_in_arguments=False)).connect()
     assert peer.ask(f"V1|7|{request_line}") == MALFORMED
     peer.feed(f"V1|1|PRODUCE|t a:1\nV1|2|{request_line}\nV1|3|PRODUCE|t a:2\n".encode())
@@ -283,14 +284,14 @@ def test_a_fifth_section_is_malformed_where_a_setting_says_so(request_line: str)
 
 
 def test_pipes_belong_to_the_arguments_by_default() -> None:
-    """§2, step 2: what the wire's own broker does, and its SDK relies on; a client of the page sends none."""
+    """Step 2 (spec: flux#requests): what the wire's own broker does, and its SDK relies on; a client of the page sends none."""
     peer = World().connect()
     assert peer.ask("V1|1|PRODUCE|t a:x|y") == "V1|1|OK|partition=1 offset=0 hw=0"
     assert peer.ask("V1|2|CONSUME|t 1 0") == "V1|2|OK|messages=0:x|y hw=0"
 
 
 def test_the_ping_of_the_page_is_answered(broker: BrokerProcess, port: str) -> None:
-    """§0, §3: a command without arguments keeps its last pipe; a success without a payload has none."""
+    """A command without arguments keeps its last pipe; a success without a payload has none (spec: flux#requests, flux#replies)."""
     with Peer(broker, port) as peer:
         assert peer.ask("V1|99|PING|") == "V1|99|OK"
         assert peer.ask("V1|98|PING") == MALFORMED
@@ -306,7 +307,7 @@ def test_not_leader_sends_nobody_away_from_a_full_or_busy_broker(code: ErrorCode
 def test_a_line_above_the_limit_is_answered_before_the_connection_ends(
     broker: BrokerProcess, port: str, size: int
 ) -> None:
-    """§1.3: at most 65,536 bytes, the ending included."""
+    """At most 65,536 bytes, the ending included (spec: flux#framing)."""
     topic = f"lines-{port}-{size}"
     with Peer(broker, port) as peer:
         peer.send(f"V1|1|PRODUCE|{topic} a:x\n" + "V1|2|PRODUCE|t a:".ljust(size - 1, "x") + "\nV1|3|PING|\n")

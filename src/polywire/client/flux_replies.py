@@ -1,4 +1,6 @@
-"""Reading FLUX replies, which are not always readable: CONSUME joins values by commas and escapes none (FLUX specification §7).
+"""Reading FLUX replies, which are not always readable: CONSUME joins values by commas and escapes none.
+
+How they are read all the same: spec: flux#values, flux#reading-records.
 
 Promises: pure; where a reply can be read in more than one way this is said, never guessed. Must not know: sockets, asyncio.
 """

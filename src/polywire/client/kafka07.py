@@ -231,7 +231,7 @@ class Kafka07Client(Scope):
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)
-            if len(found.values) > known:  # they have one place, the wrapper's (dossier §2.2)
+            if len(found.values) > known:  # they have one place, the wrapper's (spec: kafka-0.7#iterating)
                 found.positions[known:] = [address + place] * (len(found.values) - known - 1) + [address + stop]
             at = stop
         return found
@@ -456,7 +456,7 @@ def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
 
 
 def _whole_end(data: Buffer) -> int:
-    """Where the complete entries of a set end (dossier §13). Raises PeerError for an impossible size."""
+    """Where the complete entries of a set end (spec: kafka-0.7#writing-a-client). Raises PeerError for an impossible size."""
     at = 0
     while len(data) - at >= 4:
         size = int.from_bytes(memoryview(data)[at : at + 4], "big", signed=True)

@@ -1,4 +1,4 @@
-"""Consumer groups: the rules of the FLUX dossier §10, in our words."""
+"""Consumer groups: the rules of FLUX (spec: flux#groups), in our words."""
 
 from __future__ import annotations
 

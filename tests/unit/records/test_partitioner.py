@@ -16,7 +16,7 @@ from tests.unit.records.samples import spans
 
 @pytest.mark.parametrize(
     ("key", "digest", "of_3", "of_4"),
-    [(b"", 0x811C9DC5, 1, 1), (b"a", 0xE40C292C, 1, 0), (b"foobar", 0xBF9CF968, 1, 0)],  # FLUX dossier §6
+    [(b"", 0x811C9DC5, 1, 1), (b"a", 0xE40C292C, 1, 0), (b"foobar", 0xBF9CF968, 1, 0)],  # spec: flux#partitions
 )
 def test_fnv_32(key: bytes, digest: int, of_3: int, of_4: int) -> None:
     assert partitioner.fnv1a_32(key) == digest

@@ -1,4 +1,4 @@
-"""The worked examples of the dossier, §2 and §3: decoded, carried out, and encoded again."""
+"""The examples of bytes in the specification (spec: kafka-0.7#messages, kafka-0.7#produce): decoded, carried out, and encoded again."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_fetch() -> None:
 
 
 def test_a_fetch_that_ends_inside_a_message_stops_before_it() -> None:
-    """Where 0.7.2 cuts at 20 bytes, we stop at 15 (dossier §10.4); a first message that does not fit is cut."""
+    """Where 0.7.2 cuts at 20 bytes, we stop at 15 (spec: kafka-0.7#what-breaks); a first message that does not fit is cut."""
     peer = World().connect()
     peer.feed(encode_produce(b"test", 0, encode_set([b"hello", b"abc"])))
     answer = peer.ask(encode_fetch(b"test", 0, 0, 20))

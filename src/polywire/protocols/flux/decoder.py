@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RUN_RECORDS_MAX: Final = 2048  # records of one run; bounds the work array to 115 KB
 RUN_TOPICS_MAX: Final = 16  # a topic is looked for linearly
 WORK_WORDS: Final = 7 * RUN_RECORDS_MAX + 2 * RUN_TOPICS_MAX
-LINE_BYTES_MAX: Final = 65_536  # FLUX dossier §1.3: the line ending included
+LINE_BYTES_MAX: Final = 65_536  # spec: flux#framing; the line ending included
 
 MORE: Final = 0  # the data ends inside a line
 LINE: Final = 1  # a complete line for the precise parser
@@ -46,7 +46,7 @@ _T = cython.declare(cython.Py_ssize_t, 16)
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _wide_white(data: Buffer, i: int, stop: int) -> bool:
-    """Whether one of the white space characters beyond ASCII (dossier §2) begins at ``i``."""
+    """Whether one of the white space characters beyond ASCII (spec: flux#white-space) begins at ``i``."""
     if stop - i < 2:
         return False
     if data[i] == 0xC2:
@@ -73,7 +73,7 @@ def _wide_white(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(c=cython.uchar)
 def _topic_byte(c: int) -> bool:
-    """Whether a FLUX topic may hold this byte (dossier Q11)."""
+    """Whether a FLUX topic may hold this byte (spec: flux#names)."""
     return 0x61 <= c <= 0x7A or 0x41 <= c <= 0x5A or 0x30 <= c <= 0x39 or c == 0x2E or c == 0x5F or c == 0x2D
 
 

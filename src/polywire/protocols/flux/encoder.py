@@ -155,7 +155,7 @@ def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) ->
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _clean(data: Buffer, i: int, stop: int) -> bool:
-    """Whether a value can stand in a reply as it is (dossier §7)."""
+    """Whether a value can stand in a reply as it is (spec: flux#values-in-replies)."""
     c = cython.declare(cython.uchar)
     while i < stop:
         c = data[i]

@@ -1,4 +1,4 @@
-"""The files ``groups.json`` and ``offsets.json`` in the data directory, which the wire's pages name: for other programs (dossier §12).
+"""The files ``groups.json`` and ``offsets.json`` in the data directory, which the wire's pages name: for other programs (spec: flux#files).
 
 Promises: each is whole at every moment and at most a second behind; nothing is done while nothing changes, and a change costs its group and
 one writing; whatever becomes of them, the broker goes on. They are never read back. Must not know: lines, sockets, how groups are kept.

@@ -1,4 +1,4 @@
-"""FLUX commands of consumer groups (dossier §5, §10).
+"""FLUX commands of consumer groups (spec: flux#groups).
 
 Promises: every rule is the coordinator's; here are only the wire's words. Must not know: sockets, records.
 """

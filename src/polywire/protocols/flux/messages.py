@@ -1,4 +1,4 @@
-"""FLUX requests and replies, one line at a time: the precise rules of dossier §2 and §3.
+"""FLUX requests and replies, one line at a time: the precise rules (spec: flux#requests, flux#replies).
 
 Promises: ``parse`` reads any line as the reference does and never fails but with ``Refused``; texts are bytes throughout, nothing is decoded.
 Must not know: sockets, sessions, the broker.
@@ -23,7 +23,7 @@ COMMAND_BYTES_MAX: Final = 64  # a longer one is no command, and not worth the u
 LIST_ITEMS_MAX: Final = 1_000  # replicas of one partition; as many as a topic may have
 
 _WHITE_ASCII: Final = b"\t\n\v\f\r "
-WHITE: Final = (  # dossier §2, exactly
+WHITE: Final = (  # spec: flux#white-space, exactly
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
 _TO_BLANK: Final = str.maketrans(WHITE, " " * len(WHITE))
@@ -40,7 +40,7 @@ HTTP_METHOD_BYTES_MAX: Final = max(map(len, HTTP_METHODS))
 
 
 class WireCode(Enum):
-    """The five error codes of the wire (dossier §4)."""
+    """The five error codes of the wire (spec: flux#errors)."""
 
     BAD_REQUEST = b"BAD_REQUEST"
     UNKNOWN_COMMAND = b"UNKNOWN_COMMAND"
@@ -98,7 +98,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def trim(line: bytes) -> bytes:
-    """Without white space at both ends; white space is the exact set of dossier §2."""
+    """Without white space at both ends (spec: flux#white-space)."""
     if line.isascii():
         return line.strip(_WHITE_ASCII)
     return bytes_of(text_of(line).strip(WHITE))
@@ -148,7 +148,8 @@ def parse(line: bytes, *, pipes: bool = False) -> Request:
 
 
 def is_plain(value: bytes) -> bool:
-    """Whether a value is UTF-8 without control bytes; others are marked as having come on a line, to be shown as they are (§7)."""
+    """Whether a value is UTF-8 without control bytes; others are marked as having come on a line, to be shown as they are
+    (spec: flux#values-in-replies)."""
     if len(value.translate(None, _CONTROL)) != len(value):
         return False
     try:
@@ -197,7 +198,8 @@ def topic_name(text: bytes) -> str:
 
 
 def plain_name(text: bytes, field: str) -> str:
-    """A group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (dossier Q11). Raises Refused ``invalid <field>``."""
+    """A group, consumer id or host: at most 255 bytes of UTF-8 without control bytes (spec: flux#names). Raises Refused
+    ``invalid <field>``."""
     if len(text) > 255 or not is_plain(text):
         raise bad(f"invalid {field}")
     return text.decode()

@@ -1,8 +1,8 @@
-"""What only the FLUX wire knows: broker registry, roles and leaders, in-sync replicas and the high watermark (dossier §8, §9, §11).
+"""What only the FLUX wire knows: broker registry, roles and leaders, in-sync replicas and the high watermark.
 
-Promises: registry, roles and leaders survive restarts through the broker's wire state; follower reports do not, as a follower of an
-earlier start is not in sync. The high watermark told for a partition never falls while this broker leads it (Q7), and freezes nobody but
-FLUX readers. Must not know: lines, sessions, sockets.
+Their rules: spec: flux#topics, flux#replication, flux#metadata-index. Promises: registry, roles and leaders survive restarts through the
+broker's wire state; follower reports do not, as a follower of an earlier start is not in sync. The high watermark told for a partition
+never falls while this broker leads it (spec: flux#our-choices), and freezes nobody but FLUX readers. Must not know: lines, sessions, sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polywire.protocols.flux.messages import Role, bad
 from polywire.types import Level
 
 WIRE: Final = "flux"
-TERM: Final = 1  # there is no consensus, the number never changes (dossier §11)
+TERM: Final = 1  # there is no consensus, the number never changes (spec: flux#metadata-index)
 BROKERS_MAX: Final = 1_000  # that are registered: there is one, and clients' tests make up some more
 SWEEP_MIN: Final = 64  # so many may have ended before that is looked for
 _INDEX_KEY: Final = "index"
@@ -37,7 +37,7 @@ log = structlog.get_logger("polywire.flux")
 
 @dataclass(frozen=True, slots=True)
 class FluxSettings:
-    """Settings of the wire, with the reference's defaults (dossier §13).
+    """Settings of the wire, with the reference's defaults (spec: flux#settings).
 
     broker_id: of this broker in metadata and roles.
     host, port: where metadata say that it listens.
@@ -45,11 +45,12 @@ class FluxSettings:
     min_isr: replicas in sync that ``acks=all`` needs.
     lag_max, lag_timeout_ms: records and time that a follower may be behind and still count as in sync.
     ack_all_timeout_ms: of ``acks=all``; clients give up after 5 s, so this stays well below.
-    strict_leaders: whether created topics begin without leaders, as in the reference (Q3).
-    admin: whether ADMIN_* and SET_PARTITION_ROLE are known (Q17).
-    line_bytes_max: of a request, its line ending included (§1.3).
+    strict_leaders: whether created topics begin without leaders, as in the reference (spec: flux#our-choices).
+    admin: whether ADMIN_* and SET_PARTITION_ROLE are known (spec: flux#our-choices).
+    line_bytes_max: of a request, its line ending included (spec: flux#framing).
     pipes_in_arguments: whether what follows the third pipe may hold more of them, as in the reference; the page has four sections.
-    reply_bytes_max: of one reply to BROKER_FETCH, and to CONSUME where ``max=`` limits it (§7); one record is always sent.
+    reply_bytes_max: of one reply to BROKER_FETCH, and to CONSUME where ``max=`` limits it
+        (spec: flux#values-in-replies); one record is always sent.
     """
 
     broker_id: int = 0
@@ -100,7 +101,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """Outcome of one recomputation (dossier §9)."""
+    """Outcome of one recomputation (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -118,7 +119,7 @@ class FluxState:
     def __init__(self, broker: Broker, settings: FluxSettings) -> None:
         self._broker = broker
         self.settings = settings
-        self.escaped_values = 0  # values shown escaped since the start (dossier §7)
+        self.escaped_values = 0  # values shown escaped since the start (spec: flux#values-in-replies)
         self._brokers: dict[int, _BrokerStored] = {}
         self._views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}
@@ -262,7 +263,7 @@ class FluxState:
         by: Caller = ITSELF,
         done: Done | None = None,
     ) -> None:
-        """A topic was made over this wire: give its partitions leaders (dossier §8, Q3)."""
+        """A topic was made over this wire: give its partitions leaders (spec: flux#topics, flux#our-choices)."""
         self._sweep_in_time()
         if factor is not None:
             self._set_factor(topic, factor, by)
@@ -301,7 +302,7 @@ class FluxState:
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Done) -> None:
-        """Set the local role; this broker becomes the metadata leader whatever the role (dossier §5)."""
+        """Set the local role; this broker becomes the metadata leader whatever the role (spec: flux#set_partition_role)."""
         view = self._view(partition)
         if view.role is not role:
             view.floor = -1
@@ -373,7 +374,7 @@ class FluxState:
         return self.recompute(partition, leo=offset).hw
 
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
-        """In-sync set and hw as they are now (dossier §9); with ``leo``, as they were when that was the last record."""
+        """In-sync set and hw as they are now (spec: flux#replication); with ``leo``, as they were when that was the last record."""
         end = partition.log.readable_offset - 1 if leo is None else leo
         view = self._views.get(partition.incarnation)
         if view is None:
@@ -395,7 +396,7 @@ class FluxState:
         return Replication(hw, isr, under_replicated)
 
     def _tell(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
-        """Changes only (Q18)."""
+        """Log changes only (spec: flux#our-choices)."""
         topic = partition.topic.name.full
         if under_replicated:
             log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)

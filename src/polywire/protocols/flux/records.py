@@ -1,4 +1,4 @@
-"""FLUX commands on records: PRODUCE as single lines, CONSUME, and the replicas' reports (dossier §5, §7, §9).
+"""FLUX commands on records: PRODUCE as single lines, CONSUME, and the replicas' reports (spec: flux#commands).
 
 Promises: CONSUME answers every record up to the hw that it tells; values a line cannot carry are escaped, never torn.
 Must not know: sockets, how bulk PRODUCE works, how replies with records are made.
@@ -101,7 +101,7 @@ class AcksAll:
         self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
 
     def expire(self) -> None:
-        """Too late; the record stays (dossier §9)."""
+        """Too late; the record stays (spec: flux#acknowledgements)."""
         if self._answer.parts is None:
             self.cancel()
             self._answer.refuse(replication_timeout())
@@ -123,14 +123,15 @@ def consume(session: FluxSession, request: Request, /) -> bytes | None:
     bytes_max = _bytes_max(request) if len(request.args) == 4 else None
     partition = find_partition(session.ensure_topic(topic_name(request.args[0])), number)
     if offset < 0:
-        raise bad("invalid offset")  # Q2
+        raise bad("invalid offset")  # the reference ends here (spec: flux#our-choices)
     hw = session.state.hw(partition)
     reply = Reply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
-    return reply.begin(max(offset, partition.log.first_offset))  # Q19
+    return reply.begin(max(offset, partition.log.first_offset))  # spec: flux#our-choices
 
 
 def _bytes_max(request: Request) -> int:
-    """The argument ``max=…``, an extension: to whoever does not write it so it is one argument too many (dossier §7). Raises Refused."""
+    """The argument ``max=…``, an extension: to whoever does not write it so it is one argument too many (spec: flux#consume). Raises
+    Refused."""
     name, _, value = request.args[3].partition(b"=")
     if name != b"max":
         usage(request, "<topic> <partition> <offset>", 3)

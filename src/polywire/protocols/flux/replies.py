@@ -1,8 +1,9 @@
-"""FLUX replies that hold records: CONSUME and BROKER_FETCH, read and written a piece at a time (dossier §5, §7).
+"""FLUX replies that hold records: CONSUME and BROKER_FETCH, read and written a piece at a time.
 
-Promises: a reply without a limit is written as the peer takes it and is never in memory as a whole; of a peer that does not read, the
-connection's backlog and a piece are kept, and nothing of the log; other connections have their turn between two pieces; a reply always ends
-as a whole line, and tells as hw how far it went. Must not know: sockets, commands.
+What they hold: spec: flux#consume, flux#broker_fetch, flux#values-in-replies. Promises: a reply without a limit is written as the peer
+takes it and is never in memory as a whole; of a peer that does not read, the connection's backlog and a piece are kept, and nothing of the
+log; other connections have their turn between two pieces; a reply always ends as a whole line, and tells as hw how far it went.
+Must not know: sockets, commands.
 """
 
 from __future__ import annotations

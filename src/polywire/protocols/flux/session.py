@@ -194,7 +194,7 @@ class FluxSession(OrderedSession[Answer]):
         super().drained()
 
     def finish(self, data: memoryview) -> None:
-        """The peer is done; what it left without a line ending is its last request (dossier §1.5)."""
+        """The peer is done; what it left without a line ending is its last request (spec: flux#framing)."""
         rest = bytes(data)
         super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
@@ -225,7 +225,7 @@ class FluxSession(OrderedSession[Answer]):
         return self._principal
 
     def topic_to_write(self, name: str) -> Topic:
-        """The topic that a record goes to, made when it is missing (dossier §8). Raises BrokerError."""
+        """The topic that a record goes to, made when it is missing (spec: flux#topics). Raises BrokerError."""
         topic = self.broker.find_topic(name)
         if topic is None or name.startswith("__"):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
@@ -234,7 +234,7 @@ class FluxSession(OrderedSession[Answer]):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """The topic, made when it is missing (dossier §8); what is done with it was asked for. Raises BrokerError."""
+        """The topic, made when it is missing (spec: flux#topics); what is done with it was asked for. Raises BrokerError."""
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"names that begin with __ are reserved name={name!r}")
         topic = self.broker.find_topic(name)

@@ -1,4 +1,4 @@
-"""FLUX commands on topics, brokers, roles and leaders (dossier §5, §8, §11).
+"""FLUX commands on topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
 
 Promises: a change is answered once it is synced; refused commands change nothing. Must not know: sockets, records, groups.
 """
@@ -50,7 +50,7 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
 
 
 def set_partition_role(session: FluxSession, request: Request, /) -> None:
-    """SET_PARTITION_ROLE: the role stays until it is changed (Q8)."""
+    """SET_PARTITION_ROLE: the role stays until it is changed (spec: flux#our-choices)."""
     usage(request, "<topic> <partition> <leader|follower>", 3)
     number = integer(request.args[1], "partition")
     name = topic_name(request.args[0])
@@ -64,7 +64,7 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_CREATE_TOPIC: grows an existing topic, never shrinks or empties one (Q3, Q3b)."""
+    """ADMIN_CREATE_TOPIC: grows an existing topic, never shrinks or empties one (spec: flux#our-choices)."""
     usage(request, "<topic> <partitions> <replication_factor>", 3)
     count = integer(request.args[1], "partitions")
     factor = integer(request.args[2], "replication_factor")

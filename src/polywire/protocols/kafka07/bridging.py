@@ -1,7 +1,7 @@
 """What a reader gets over a hole that compaction left (decision 0032).
 
-Whoever adds the sizes of messages to an address (dossier §2.2) gets over a hole by bytes only, so the bytes that stand in an answer for
-addresses [a, b) have the size b - a. Three kinds do:
+Whoever adds the sizes of messages to an address (spec: kafka-0.7#iterating) gets over a hole by bytes only, so the bytes that stand in an
+answer for addresses [a, b) have the size b - a. Three kinds do:
 
     filler     a gzip wrapper around nothing, before a real message             no message   30 bytes and more
     wrapper    a gzip wrapper around the messages behind the hole, at least one  messages    what they need packed, and more

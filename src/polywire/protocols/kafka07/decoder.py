@@ -3,13 +3,13 @@
 Promises: one call per received buffer; no Python object per record; every CRC is verified. A frame is taken in bulk only when each of its
 sets is plain and sound; everything else, what breaks a rule above all, is left to the precise path. Must not know: sockets, the broker.
 
-A message set (dossier §2) is a row of entries; numbers are big-endian::
+A message set (spec: kafka-0.7#messages) is a row of entries; numbers are big-endian::
 
     i32 size | u8 magic 0 | u32 CRC-32 of the value | value                                  size = 5 + length of the value
     i32 size | u8 magic 1 | u8 attributes, 2 bits of codec | u32 CRC-32 | value              size = 6 + length of the value
 
 A PRODUCE frame is ``i32 length | i16 0 | entry``, a MULTIPRODUCE frame ``i32 length | i16 3 | i16 count | entries``, and an entry is
-``i16 length, topic | i32 partition | i32 length, set`` (dossier §3.1, §3.2).
+``i16 length, topic | i32 partition | i32 length, set`` (spec: kafka-0.7#produce, kafka-0.7#multiproduce).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ RUN_RECORDS_MAX: Final = (
     32_768  # records of one run: a MULTIPRODUCE of as many one-message entries as its count can tell fits
 )
 RUN_GROUPS_MAX: Final = 64  # topics with partition of one run; they are looked for linearly
-FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # dossier §1
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # spec: kafka-0.7#connections
 PAYLOAD_BYTES_MAX: Final = (
-    1_000_000  # what clients are set to send (dossier §8.1); a longer one is left to the precise path
+    1_000_000  # what clients are set to send (spec: kafka-0.7#client-settings); longer ones are for the precise path
 )
 
 MORE: Final = 0  # the data ends inside a frame
@@ -492,7 +492,8 @@ def crcs_of(run: Run, rows: Lendable) -> array[int]:
 
 
 def spread(run: Run, rows: Lendable, seed: int, partition_count: int) -> array[int]:
-    """A partition (i32) for each of these records, at random but the same for all of one set (dossier §6: -1 in PRODUCE)."""
+    """A partition (i32) for each of these records, at random but the same for all of one set: -1 in PRODUCE
+    (spec: kafka-0.7#topics-and-partitions)."""
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)
     count: cython.Py_ssize_t = chosen.size // 4

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-any-return"
 """Stored batches as the bytes a Kafka 0.7 client sees: one call per read, into a buffer that is reused.
 
-Promises: the bytes from an address on are the same for ever (dossier §10.1); a record is cut only where the wire asks for it. Batches must
-be sound. Must not know: sockets, where batches come from.
+Promises: the bytes from an address on are the same for ever (spec: kafka-0.7#virtual-addresses); a record is cut only where the wire
+asks for it. Batches must be sound. Must not know: sockets, where batches come from.
 
 Record n of a partition is the entry ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address; its magic is 1 unless its flag
 ``KAFKA_MAGIC_0`` says otherwise.

@@ -1,4 +1,4 @@
-"""Compressed message sets, opened under a limit (dossier §2.1).
+"""Compressed message sets, opened under a limit (spec: kafka-0.7#wrappers).
 
 Promises: whatever the bytes claim, no more than the limit is ever expanded, all wrappers of one request counted together; order is kept.
 Must not know: sockets, the broker, what becomes of the records.

@@ -191,7 +191,7 @@ class Answering:
         """Whether there is something to look for. Raises Missing(OFFSET_OUT_OF_RANGE)."""
         log = partition.log
         if log.next_offset == 0:
-            return False  # whatever the address (dossier §4)
+            return False  # whatever the address (spec: kafka-0.7#reactions)
         if not 0 <= entry.address <= log.next_address:
             raise _out_of_range(entry.address)
         return entry.address < log.next_address and self._size < ANSWER_BYTES_HARD_MAX
@@ -343,7 +343,7 @@ class Answering:
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
         """The first record alone is longer than the entry's share, with the hole before it; it is sent whole if the peer asked for so much
-        (dossier §10.4)."""
+        (spec: kafka-0.7#what-breaks)."""
         self._at = self._entry_at
         size = min(entry.bytes_max, hole + longest_payload(batch) + ENTRY_HEAD_BYTES)
         self._share = max(self._share, size)

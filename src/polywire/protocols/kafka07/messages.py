@@ -1,4 +1,4 @@
-"""Kafka 0.7 requests and answers, one frame at a time: the precise rules of dossier §1 to §3.
+"""Kafka 0.7 requests and answers, one frame at a time: the precise rules (spec: kafka-0.7#framing).
 
 Promises: ``parse`` reads any frame as a 0.7.2 broker does, or raises PeerError, which closes the connection; what is encoded here is read by
 it. A whole request is decoded before any of it is carried out. Must not know: sockets, sessions, the broker.
@@ -18,13 +18,13 @@ from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.types import FULL_NAME_BYTES_MAX, Buffer
 
-LATEST: Final = -1  # times of OFFSETS (dossier §3.5)
+LATEST: Final = -1  # times of OFFSETS (spec: kafka-0.7#offsets)
 EARLIEST: Final = -2
 ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
 MAGIC_0: Final = 0
 MAGIC_1: Final = 1
 EMPTY_ANSWER: Final = b"\0\0\0\x02\0\0"
-NAME_UNITS_MAX: Final = 255  # of a topic that is made over this wire, in UTF-16 (dossier §4)
+NAME_UNITS_MAX: Final = 255  # of a topic that is made over this wire, in UTF-16 (spec: kafka-0.7#topic-names)
 NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name that is spelled with escapes throughout
 ENTRY_BYTES_MIN: Final = 9  # of a message of magic 0 without a payload
 
@@ -49,7 +49,7 @@ class RequestType(IntEnum):
 
 
 class WireError(IntEnum):
-    """Error codes of the wire (dossier §4); a broker sends the first, second, fourth and last."""
+    """Error codes of the wire (spec: kafka-0.7#errors); a broker sends the first, second, fourth and last."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -60,7 +60,7 @@ class WireError(IntEnum):
 
 
 class CompressionCodec(IntEnum):
-    """How a wrapper message holds its set (dossier §2.1)."""
+    """How a wrapper message holds its set (spec: kafka-0.7#wrappers)."""
 
     NONE = 0
     GZIP = 1
@@ -203,7 +203,7 @@ def _framed(kind: RequestType, body: bytes) -> bytes:
 
 
 class _Refused:
-    """The characters that 0.7 has in no topic's name (dossier §4)."""
+    """The characters that 0.7 has in no topic's name (spec: kafka-0.7#topic-names)."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and (

@@ -1,4 +1,4 @@
-"""One OFFSETS request: which addresses a client may begin at (dossier §5.1).
+"""One OFFSETS request: which addresses a client may begin at (spec: kafka-0.7#times).
 
 Promises: addresses descend and records begin at them; what has to be fetched is waited for without holding up others. Must not know: sockets.
 """

@@ -1,7 +1,7 @@
 """What a Kafka 0.7 connection produces: sets into batches, one per partition and run.
 
 Promises: sets of a connection are appended in the order sent; a set is stored whole or not at all; a refused set stops everything behind it
-(dossier §4). Must not know: sockets, answers.
+(spec: kafka-0.7#reactions). Must not know: sockets, answers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Producer:
             yield False
 
     def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
-        """The topic of a set, made when it is missing; that comes before the set is looked at (dossier §6). Raises PeerError."""
+        """The topic of a set, made when it is missing; that comes before the set is looked at
+        (spec: kafka-0.7#topics-and-partitions). Raises PeerError."""
         try:
             text = topic_name(name)
             peer.authorize(Action.PRODUCE, text)

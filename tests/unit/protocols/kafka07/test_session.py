@@ -1,4 +1,7 @@
-"""Every row of the reactions of a 0.7.2 broker (dossier §1, §4): answer bytes, what is stored, whether the connection stays."""
+"""Every row of the reactions of a 0.7.2 broker: answer bytes, what is stored, whether the connection stays.
+
+The rows: spec: kafka-0.7#connections, kafka-0.7#reactions.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +226,7 @@ def test_counts_of_zero(peer: Dialogue) -> None:
 
 
 def test_many_entries_of_one_message(world: World, peer: Dialogue) -> None:
-    """As the Hadoop producer sends them (dossier §9.1)."""
+    """As the Hadoop producer sends them (spec: kafka-0.7#tools)."""
     entries = [(b"t", number % 3, encode_message(b"%d" % number)) for number in range(32_767)]
     peer.feed(encode_produce(b"t", 0, A) + encode_multiproduce(entries))
     assert not peer.closed
