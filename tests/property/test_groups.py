@@ -52,7 +52,7 @@ def answer_of(verb: Callable[[], Membership | None]) -> Membership | ErrorCode |
 
 @dataclass
 class ModelGroup:
-    """One group as the dossier describes it."""
+    """One group as it is meant to be."""
 
     topic: str
     generation: int = 1
