@@ -1,4 +1,7 @@
-"""The dossier's worked examples of the classic dialects after the documented one, asked of a broker, answers byte for byte (§6.4, §7.5)."""
+"""The examples of the classic dialects after the documented one, asked of a broker, answers byte for byte.
+
+spec: iggy#d1-examples, iggy#d2-examples
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dossier's worked examples of the documented dialect: every request built and carried out, every reply byte for byte (§4)."""
+"""The examples of the documented dialect: every request built and carried out, every reply byte for byte (spec: iggy#d0-examples)."""
 
 from __future__ import annotations
 

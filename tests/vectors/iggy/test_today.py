@@ -1,4 +1,4 @@
-"""The dossier's worked examples of today's dialect, asked of a broker, with its answers byte for byte (§8.9)."""
+"""The examples of today's dialect, asked of a broker, with its answers byte for byte (spec: iggy#d3-examples)."""
 
 from __future__ import annotations
 

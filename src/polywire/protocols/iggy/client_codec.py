@@ -1,4 +1,4 @@
-"""The documented dialect from the client's side: requests written, replies read (dossier §3.2, §3.3).
+"""The documented dialect from the client's side: requests written, replies read (spec: iggy#d0-requests, iggy#d0-replies).
 
 Promises: what is written here is read back the same by ``messages.Reader``; a value the wire cannot carry raises Refused with the number
 that the server would answer. Must not know: sockets, the broker.

@@ -1,4 +1,4 @@
-"""Messages that arrive in one request, in every layout Iggy has had, straight into a stored batch (dossier §3.2, §7.2, §8.5).
+"""Messages that arrive in one request, in every layout Iggy has had, straight into a stored batch.
 
 Promises: two passes over the received bytes and one allocation per request; nothing per message. Every length, index, checksum and
 reserved field is checked before a byte is copied. Must not know: sockets, the broker, which stream or topic it is.
@@ -14,6 +14,8 @@ headers or payload::
     payload      u32 behind them, then it     u32 at 52                 u32 at 36
 
 The page of 2023 also lists a message's bytes without headers: a head of 20 bytes, the id and the u32 of the payload (``LISTED``).
+
+spec: iggy#d0-message-to-send, iggy#d2-messages, iggy#d3-send
 """
 
 from __future__ import annotations
@@ -58,12 +60,12 @@ else:
 LISTED = 20  # bytes of a message's head in the byte list of 2023
 
 _COLUMN_COUNT = cython.declare(cython.int, 27)
-_HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)  # dossier §3.8: values of one message, 100 KiB
-_FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)  # dossier §3.8: of one request before batches, 10 MiB
+# Limits of header values in one message, and of payloads in one request before batches (spec: iggy#error-numbers).
+_HEADER_VALUES_MAX = cython.declare(cython.longlong, 102_400)
+_FLAT_PAYLOADS_MAX = cython.declare(cython.longlong, 10_485_760)
 _NO_TIME = cython.declare(cython.longlong, -(2**63))
-_MILLISECONDS_BELOW = cython.declare(
-    cython.longlong, 100_000_000_000_000
-)  # dossier §10: a time this small is milliseconds
+# A time this small is milliseconds (spec: iggy#between-dialects).
+_MILLISECONDS_BELOW = cython.declare(cython.longlong, 100_000_000_000_000)
 _TIME_MAX = cython.declare(cython.longlong, 2**62)
 
 
@@ -430,7 +432,10 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither (dossier §9.2)."""
+    """Bytes of a message's head, 56 or 64, by the first message's end in the index; 0 when it is neither.
+
+    spec: iggy#recognising-the-dialect
+    """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at + 16 * count
     if index_at < 0 or count < 1 or stop > lent.size or stop - at < 56:

@@ -1,4 +1,4 @@
-"""The dialects of Iggy's binary protocol: what differs between them, as facts (dossier §1, §5 to §8).
+"""The dialects of Iggy's binary protocol: what differs between them, as facts (spec: iggy#dialects, iggy#timeline).
 
 Promises: every difference that a request's or a reply's bytes show is one field here; nothing else asks which dialect it is. Must not know:
 how a dialect is recognised, bytes.
@@ -22,7 +22,7 @@ class Dialect:
     microseconds, 4 settings in options. chosen_ids: create requests carry an id; auto_ids: where 0 means that the broker picks one.
     optional_partition: a partition is a flag and a number. tells_created: create requests are answered with what was made.
     empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
-    framed: the headered framing. message_head, form: layout of messages sent, see ``intake``, and polled, see ``outlet``.
+    framed: the headered framing. message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
     """
 
     name: str
@@ -59,7 +59,12 @@ D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optiona
 D2C: Final = replace(D2B, name="0.10", message_head=64, form=encoder.D2C)
 D3: Final = replace(D2C, name="vsr", topic_settings=4, framed=True, message_head=48, form=encoder.D3)
 
-OLD: Final = (D1C, D1B, D1A, D0)  # whose login has no version, in the order in which they are tried (dossier §9.2)
+OLD: Final = (
+    D1C,
+    D1B,
+    D1A,
+    D0,
+)  # whose login has no version, in the order in which they are tried (spec: iggy#recognising-the-dialect)
 NEW: Final = (D2C, D2B, D2A, D1D)  # whose login has one
 VERSIONS: Final = {"0.5": D1D, "0.6": D1D, "0.7": D2A, "0.8": D2B, "0.9": D2C, "0.10": D2C}
 DIALECTS: Final = (D0, D1A, D1B, D1C, D1D, D2A, D2B, D2C, D3)

@@ -1,10 +1,12 @@
-"""Streams, topics and groups as Iggy knows them: with numbers, names of their own, and streams that may be empty (dossier §10).
+"""Streams, topics and groups as Iggy knows them: with numbers, names of their own, and streams that may be empty.
 
 Promises: a number once given stays for the life of what it names, also over restarts; what other wires make gets one when it is first seen.
 Numbers count from 0 here. Must not know: bytes, sessions.
 
 A stream is kept in the wire's own state under ``stream.<number>``; a topic's number, name and settings, and its groups' numbers, lie in its
 ``wire_options``. A name changed over this wire is changed on this wire only: the broker's name of a topic is where its records lie.
+
+spec: iggy#between-dialects
 """
 
 from __future__ import annotations
@@ -539,7 +541,7 @@ def is_broker_name(name: str) -> bool:
 
 
 def normalised(name: str, number: int) -> str:
-    """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (dossier §3.4)."""
+    """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (spec: iggy#names-and-ids)."""
     short = shortened(name)
     if not is_spelled(name) or not short:
         raise Refused(number)

@@ -1,4 +1,4 @@
-"""A request of the documented dialect as its page has it: what a payload's layout is, and what may be behind it (dossier §3.2, §3.9).
+"""A request of the documented dialect as its page has it: what a payload's layout is, and what may be behind it.
 
 Promises: no byte of a payload is passed over but one or two zeros at its end. A payload is carried out only as what it can be alone.
 Must not know: sessions, what commands do.
@@ -8,6 +8,8 @@ in which the id is an ident, and a topic has no expiry::
 
     struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
     byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
+
+spec: iggy#d0-requests, iggy#disagreements-of-the-document
 """
 
 from __future__ import annotations

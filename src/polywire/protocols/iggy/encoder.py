@@ -1,4 +1,4 @@
-"""Stored batches as the messages of a poll's reply, in every layout Iggy has had (dossier §3.3, §7.3, §8.6).
+"""Stored batches as the messages of a poll's reply, in every layout Iggy has had.
 
 Promises: one call per chunk that was read, whatever wire its records came over; nothing per message; a message is written whole or not at
 all. Must not know: sockets, the broker, who polls.
@@ -6,6 +6,8 @@ all. Must not know: sockets, the broker, who polls.
 The ``state`` array, i64 words: next offset wanted, messages that may still be written, bytes of ``out`` that may be used, position in
 ``out``, position in the chunk of a compressed batch, offset of the last message written (-1: none), bytes the next message needs when it
 did not fit, and two words from which the ids of records that have none are made.
+
+spec: iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply
 """
 
 from __future__ import annotations

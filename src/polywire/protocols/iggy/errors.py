@@ -1,4 +1,4 @@
-"""Errors in Iggy's words: numbers (dossier §3.8, §6.3, §8.7).
+"""Errors in Iggy's words: numbers (spec: iggy#error-numbers, iggy#d1-and-d2-error-numbers, iggy#d3-error-numbers).
 
 Promises: total for every ``ErrorCode``. Must not know: frames, who asked.
 """

@@ -83,7 +83,10 @@ class IggyFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Whether this is a classic request of a known command, or begins with the zeros of the headered framing (dossier §9.1)."""
+        """Whether this is a classic request of a known command, or begins with the zeros of the headered framing.
+
+        spec: iggy#recognising-the-framing
+        """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")
             return None if len(prefix) < 4 or length == 0 or 4 <= length <= FRAME_BYTES_MAX else False

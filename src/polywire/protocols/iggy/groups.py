@@ -1,4 +1,4 @@
-"""Consumer groups: members are connections (dossier §3.7, §6.2, §8.6).
+"""Consumer groups: members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
 
 Promises: a group's partitions are dealt out among its members by the broker's one coordinator, so members on other wires count.
 Must not know: frames, messages.

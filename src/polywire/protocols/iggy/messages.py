@@ -1,7 +1,9 @@
-"""The parts that Iggy's requests and replies are made of, dialect by dialect (dossier §2, §3.1 to §3.3, §6 to §8).
+"""The parts that Iggy's requests and replies are made of, dialect by dialect.
 
 Promises: a ``Reader`` never reads beyond its payload and says ``Refused`` with the wire's number for anything malformed. Must not know: the
 broker, sockets, which command it is.
+
+spec: iggy#shared-encodings, iggy#d0-requests, iggy#d0-replies
 """
 
 from __future__ import annotations
@@ -271,7 +273,7 @@ def str32_bytes(text: str) -> bytes:
 def permission_bytes(permissions: PermissionFlags | None) -> bytes:
     """The tail of a user's details."""
     if permissions is None:
-        return bytes(4)  # dossier §6.3: four zero bytes, no flag
+        return bytes(4)  # four zero bytes, no flag, spec: iggy#users-and-tokens
     body = bytearray(permissions.everywhere)
     body.append(1 if permissions.streams else 0)
     for index, (stream, flags, topics) in enumerate(permissions.streams):

@@ -1,6 +1,6 @@
-"""Options of streams and topics in today's Iggy: typed keys and values one after the other (dossier §8.4).
+"""Options of streams and topics in today's Iggy: typed keys and values one after the other (spec: iggy#topic-options).
 
-Promises: a block is taken whole or refused with the number the dossier gives; what was given is kept and told again in the kind that the
+Promises: a block is taken whole or refused with the number that is specified; what was given is kept and told again in the kind that the
 catalogue names for it, and the rest is told as what the broker does unasked.
 Must not know: what else a request holds.
 """

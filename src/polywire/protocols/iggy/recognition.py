@@ -1,4 +1,4 @@
-"""Which dialect a connection speaks: the framing from its first bytes, the rest from its login and from shapes (dossier §9).
+"""Which dialect a connection speaks: the framing from its first bytes, the rest from its login and from shapes (spec: iggy#recognition).
 
 Promises: decided once as far as the bytes allow, and kept; what is not decided yet is answered as the dialect most in use. Must not know:
 sessions, what commands do.
@@ -15,9 +15,8 @@ from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.documented import SPARE
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
 
-METADATA_BYTES_MAX: Final = (
-    775  # dossier §9.2: the first number of a D2 send is at most this, of an older one at least 1025
-)
+# The first number of a D2 send is at most this, of an older one at least 1025 (spec: iggy#recognising-the-dialect).
+METADATA_BYTES_MAX: Final = 775
 FRAME_BYTES_MIN: Final = 4
 
 
@@ -95,7 +94,7 @@ class Recognition:
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
     """A login's text proposes a dialect; it may lie, so that shapes overrule it. Then what came after it is likelier than what was before
-    (dossier §9.2 rule 3: a Java client calls itself 0.6 and has the shapes of 0.8)."""
+    (spec: iggy#recognising-the-dialect, rule 3: a Java client calls itself 0.6 and has the shapes of 0.8)."""
     if known is None:
         return dialects.NEW
     ascending = dialects.NEW[::-1]

@@ -1,4 +1,4 @@
-"""Messages in and out, and stored offsets (dossier §3.5, §3.6, §7.2, §8.5, §8.6).
+"""Messages in and out, and stored offsets (spec: iggy#sending, iggy#polling, iggy#stored-offsets, iggy#d2-send, iggy#d3-send).
 
 Promises: a request's messages are one batch of one partition; a poll never waits for messages and never gives more than was asked for; a
 stored offset is the last one consumed on this wire, the next one to read inside. Must not know: frames, who is allowed what beyond asking.
@@ -204,7 +204,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
 
 
 def _chosen(reader: Reader, number: int | None) -> int:
-    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (dossier §3.6)."""
+    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (spec: iggy#polling)."""
     if number is not None:
         return number
     if not reader.dialect.has_login:
@@ -475,7 +475,7 @@ def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> No
 def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
     if reader.dialect.framed:
-        raise Refused(errors.UNAVAILABLE)  # dossier §8.2: always
+        raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
     topic = topic_of(session, reader, Action.PRODUCE)
     partition_at(topic, reader.number())
     session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())

@@ -1,7 +1,9 @@
-"""Places in the order of answers of one Iggy connection, and what is written in front of what fills them (dossier §2, §8).
+"""Places in the order of answers of one Iggy connection, and what is written in front of what fills them.
 
 Promises: an answer is filled once, at once or by a callback of the broker; an error has no payload. Must not know: how requests are read,
 sockets.
+
+spec: iggy#classic-framing, iggy#d3-frames
 """
 
 from __future__ import annotations

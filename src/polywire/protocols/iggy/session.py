@@ -1,7 +1,7 @@
-"""One Iggy connection: frames of either framing in, answers in the order of the requests out (dossier §2, §8, §9).
+"""One Iggy connection: frames of either framing in, answers in the order of the requests out (spec: iggy#classic-framing, iggy#d3-frames).
 
 Promises: a request sees everything that was asked before it on this connection; what can be read is answered, what cannot ends the
-connection with the status or eviction the dossier gives; groups are left when the connection ends. No task and no future per request.
+connection with the status or eviction that is specified; groups are left when the connection ends. No task and no future per request.
 Must not know: sockets, other wires, what the commands do.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FRAME_BYTES_MAX: Final = (
     32 * 1024 * 1024 - 4096
 )  # what one receive buffer holds; no batch that can be stored comes in more
-REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repeats (dossier §8.3)
+REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repeats (spec: iggy#request-numbers)
 BUSY_WAIT_S: Final = 2.0  # how long messages wait for room in the log before they are refused
 
 
@@ -47,7 +47,7 @@ class Carry(Protocol):
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command of the wire. ``actions``: what it may ask for. ``piled``: handled while earlier ones of its kind wait. ``bare``: it has no
-    payload, and the classic framing takes none with it (dossier §3.2)."""
+    payload, and the classic framing takes none with it (spec: iggy#d0-requests)."""
 
     carry: Carry
     actions: tuple[Action, ...]
@@ -228,7 +228,10 @@ class IggySession(OrderedSession[Answer]):
         return True
 
     def _let_in(self, command: Command) -> None:
-        """A peer that has not logged in is whom its certificate names; else nobody, or everybody (dossier §9.2). Raises Denied."""
+        """A peer that has not logged in is whom its certificate names; else nobody, or everybody. Raises Denied.
+
+        spec: iggy#recognising-the-dialect
+        """
         self.principal = self.output.certified
         if self.principal is None and not command.anonymous:
             if self.recognition.framed:
@@ -240,13 +243,13 @@ class IggySession(OrderedSession[Answer]):
         return self.append(Answer(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Answer a repeat of this request with the same bytes (dossier §8.3)."""
+        """Answer a repeat of this request with the same bytes (spec: iggy#request-numbers)."""
         self._replays[head.number] = (head.operation, reply)
         while len(self._replays) > REPLAYS_MAX:
             self._replays.popitem(last=False)
 
     def _replay(self, head: vsr.Head) -> bool:
-        """Answer a repeated state-changing request of D3 as before (dossier §8.3)."""
+        """Answer a repeated state-changing request of D3 as before (spec: iggy#request-numbers)."""
         kept = self._replays.get(head.number)
         if kept is None or kept[0] != head.operation:
             return False

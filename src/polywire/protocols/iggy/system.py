@@ -1,4 +1,4 @@
-"""Logins, clients and figures of the process (dossier §3.3, §6.1, §7.4, §8.3).
+"""Logins, clients and figures of the process (spec: iggy#d1-login, iggy#d3-register, iggy#d0-clients, iggy#d2-statistics).
 
 Promises: a password is verified off the loop; figures are the process's own, none is made up. Must not know: frames, messages.
 """
@@ -95,7 +95,7 @@ def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
 
 
 def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
-    """User and password, or the same bytes read as a token (dossier §8.3)."""
+    """User and password, or the same bytes read as a token (spec: iggy#d3-register)."""
     try:
         version = reader.u32()
         reader.name()
@@ -229,7 +229,7 @@ def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
     cpu = _cpu_percent(run_s)
     body = _STATS.pack(os.getpid(), cpu)
     micros = 1 if dialect.topic_settings < 3 else 1_000_000
-    if dialect.topic_settings >= 2:  # the two numbers came within weeks of each other (dossier §5)
+    if dialect.topic_settings >= 2:  # the two numbers came within weeks of each other (spec: iggy#timeline)
         body += Struct("<f").pack(cpu)
     total, available = _memory()
     body += _STATS_REST.pack(

@@ -1,6 +1,8 @@
-"""Streams, topics and partitions: the commands on them and how they are spelled (dossier §3.3, §6.2, §6.3, §7.4, §8.4).
+"""Streams, topics and partitions: the commands on them and how they are spelled.
 
 Promises: lists are sorted by number; what a request asks to change is changed and synced before its answer. Must not know: frames, messages.
+
+spec: iggy#d0-streams-and-topics, iggy#d1-requests, iggy#d1-replies, iggy#d3-bodies
 """
 
 from __future__ import annotations

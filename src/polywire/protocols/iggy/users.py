@@ -1,4 +1,4 @@
-"""Users, permissions and personal access tokens (dossier §6.1 to §6.3, §8.4).
+"""Users, permissions and personal access tokens (spec: iggy#users-and-tokens, iggy#d3-bodies).
 
 Promises: what changes is synced before it is answered; a user may always read, and change the password of, itself. Must not know: frames,
 how permissions are checked.

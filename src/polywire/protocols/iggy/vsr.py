@@ -1,4 +1,4 @@
-"""The headered framing: 256 bytes in front of every body (dossier §8.1, §8.2).
+"""The headered framing: 256 bytes in front of every body (spec: iggy#d3-frames, iggy#d3-operations).
 
 Promises: a header is checked before anything in it is believed; replies echo what the reference echoes. Must not know: what bodies mean,
 sessions.

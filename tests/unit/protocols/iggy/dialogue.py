@@ -1,4 +1,4 @@
-"""An Iggy connection without a socket: frames in, frames out, of either framing; the clock starts at the dossier's T."""
+"""An Iggy connection without a socket: frames in, frames out, of either framing; the clock starts at the T of the examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polywire.protocols.iggy.factory import IggyFactory
 from tests.unit.protocols import dialogue
 
 WAIT_S_MAX = 10.0
-T_US = 1_693_440_000_000_000  # the T of the dossier's examples
+T_US = 1_693_440_000_000_000  # spec: iggy#d0-examples
 CLIENT = bytes.fromhex("22110000000000000000000000000000")
 
 

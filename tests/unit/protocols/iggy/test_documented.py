@@ -1,4 +1,4 @@
-"""The documented dialect: its rules and its errors, command by command (dossier §2, §3)."""
+"""The documented dialect: its rules and its errors, command by command (spec: iggy#classic-framing, iggy#d0-requests)."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ KEYS = (
 def test_a_key_chooses_its_partition(
     key: bytes, murmur: str, xxh: str, of_3: int, of_10: int, once_of_3: int, once_of_10: int
 ) -> None:
-    """xxHash32 and a remainder from 0 for every dialect, shown from 1 here (dossier §3.5)."""
+    """xxHash32 and a remainder from 0 for every dialect, shown from 1 here (spec: iggy#key-hashing)."""
     assert f"{xxh32(key):08x}" == xxh
     assert f"{murmur3_128(key):032x}" == murmur
     assert (murmur3_128(key) % 3 or 3, murmur3_128(key) % 10 or 10) == (once_of_3, once_of_10), "as the servers of 2023"
