@@ -47,7 +47,7 @@ DIFFERENCES_END: Final = "<!-- end -->"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
 
 # Sources of rules that only those who write the code can open.
-_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§[\d.]+)\)")
+_SOURCE: Final = re.compile(r"\s*\((?:[^()]*(?:dossier|concepts: )[^()]*|Q\d+|§[\d.]+)\)")
 
 
 def pages() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Consumer groups: the rules of the FLUX dossier §10, in our words."""
+"""Consumer groups: joining, dealing out, expiry and commits (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 
