@@ -1,10 +1,12 @@
 """Documentation that can be followed: every link between our own pages leads somewhere.
 
-Promises: a broken link is named with its page and line. Links out of the project are not fetched.
+Promises: a broken link is named with its page and line; what a link to a module calls by name is defined there. Links out of the project
+are not fetched.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,9 @@ PAGES: Final = sorted(
     ]
 )
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+CODE_LINK: Final = re.compile(r"\[`([\w.]+)`\]\(([^)\s#]+\.py)\)")
 
 
 def words_of_heading(heading: str) -> str:
@@ -60,3 +65,33 @@ def test_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if page != "index.md" and f"({page})" not in index]
+
+
+def definitions(body: list[ast.stmt], within: str = "") -> Iterator[str]:
+    """Names that a module, or a class in it, defines, with dots between."""
+    for node in body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield within + name
+                yield from definitions(node.body, f"{within}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield within + name
+            case ast.Assign(targets=targets):
+                yield from (within + target.id for target in targets if isinstance(target, ast.Name))
+            case _:
+                pass
+
+
+def test_definitions_have_their_class_before_them() -> None:
+    tree = ast.parse("A: int = 1\nclass B:\n    c = 2\n    def d(self): pass\nasync def e(): pass")
+    assert list(definitions(tree.body)) == ["A", "B", "B.c", "B.d", "e"]
+
+
+def test_functions_are_where_the_pages_say() -> None:
+    lost = []
+    for page in PAGES:
+        for name, path in CODE_LINK.findall(page.read_text("utf-8")):
+            target = (page.parent / path).resolve()
+            if not target.exists() or name not in definitions(ast.parse(target.read_text("utf-8")).body):
+                lost.append(f"{page.relative_to(ROOT)} {name} {path}")
+    assert not lost

@@ -47,9 +47,7 @@ DIFFERENCES_END: Final = "<!-- end -->"
 MADE: Final = "*Made by `make docs`; change the code, not this page.*"
 
 # Where a rule comes from: for those who read the code.
-_SOURCE: Final = re.compile(
-    r"\s*\((?:[^()]*(?:dossier|design)[^()]*|Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)"
-)
+_SOURCE: Final = re.compile(r"\s*\((?:Q\d+|§[\d.]+|(?:spec|concepts|protocols): [^()]*)\)")
 
 
 def pages() -> dict[str, str]:

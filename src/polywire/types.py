@@ -22,11 +22,11 @@ NAME_BYTES_MAX: Final = 255  # of a stream's name and of a topic's, in UTF-8: wh
 FULL_NAME_BYTES_MAX: Final = 2 * NAME_BYTES_MAX + 1  # both and the dot between
 DEFAULT_STREAM: Final = "default"
 DEFAULT_PARTITION_COUNT: Final = 3
-PARTITION_COUNT_MAX: Final = 10_000  # spec: flux#our-choices
+PARTITION_COUNT_MAX: Final = 10_000
 
 
 class Level(IntEnum):
-    """What an acknowledgement means (design §4): accepted, in the operating system, on the disk."""
+    """What an acknowledgement means (concepts: guarantees#levels): accepted, in the operating system, on the disk."""
 
     MEMORY = 0
     WRITTEN = 1

@@ -1,6 +1,7 @@
 """Reading: bounds of partitions.
 
-Promises: bounds are answered after a sync, so what a reader plans on cannot vanish (design §4). Must not know: wires.
+Promises: bounds are answered after a sync, so what a reader plans on cannot vanish (concepts: guarantees#what-a-crash-may-take).
+Must not know: wires.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ class AccessList:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What may be set for one topic; kept as given, because clients ask for it again (design §4).
+    """What may be set for one topic; kept as given, because clients ask for it again.
 
     replication_factor: as the client gave it; one broker keeps one copy.
-    key_hash: overrides every wire's own function, so that equal keys meet (design §2); None leaves the wire's.
+    key_hash: overrides every wire's own function, so that equal keys meet (concepts: data-model#keys-and-partitions); None leaves the wire's.
     retention_age_us, retention_bytes: per partition; None takes the broker's default, 0 keeps for ever.
     compaction: keep the newest record of each key only.
     compression: how the bodies of its batches are compressed when they leave the journal.
@@ -114,7 +114,7 @@ class BrokerSettings:
     """Defaults and limits of one broker.
 
     auto_create: whether producing to, or reading, a missing topic makes it.
-    partition_count, partition_count_max: per topic; the default of every automatic creation and the most one may have (dossier FLUX Q15).
+    partition_count, partition_count_max: per topic; the default of every automatic creation and the most one may have.
     topics_max, partitions_max: per broker; a partition costs some 2 KiB of memory, and the whole process stays under 500 MB.
     batch_bytes_max: a batch must fit one journal group; small journal files lower it.
     record_bytes_max: key and value of one record; the longest payload any wire documents is 10 MB (Iggy). Small journal files lower it.
@@ -123,7 +123,7 @@ class BrokerSettings:
     tombstone_age_us: how long compaction keeps a key's last record when it is null, so that readers learn that the key is gone.
     retention_interval_s: how often limits are looked at.
     retention_partitions_max: partitions looked at per pass, so that a pass stays under a millisecond or two.
-    member_timeout_s: a group member not heard of for longer is removed (FLUX dossier §10).
+    member_timeout_s: a group member not heard of for longer is removed.
     groups_max, members_max: per broker and per group; a change of members writes the whole group.
     members_total_max: in all groups, some 700 bytes each with the longest names.
     group_expiry_us: how long a group stays without members and positions, unless it was made for itself; and with none but members that
@@ -132,7 +132,7 @@ class BrokerSettings:
         them for ever.
     expiry_interval_s, expiry_count_max: how often is looked for what has ended, and at how many things.
     expiry_grace_s: how long after the start nobody's positions end: who read without storing any was not written down.
-    name_bytes_max: longest group, member, consumer or writer name (FLUX dossier Q11).
+    name_bytes_max: longest group, member, consumer or writer name.
     positions_max: stored positions, some 150 bytes each.
     position_owners_max: consumers and groups that have any, counted once per topic, some 700 bytes each with the longest names.
     stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.

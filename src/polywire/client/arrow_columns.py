@@ -185,7 +185,7 @@ def _pairs(record: Record) -> list[dict[str, Any]]:
         for header in record.headers
     ]
     if record.event is not None:
-        # Readers without the notion see event fields as headers (design §2).
+        # Readers without the notion see event fields as headers (concepts: data-model#event-fields).
         pairs.append(_event_pair("type", record.event.type.encode()))
         pairs.append(_event_pair("schema_version", str(record.event.schema_version).encode()))
         pairs.append(_event_pair("aggregate_version", str(record.event.aggregate_version).encode()))

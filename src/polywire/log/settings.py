@@ -28,7 +28,8 @@ GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYT
 class LogSettings:
     """Limits of one log.
 
-    slot_bytes: one journal file; 64 MiB seal at 1.1–1.3 GB/s (design §4). A group is at most 16 MiB and never spans two.
+    slot_bytes: one journal file; 64 MiB seal at 1.1–1.3 GB/s (concepts: storage#what-it-costs).
+        A group is at most 16 MiB and never spans two.
     slot_count_min: made when the log opens: one to write, one ready.
     slot_count_max: mapped slots count as the broker's memory (below 500 MB whatever is produced), so four of 64 MiB;
     when all wait for the sealer,

@@ -71,7 +71,7 @@ class RecordFlags(IntFlag):
 
 
 class HeaderKind(IntEnum):
-    """Types of header keys and values; 1 to 15 are those of the Iggy dossier, 0 is a null value."""
+    """Types of header keys and values; 1 to 15 are those of the Iggy wire, 0 is a null value."""
 
     NULL = 0
     RAW = 1
@@ -131,7 +131,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event-sourcing fields of a record (design: columns of their own, set by Cursus only)."""
+    """Event-sourcing fields of a record, set by Cursus only (concepts: data-model#event-fields)."""
 
     type: str
     schema_version: int

@@ -1,7 +1,7 @@
 """From key to partition: the hash functions of real clients, over one key or a whole array of spans.
 
-Promises: the same numbers as the clients of each wire compute (FLUX dossier §6: FNV-1a 32; Cursus §14: FNV-1a 64; Iggy §5: xxHash32, and
-MurmurHash3 x64 128 for its oldest dialect), all with seed 0, unsigned, modulo the partition count; a null key counts as an empty one.
+Promises: the same numbers as the clients of each wire compute (concepts: data-model#keys-and-partitions), all with seed 0,
+unsigned, modulo the partition count; a null key counts as an empty one. For Iggy's oldest dialect there is MurmurHash3 x64 128.
 Must not know: topics, or which wire uses which function.
 """
 
@@ -263,7 +263,7 @@ def xxh32(data: Buffer, start: int = 0, stop: int | None = None) -> int:
 
 
 def murmur3_128(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """MurmurHash3 x64 128, seed 0, of ``data[start:stop]``, as the number ``h2`` × 2^64 + ``h1`` (Iggy dossier §5)."""
+    """MurmurHash3 x64 128, seed 0, of ``data[start:stop]``, as the number ``h2`` × 2^64 + ``h1``."""
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     size: cython.Py_ssize_t = _stop(lent, at, stop) - at

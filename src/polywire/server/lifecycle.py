@@ -155,7 +155,7 @@ class Server:
         )
 
     def storage_failed(self, error: BrokerError) -> None:
-        """The log can no longer keep its promises; nothing is retried (design §4)."""
+        """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
         log.critical("storage failed, the broker stops and nothing further is acknowledged", reason=error.message)
         self._exit_code = EXIT_STORAGE
         self._stopping.set()

@@ -1,8 +1,10 @@
-"""Telling ZooKeeper which broker, topics and partitions the Kafka 0.7 wire serves, for clients that look there.
+"""Telling ZooKeeper which broker, topics and partitions the Kafka 0.7 wire serves (protocols: kafka07#5-zookeeper).
 
-What they look for: spec: kafka-0.7#zookeeper. Promises: the loop only hands over what topics there are; everything that waits for ZooKeeper
-does so in a thread of its own, and serving goes on without it. What is told is ephemeral: it goes when the broker goes. Must not know: any
-wire's bytes, consumers' nodes. /brokers/ids/0 <host>-<epoch ms>:<host>:<port> /brokers/topics/<topic>/0 number of partitions
+Promises: the loop only hands over what topics there are; everything that waits for ZooKeeper does so in a thread of its own, and serving goes
+on without it. What is told is ephemeral: it goes when the broker goes. Must not know: any wire's bytes, consumers' nodes.
+
+    /brokers/ids/0              <host>-<epoch ms>:<host>:<port>
+    /brokers/topics/<topic>/0   number of partitions
 """
 
 from __future__ import annotations

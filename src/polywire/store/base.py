@@ -16,7 +16,7 @@ from polywire.matching import WORD, consists_of
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves room for the temporary suffix within the 255 bytes file systems allow
-CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (design §4)
+CHUNK_BYTES: Final = 4 * 1024 * 1024  # one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
 OPEN_BLOBS_MAX: Final = 64  # kept open, with up to two descriptors each: well below the usual limit of 1,024
 BLOCK_BYTES: Final = 4096  # direct reads begin and end at multiples of this, in memory and in the file
 

@@ -1,4 +1,4 @@
-"""Consumer groups: the rules of FLUX (spec: flux#groups), in our words."""
+"""Consumer groups: joining, dealing out, expiry and commits (concepts: groups#what-a-group-is)."""
 
 from __future__ import annotations
 

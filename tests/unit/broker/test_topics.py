@@ -181,9 +181,9 @@ def test_readers_of_a_deleted_topic_wake(memory: MemoryBroker) -> None:
 
 def test_a_topics_own_hash_wins(memory: MemoryBroker) -> None:
     topic = memory.broker.create_topic(ORDERS, 3)
-    assert memory.broker.partition_of_key(topic, b"user1", KeyHash.FNV32).number == 2  # spec: flux#partitions
+    assert memory.broker.partition_of_key(topic, b"user1", KeyHash.FNV32).number == 2  # as FLUX's SDKs compute it
     by_wire = [memory.broker.partition_of_key(topic, b"user-1", kind).number for kind in (KeyHash.FNV32, KeyHash.XXH32)]
-    assert by_wire[1] == 0  # Iggy dossier §3.5
+    assert by_wire[1] == 0  # as Iggy's SDKs compute it
     memory.broker.configure_topic(topic, TopicSettings(key_hash=KeyHash.XXH32))
     assert memory.broker.partition_of_key(topic, b"user-1", KeyHash.FNV64).number == 0
 

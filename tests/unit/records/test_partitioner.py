@@ -35,7 +35,7 @@ def test_fnv_64(key: bytes, digest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "murmur", "of_3", "of_10", "xxh32", "xxh32_of_3"),  # Iggy dossier §5, 1-based remainders
+    ("key", "murmur", "of_3", "of_10", "xxh32", "xxh32_of_3"),  # spec: iggy#key-hashing, remainders from 1
     [
         (b"user-1", 0x418D9D535E58505261ACCD4B12FF3576, 1, 8, 0xA43FB6AD, 3),
         (b"user-2", 0x286A63945BF5518F62C70EDB7001F22F, 1, 5, 0xEF207309, 2),

@@ -1,4 +1,4 @@
-"""Who reads which partition: a pure function of the members' ids and the number of partitions (FLUX dossier §10).
+"""Who reads which partition: a pure function of the members' ids and the number of partitions (concepts: groups#what-a-group-is).
 
 Promises: every partition has exactly one owner when there is a member, shares differ by at most one partition, and
 equal input gives equal output whatever the order of members. Must not know: generations, liveness, wires.

@@ -1,4 +1,4 @@
-"""The one coordinator of consumer groups, whatever wires their members speak (design §7, FLUX dossier §10).
+"""The one coordinator of consumer groups, whatever wires their members speak (concepts: groups#what-a-group-is).
 
 Promises: every change of a group is journalled with the write batch that made it, so groups survive restarts with their
 generation, assignor and members. When members were last seen is not journalled: after a restart each has one full
@@ -30,7 +30,7 @@ class Host(Protocol):
     """What the coordinator asks of the broker."""
 
     def partition_count(self, full_name: str) -> int:
-        """Partitions of the topic, the default count while it does not exist (FLUX dossier Q4)."""
+        """Partitions of the topic, the default count while it does not exist (concepts: groups#positions)."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
         """Journal changes as one group and make them true; with none, ``done`` follows what was journalled before."""
@@ -491,7 +491,7 @@ class Coordinator:
     def _check(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
     ) -> Group:
-        """The group check of FLUX dossier §10; the order of its steps is part of the promise."""
+        """Refuse who is no member; the order of the steps is part of the promise."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
         moved = bound is not None and bound.topic != topic

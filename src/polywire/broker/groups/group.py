@@ -1,4 +1,4 @@
-"""One consumer group as a value, and its transitions (FLUX dossier §10, without the wire's words).
+"""One consumer group as a value, and its transitions (concepts: groups#what-a-group-is).
 
 Promises: pure; every transition that changes members, assignor or partition count adds exactly one to the generation
 and assigns anew; a member more or less costs no look at the others. Must not know: clocks, the journal, other groups, wires beyond the name

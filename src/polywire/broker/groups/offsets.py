@@ -2,7 +2,7 @@
 
 Promises: a position belongs to one life of a topic: it goes away with it, and one stored before the topic exists
 waits under its name and is bound when the topic is made. An offset is kept as given, also a negative one or one past
-the end (FLUX dossier §5). Must not know: who may commit.
+the end (concepts: groups#positions). Must not know: who may commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads of history: pieces of segments read past the page cache into reused memory, once for all who ask, and one ahead of who goes on.
 
-Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (design §4); a direct read into memory that is already
-there costs next to nothing, and runs at the disk's speed.
+Filling the page cache costs up to 2.7 CPU seconds per GB where its memory is fresh (concepts: storage#what-it-costs); a direct
+read into memory that is already there costs next to nothing, and runs at the disk's speed.
 
 What the page cache holds is read on the loop: 50 us a MiB, and whoever spells it for a peer finds it in the processor's cache.
 

@@ -78,8 +78,7 @@ def start_offset(session: CursusSession, request: Request, partition: Partition,
 
 
 def check_isolation(request: Request) -> None:
-    """Both levels read the same: nothing undecided is ever visible (concepts: guarantees#levels-what-an-acknowledgement-means). Raises
-    Refused for a third."""
+    """Both levels read the same: nothing undecided is ever visible (concepts: storage#staged-records). Raises Refused for a third."""
     for key in ("isolation", "isolation_level"):
         given = request.options.get(key)
         if given is not None and given.lower() not in _ISOLATIONS:

@@ -30,8 +30,8 @@ def _bits(*columns: Column) -> int:
     return sum([1 << column for column in columns])
 
 
-# What only the broker or another wire may set: events are Cursus's (design §2), a CRC column says that somebody verified it, and
-# deltas exist only in what compaction left over.
+# What only the broker or another wire may set: events are Cursus's (concepts: data-model#event-fields), a CRC column says that somebody
+# verified it, and deltas exist only in what compaction left over.
 REFUSED_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
     Column.EVENT_TYPE_OFFSETS,
