@@ -105,8 +105,13 @@ def test_topics_are_created_listed_described_and_deleted(command: Command, topic
 def test_a_topic_that_exists_and_a_name_that_cannot_be(command: Command, topic: str) -> None:
     command("topic", "create", topic)
     assert "code=topic_exists" in command("topic", "create", topic, code=1).stderr
-    assert "code=invalid_topic" in command("topic", "create", "a b", code=1).stderr
+    assert "code=invalid_topic" in command("topic", "create", "a\nb", code=1).stderr
     assert "code=invalid_partition_count" in command("topic", "create", f"{topic}-b", "-p", "0", code=1).stderr
+
+
+def test_a_topic_may_have_a_name_of_several_words(command: Command) -> None:
+    command("topic", "create", "größe der Aufträge: 5 %")
+    assert "größe der Aufträge: 5 %" in command("topic", "list").stdout
 
 
 def test_settings_of_a_topic_are_given_and_told(broker: BrokerProcess, command: Command, topic: str) -> None:
