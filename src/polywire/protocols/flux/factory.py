@@ -10,7 +10,7 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.protocols.flux import groups, records, topics
+from polywire.protocols.flux import groups, produce, topics
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import WIRE, FluxSettings, FluxState
 from polywire.protocols.flux.reply_slots import Scratch
@@ -19,17 +19,17 @@ from polywire.protocols.runtime.session import Output
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = {
     "PING": Command(topics.ping, (Action.CONNECT,)),
-    "PRODUCE": Command(records.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
-    "CONSUME": Command(records.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
+    "PRODUCE": Command(produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
+    "CONSUME": Command(produce.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
     "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),
     "SYNC": Command(groups.sync, (Action.GROUP_JOIN,), topic_at=1),
     "HEARTBEAT": Command(groups.heartbeat, (Action.GROUP_JOIN,), topic_at=1),
     "LEAVE": Command(groups.leave, (Action.GROUP_JOIN,), topic_at=1),
     "COMMIT": Command(groups.commit, (Action.OFFSET_COMMIT,), topic_at=1),
     "OFFSET": Command(groups.offset, (Action.OFFSET_FETCH,), topic_at=1),
-    "REPLICA_FETCH": Command(records.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
-    "BROKER_FETCH": Command(records.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
-    "BROKER_REPLICA_ACK": Command(records.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
+    "REPLICA_FETCH": Command(produce.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
+    "BROKER_FETCH": Command(produce.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
+    "BROKER_REPLICA_ACK": Command(produce.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
 }
 
 ADMIN_COMMANDS: Final[Mapping[str, Command]] = {

@@ -22,7 +22,7 @@ from polywire.protocols.flux.messages import (
     topic_name,
     topic_word,
 )
-from polywire.protocols.flux.records import usage
+from polywire.protocols.flux.produce import usage
 from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import TopicName

@@ -13,9 +13,9 @@ from typing import Final
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
+from polywire.protocols.flux.fetch import Reply
 from polywire.protocols.flux.messages import Acks, Request, acks, bad, flag, integer, is_plain, listed, topic_name
 from polywire.protocols.flux.metadata import Replication
-from polywire.protocols.flux.replies import Reply
 from polywire.protocols.flux.reply_slots import Answer, Produced
 from polywire.protocols.flux.session import FluxSession
 from polywire.records.batch import from_spans
