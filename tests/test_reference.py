@@ -9,7 +9,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.log.settings import LogSettings
-from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.flux.context import FluxSettings
 from polywire.server.config import ServeConfig
 from polywire.server.hub import ConnectionLimits
 from tools import reference

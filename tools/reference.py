@@ -27,8 +27,8 @@ from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.settings import LogSettings
 from polywire.protocols.cursus.context import CursusSettings
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
-from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.polywire.errors import CODES, KINDS
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig

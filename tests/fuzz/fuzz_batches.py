@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 from polywire.errors import Invalid
-from polywire.protocols.flux.replies import put_chunks
+from polywire.protocols.flux.encoder import put_chunks
 from polywire.records import batch as batches
 from polywire.records.checksum import xxh64, xxh64_at
 from polywire.records.columns import HEADER_BYTES, Header, HeaderKind, Record

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polywire.client.flux_replies import read_records, settle
 from polywire.protocols.flux import decoder, encoder, messages
-from polywire.protocols.flux.replies import put_chunks
+from polywire.protocols.flux.encoder import put_chunks
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 

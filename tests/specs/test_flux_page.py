@@ -17,10 +17,10 @@ from polywire.broker.topics import Partition
 from polywire.client.sync import connect
 from polywire.errors import BrokerError, Corrupt, ErrorCode
 from polywire.log.base import Read
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
+from polywire.protocols.flux.fetch import PIECE_BYTES_MAX
 from polywire.protocols.flux.messages import WireCode
-from polywire.protocols.flux.metadata import FluxSettings
-from polywire.protocols.flux.replies import PIECE_BYTES_MAX
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level

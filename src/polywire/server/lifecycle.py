@@ -30,8 +30,8 @@ from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux import exports
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
-from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory

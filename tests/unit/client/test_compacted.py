@@ -13,7 +13,7 @@ import pytest
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import StoredChunk
 from polywire.client.polywire import PolywireClient
-from polywire.protocols.flux.replies import put_chunks
+from polywire.protocols.flux.encoder import put_chunks
 from polywire.protocols.polywire.messages import Fetched, Verb
 from polywire.records.batch import keep, stamp
 from polywire.records.columns import Record

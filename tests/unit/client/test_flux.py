@@ -12,8 +12,8 @@ from polywire.client.base import Membership, Produced
 from polywire.client.flux import FluxClient
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
-from polywire.protocols.flux.metadata import FluxSettings
 from polywire.records.columns import Header, Record
 from polywire.server.config import Address
 from polywire.server.hub import Hub

@@ -22,8 +22,8 @@ from polywire.client.bulk import BulkConnection
 from polywire.client.sync import connect as connect_sync
 from polywire.clock import SystemClock
 from polywire.errors import Denied, Invalid, Unavailable
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
-from polywire.protocols.flux.metadata import FluxSettings
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.server.config import Address, ServeConfig

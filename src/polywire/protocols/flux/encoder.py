@@ -2,15 +2,20 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """FLUX replies in bulk: the answers of a run of PRODUCE lines, and the records of a CONSUME reply.
 
-Promises: one call per run, one per stored batch; no Python object per record; a value a line cannot carry is escaped, never torn.
+Promises: one call per run, one per chunk of stored batches; no Python object per record; a value a line cannot carry is escaped, never torn.
 Must not know: sockets, the broker.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import cython
+
+from polywire.records.compression import expand_body
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.flux.decoder import after_character
@@ -22,11 +27,10 @@ else:
     from polywire.records.memory import Lent, lend, load_u32, load_u64
 
 if TYPE_CHECKING:
-    from array import array
-
     Buffer = bytes | bytearray | memoryview
     Numbers = array[int] | memoryview
 
+EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 REPLY_BYTES: Final = 96  # "V1||OK|partition= offset= hw=" and three numbers of at most 20 digits, with the line ending
 
 START: Final = 0  # places in the state of ``put_chunk``
@@ -41,6 +45,8 @@ STATE_WORDS: Final = 7
 DONE: Final = 0  # what it returns
 STOPPED: Final = 1
 COMPRESSED: Final = 2
+
+_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
 
 _START = cython.declare(cython.Py_ssize_t, 0)
 _END = cython.declare(cython.Py_ssize_t, 1)
@@ -361,3 +367,54 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
         state[_POSITION] = batch + length
         state[_ROW] = 0
     return DONE
+
+
+def new_state(start: int, end: int, limit: int) -> array[int]:
+    """The state of writing the records of ``start <= offset < end``, in at most so many bytes."""
+    state = array("q", bytes(8 * STATE_WORDS))
+    state[START], state[END], state[CAP] = start, end, limit
+    return state
+
+
+def put_chunks(
+    chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
+) -> tuple[bytearray, int, int]:
+    """Write the records of ``start <= offset < end`` as ``offset:value``; returns the buffer, the bytes used, the escaped values.
+
+    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    """
+    state = new_state(start, end, limit)
+    out, _ = put_more(chunks, state, out)
+    return out, state[AT], state[ESCAPED]
+
+
+def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
+    """Write records as ``offset:value`` behind those that ``state`` tells of; returns the buffer, and whether no further one is wanted.
+
+    The buffer returned is another one when the one given was too small. Raises Corrupt.
+    """
+    for chunk in chunks:
+        state[POSITION] = state[ROW] = 0
+        code, out = _put_chunk(chunk, state, out)
+        if code == STOPPED:
+            return out, True
+    return out, False
+
+
+def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
+    """Write one chunk: a larger ``out`` when a record needs it, compressed batches expanded on the way."""
+    while (code := put_chunk(chunk, state, out)) not in (DONE, STOPPED):
+        if code == COMPRESSED:
+            position = state[POSITION]
+            (length,) = _LENGTH.unpack_from(chunk, position)
+            expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
+            state[POSITION] = 0
+            code, out = _put_chunk(memoryview(expanded), state, out)
+            if code == STOPPED:
+                break
+            state[POSITION], state[ROW] = position + length, 0
+        else:
+            grown = bytearray(max(2 * len(out), state[AT] + code))
+            grown[: state[AT]] = memoryview(out)[: state[AT]]
+            out = grown
+    return code, out

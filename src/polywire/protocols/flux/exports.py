@@ -21,7 +21,7 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView
 from polywire.errors import BrokerError
-from polywire.protocols.flux.metadata import WIRE
+from polywire.protocols.flux.context import WIRE
 from polywire.store.base import Store
 from polywire.types import PositionKind
 

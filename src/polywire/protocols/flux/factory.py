@@ -10,26 +10,27 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.protocols.flux import groups, records, topics
+from polywire.protocols.flux import fetch, groups, produce, replicas, topics
+from polywire.protocols.flux.context import WIRE, FluxSettings
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
-from polywire.protocols.flux.metadata import WIRE, FluxSettings, FluxState
+from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Scratch
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.session import Output
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = {
     "PING": Command(topics.ping, (Action.CONNECT,)),
-    "PRODUCE": Command(records.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
-    "CONSUME": Command(records.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
+    "PRODUCE": Command(produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
+    "CONSUME": Command(fetch.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
     "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),
     "SYNC": Command(groups.sync, (Action.GROUP_JOIN,), topic_at=1),
     "HEARTBEAT": Command(groups.heartbeat, (Action.GROUP_JOIN,), topic_at=1),
     "LEAVE": Command(groups.leave, (Action.GROUP_JOIN,), topic_at=1),
     "COMMIT": Command(groups.commit, (Action.OFFSET_COMMIT,), topic_at=1),
     "OFFSET": Command(groups.offset, (Action.OFFSET_FETCH,), topic_at=1),
-    "REPLICA_FETCH": Command(records.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
-    "BROKER_FETCH": Command(records.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
-    "BROKER_REPLICA_ACK": Command(records.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
+    "REPLICA_FETCH": Command(replicas.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
+    "BROKER_FETCH": Command(fetch.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
+    "BROKER_REPLICA_ACK": Command(replicas.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
 }
 
 ADMIN_COMMANDS: Final[Mapping[str, Command]] = {
@@ -50,7 +51,7 @@ _PREFIX_BYTES: Final = 64  # white space and version token of the first line; a 
 
 
 class FluxFactory:
-    """Implements ``protocols.base.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_broker", "_commands", "_scratch", "state")
 

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.protocols.flux.messages import Request, bad, integer, listed, named, plain_name, text_of, topic_name
-from polywire.protocols.flux.metadata import WIRE
-from polywire.protocols.flux.records import usage
+from polywire.protocols.flux.context import WIRE
+from polywire.protocols.flux.messages import (
+    Request,
+    bad,
+    integer,
+    listed,
+    named,
+    plain_name,
+    text_of,
+    topic_name,
+    usage,
+)
 from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import Assignor, PositionKind

@@ -159,6 +159,12 @@ def is_plain(value: bytes) -> bool:
     return True
 
 
+def usage(request: Request, text: str, *counts: int) -> None:
+    """Refuse another number of arguments than one of these. Raises Refused."""
+    if len(request.args) not in counts:
+        raise bad(f"{request.command} requires: {text}")
+
+
 def integer(text: bytes, field: str) -> int:
     """A signed 64-bit number in decimal. Raises Refused ``invalid <field>``."""
     value = signed_64(text_of(text))

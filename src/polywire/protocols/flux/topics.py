@@ -21,8 +21,8 @@ from polywire.protocols.flux.messages import (
     role,
     topic_name,
     topic_word,
+    usage,
 )
-from polywire.protocols.flux.records import usage
 from polywire.protocols.flux.reply_slots import Answer
 from polywire.protocols.flux.session import FluxSession
 from polywire.types import TopicName
@@ -35,6 +35,13 @@ def _answer(session: FluxSession, request: Request) -> Answer:
 def _finish(session: FluxSession, answer: Answer, payload: str) -> None:
     answer.payload = payload.encode("utf-8", "surrogateescape")
     session.append(answer)
+
+
+def find_partition(topic: Topic | None, number: int) -> Partition:
+    """A partition that exists. Raises Refused ``invalid partition``."""
+    if topic is None or not 0 <= number < len(topic.partitions):
+        raise bad("invalid partition")
+    return topic.partitions[number]
 
 
 def _known_partition(session: FluxSession, name: str, number: int) -> Partition:

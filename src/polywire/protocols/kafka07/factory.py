@@ -24,7 +24,7 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
 class Kafka07Factory:
-    """Implements ``protocols.base.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_blocks", "_broker", "_off_loop", "_producer")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polywire.broker.settings import BrokerSettings
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
-from polywire.protocols.flux.metadata import FluxSettings
 from tests.unit.protocols import dialogue
 
 

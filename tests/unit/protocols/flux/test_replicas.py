@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import Invalid
-from polywire.protocols.flux.metadata import FluxSettings
+from polywire.protocols.flux.context import FluxSettings
 from polywire.server.config import ServeConfig
 from tests.unit.protocols.flux.dialogue import Dialogue, World
 

@@ -6,8 +6,8 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
+from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
-from polywire.protocols.flux.metadata import FluxSettings
 from polywire.protocols.flux.session import LINE_END_S
 from polywire.records.columns import Header, Record
 from polywire.records.compression import Compression, compress_body

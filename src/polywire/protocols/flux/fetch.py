@@ -1,39 +1,80 @@
-"""FLUX replies that hold records: CONSUME and BROKER_FETCH, read and written a piece at a time.
+"""CONSUME and BROKER_FETCH of the FLUX wire: records read and written a piece at a time.
 
-What they hold: spec: flux#consume, flux#broker_fetch, flux#values-in-replies. Promises: a reply without a limit is written as the peer
-takes it and is never in memory as a whole; of a peer that does not read, the connection's backlog and a piece are kept, and nothing of the
-log; other connections have their turn between two pieces; a reply always ends as a whole line, and tells as hw how far it went.
-Must not know: sockets, commands.
+What the replies hold: spec: flux#consume, flux#broker_fetch, flux#values-in-replies. Promises: CONSUME answers every record up to the hw that
+it tells; a reply without a limit is written as the peer takes it and is never in memory as a whole; of a peer that does not read, the
+connection's backlog and a piece are kept, and nothing of the log; other connections have their turn between two pieces; a reply always ends
+as a whole line. Must not know: sockets.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from functools import partial
-from struct import Struct
 from typing import Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.protocols.flux import encoder
-from polywire.protocols.flux.errors import refused
-from polywire.protocols.flux.messages import Request
+from polywire.protocols.flux.errors import not_leader, refused
+from polywire.protocols.flux.messages import Request, bad, integer, topic_name, usage
 from polywire.protocols.flux.reply_slots import Answer, Parts
 from polywire.protocols.flux.session import FluxSession
+from polywire.protocols.flux.topics import find_partition
 from polywire.protocols.runtime.session import QUANTUM_S
-from polywire.records.compression import expand_body
 
+BROKER_FETCH_RECORDS: Final = 100
 FETCH_BYTES_MIN: Final = 4096
 FETCH_BYTES_MAX: Final = 512 * 1024  # read and written before others may have a turn: some milliseconds
 PIECE_BYTES_MAX: Final = (
     2 * 1024 * 1024
 )  # what a read may become in text: small records and escapes grow, compressed ones much
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
-EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 
-_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+
+def consume(session: FluxSession, request: Request, /) -> bytes | None:
+    """CONSUME: every record from an offset up to hw; no more than about so many bytes where ``max=`` says so."""
+    usage(request, "<topic> <partition> <offset>", 3, 4)
+    number, offset = integer(request.args[1], "partition"), integer(request.args[2], "offset")
+    bytes_max = _bytes_max(request) if len(request.args) == 4 else None
+    partition = find_partition(session.ensure_topic(topic_name(request.args[0])), number)
+    if offset < 0:
+        raise bad("invalid offset")  # the reference ends here (spec: flux#our-choices)
+    hw = session.state.hw(partition)
+    reply = Reply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
+    return reply.begin(max(offset, partition.log.first_offset))  # spec: flux#our-choices
+
+
+def _bytes_max(request: Request) -> int:
+    """The argument ``max=…``, an extension: to whoever does not write it so it is one argument too many (spec: flux#consume). Raises
+    Refused."""
+    name, _, value = request.args[3].partition(b"=")
+    if name != b"max":
+        usage(request, "<topic> <partition> <offset>", 3)
+    return integer(value, "max")
+
+
+def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
+    """BROKER_FETCH: a follower reads up to the log's end."""
+    usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
+    number = integer(request.args[1], "partition")
+    follower = integer(request.args[2], "follower_id")
+    offset = integer(request.args[3], "offset")
+    most = integer(request.args[4], "max_messages") if len(request.args) == 5 else BROKER_FETCH_RECORDS
+    if most <= 0:
+        raise bad("max_messages must be > 0")
+    name = topic_name(request.args[0])
+    partition = find_partition(session.broker.find_topic(name), number)
+    if not session.state.is_leader(partition):
+        raise not_leader()
+    if offset < 0:
+        raise bad("invalid offset")
+    start = max(offset, partition.log.first_offset)
+    head = b"topic=%b partition=%d follower=%d hw=%d records="
+    hw = session.state.hw(partition)
+    end = min(partition.log.readable_offset, start + most)
+    bytes_max = session.state.settings.reply_bytes_max
+    reply = Reply(session, request, head % (request.args[0], number, follower, hw), partition, end, bytes_max=bytes_max)
+    return reply.begin(start)
 
 
 class Reply:
@@ -81,7 +122,7 @@ class Reply:
         self._next = 0
         self._limited = bytes_max is not None
         self._buffer: bytearray | None = None
-        self._state = new_state(0, end, PIECE_BYTES_MAX if bytes_max is None else min(bytes_max, most))
+        self._state = encoder.new_state(0, end, PIECE_BYTES_MAX if bytes_max is None else min(bytes_max, most))
         self._begun = False
         self._clogged = False
         self._answer = Answer(session, request.id, blocking=True)
@@ -154,7 +195,7 @@ class Reply:
             self._buffer = self._session.scratch.take_reply()
         size = state[encoder.AT]
         try:
-            self._buffer, ended = put_more(read.chunks, state, self._buffer)
+            self._buffer, ended = encoder.put_more(read.chunks, state, self._buffer)
         except BrokerError:
             state[encoder.START], state[encoder.AT] = before, size
             raise
@@ -223,54 +264,3 @@ class Reply:
         self._session.drain = None
         if buffer is not None:
             self._session.scratch.give_reply(buffer)
-
-
-def new_state(start: int, end: int, limit: int) -> array[int]:
-    """The state of writing the records of ``start <= offset < end``, in at most so many bytes."""
-    state = array("q", bytes(8 * encoder.STATE_WORDS))
-    state[encoder.START], state[encoder.END], state[encoder.CAP] = start, end, limit
-    return state
-
-
-def put_chunks(
-    chunks: Sequence[memoryview], start: int, end: int, limit: int, out: bytearray
-) -> tuple[bytearray, int, int]:
-    """Write the records of ``start <= offset < end`` as ``offset:value``; returns the buffer, the bytes used, the escaped values.
-
-    The buffer returned is another one when the one given was too small. Raises Corrupt.
-    """
-    state = new_state(start, end, limit)
-    out, _ = put_more(chunks, state, out)
-    return out, state[encoder.AT], state[encoder.ESCAPED]
-
-
-def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
-    """Write records as ``offset:value`` behind those that ``state`` tells of; returns the buffer, and whether no further one is wanted.
-
-    The buffer returned is another one when the one given was too small. Raises Corrupt.
-    """
-    for chunk in chunks:
-        state[encoder.POSITION] = state[encoder.ROW] = 0
-        code, out = _put_chunk(chunk, state, out)
-        if code == encoder.STOPPED:
-            return out, True
-    return out, False
-
-
-def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[int, bytearray]:
-    """Write one chunk: a larger ``out`` when a record needs it, compressed batches expanded on the way."""
-    while (code := encoder.put_chunk(chunk, state, out)) not in (encoder.DONE, encoder.STOPPED):
-        if code == encoder.COMPRESSED:
-            position = state[encoder.POSITION]
-            (length,) = _LENGTH.unpack_from(chunk, position)
-            expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
-            state[encoder.POSITION] = 0
-            code, out = _put_chunk(memoryview(expanded), state, out)
-            if code == encoder.STOPPED:
-                break
-            state[encoder.POSITION], state[encoder.ROW] = position + length, 0
-        else:
-            grown = bytearray(max(2 * len(out), state[encoder.AT] + code))
-            grown[: state[encoder.AT]] = memoryview(out)[: state[encoder.AT]]
-            out = grown
-    return code, out

@@ -1,0 +1,98 @@
+"""PRODUCE of single lines on the FLUX wire: what the bulk path of the session leaves alone (spec: flux#produce, flux#acknowledgements).
+
+Promises: a record with ``acks=all`` is answered once, when it is synced and held by enough replicas, or when its time is over.
+Must not know: sockets, how bulk PRODUCE works.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
+from polywire.protocols.flux.messages import Acks, Request, acks, bad, is_plain, topic_name, usage
+from polywire.protocols.flux.reply_slots import Answer, Produced
+from polywire.protocols.flux.session import FluxSession
+from polywire.records.batch import from_spans
+from polywire.records.columns import RecordFlags
+from polywire.types import KeyHash, Level
+
+
+def produce(session: FluxSession, request: Request, /) -> None:
+    """PRODUCE of a line that the bulk path left alone."""
+    usage(request, "<topic> <key>:<value> [acks=0|1|all]", 2, 3)
+    key, colon, value = request.args[1].partition(b":")
+    if not colon:
+        raise bad("message must be key:value")
+    topic = session.topic_to_write(topic_name(request.args[0]))
+    mode = acks(request.args[2]) if len(request.args) == 3 else Acks.LEADER
+    partition = session.broker.partition_of_key(topic, key, KeyHash.FNV32)
+    if not session.state.is_writable(partition):
+        raise not_leader()
+    flags = None if is_plain(value) else bytes((RecordFlags.LINE_VALUE,))
+    batch = from_spans(key + value, array("q", (0, len(key), len(key), len(value))), None, flags)
+    if mode is Acks.ALL:
+        answer = session.later(request, blocking=True)
+        timeout_s = session.state.settings.ack_all_timeout_ms / 1000
+        waiting = AcksAll(session, answer, partition)
+        waiting.timer = session.broker.loop.call_later(timeout_s, waiting.expire)
+        answer.cancel = waiting.cancel
+        session.append_queue.produce(partition, batch, Level.SYNCED, waiting.stored)
+        return
+    produced = Produced(session, request.id)
+    produced.partition = partition
+    session.append(produced)
+    session.append_queue.produce(partition, batch, Level.WRITTEN, produced.done)
+
+
+class AcksAll:
+    """A record that waits to be synced and held by enough replicas.
+
+    Invariant: the answer is filled once: by success, by an error, or by the timer.
+    """
+
+    __slots__ = ("_answer", "_forget", "_offset", "_partition", "_session", "timer")
+
+    def __init__(self, session: FluxSession, answer: Answer, partition: Partition) -> None:
+        self._session = session
+        self._answer = answer
+        self._partition = partition
+        self._offset = -1
+        self._forget: Callable[[], None] | None = None
+        self.timer: object = None
+
+    def stored(self, offset: int, error: BrokerError | None) -> None:
+        """The record is synced, or failed."""
+        if self._answer.parts is not None:
+            return
+        if error is not None:
+            self.cancel()
+            self._answer.refuse(refused(error))
+            return
+        self._offset = offset
+        if self._session.state.is_replicated(self._partition, offset):
+            self._succeed()
+        else:
+            self._forget = self._session.state.wait_replicated(self._partition, offset, self._succeed)
+
+    def _succeed(self) -> None:
+        self.cancel()
+        hw = self._session.state.hw(self._partition)
+        self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
+
+    def expire(self) -> None:
+        """Too late; the record stays (spec: flux#acknowledgements)."""
+        if self._answer.parts is None:
+            self.cancel()
+            self._answer.refuse(replication_timeout())
+
+    def cancel(self) -> None:
+        """Stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()  # type: ignore[attr-defined]
+            self.timer = None
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
