@@ -21,9 +21,9 @@ from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised, space_of
+from polywire.protocols.iggy.fetch import bytes_of, messages_of, stream_of, topic_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
 from polywire.protocols.iggy.options import parse_options, told_options, topic_options
-from polywire.protocols.iggy.records import bytes_of, messages_of, stream_of, topic_of
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName

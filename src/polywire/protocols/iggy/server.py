@@ -22,9 +22,9 @@ from polywire.build_info import VERSION
 from polywire.errors import BrokerError, Busy
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.fetch import bytes_of, messages_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, name_bytes, str32_bytes
 from polywire.protocols.iggy.options import described
-from polywire.protocols.iggy.records import bytes_of, messages_of
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 
