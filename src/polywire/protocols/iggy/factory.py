@@ -10,7 +10,7 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
-from polywire.protocols.iggy import auth, fetch, groups, server, topics, vsr
+from polywire.protocols.iggy import auth, fetch, groups, offsets, produce, server, topics, vsr
 from polywire.protocols.iggy.context import IggySettings, Shared
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
@@ -21,7 +21,7 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.GET_STATS: Command(server.get_stats, (Action.SERVER_DESCRIBE,), bare=True),
     Code.GET_SNAPSHOT: Command(server.refuse, (Action.SERVER_DESCRIBE,)),
     Code.GET_CLUSTER: Command(server.get_cluster, (Action.CLUSTER_DESCRIBE,)),
-    Code.DESCRIBE_OPTIONS: Command(server.describe_options, (Action.CLUSTER_DESCRIBE,)),
+    Code.DESCRIBE_OPTIONS: Command(topics.describe_options, (Action.CLUSTER_DESCRIBE,)),
     Code.GET_ME: Command(server.get_me, (Action.SELF_DESCRIBE,), bare=True),
     Code.GET_CLIENT: Command(server.get_client, (Action.SERVER_DESCRIBE,)),
     Code.GET_CLIENTS: Command(server.get_clients, (Action.SERVER_DESCRIBE,), bare=True),
@@ -32,18 +32,18 @@ COMMANDS: Final[Mapping[int, Command]] = {
     Code.UPDATE_USER: Command(auth.update_user, (Action.USER_ALTER,)),
     Code.UPDATE_PERMISSIONS: Command(auth.update_permissions, (Action.USER_ALTER,)),
     Code.CHANGE_PASSWORD: Command(auth.change_password, (Action.SELF_DESCRIBE, Action.USER_ALTER)),
-    Code.LOGIN: Command(server.log_in, (Action.CONNECT,)),
-    Code.LOGOUT: Command(server.log_out, (Action.SELF_DESCRIBE,), bare=True),
+    Code.LOGIN: Command(auth.log_in, (Action.CONNECT,)),
+    Code.LOGOUT: Command(auth.log_out, (Action.SELF_DESCRIBE,), bare=True),
     Code.GET_TOKENS: Command(auth.get_tokens, (Action.SELF_DESCRIBE,), bare=True),
     Code.CREATE_TOKEN: Command(auth.create_token, (Action.TOKEN_CREATE,)),
     Code.DELETE_TOKEN: Command(auth.delete_token, (Action.TOKEN_DELETE,)),
-    Code.LOGIN_TOKEN: Command(server.log_in_with_token, (Action.CONNECT,)),
+    Code.LOGIN_TOKEN: Command(auth.log_in_with_token, (Action.CONNECT,)),
     Code.POLL: Command(fetch.poll, (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
-    Code.SEND: Command(fetch.send, (Action.PRODUCE,), piled=True),
-    Code.FLUSH: Command(fetch.flush, (Action.PRODUCE,)),
-    Code.GET_OFFSET: Command(fetch.get_offset, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),
-    Code.STORE_OFFSET: Command(fetch.store_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
-    Code.DELETE_OFFSET: Command(fetch.delete_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
+    Code.SEND: Command(produce.send, (Action.PRODUCE,), piled=True),
+    Code.FLUSH: Command(produce.flush, (Action.PRODUCE,)),
+    Code.GET_OFFSET: Command(offsets.get_offset, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),
+    Code.STORE_OFFSET: Command(offsets.store_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
+    Code.DELETE_OFFSET: Command(offsets.delete_offset, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
     Code.GET_STREAM: Command(topics.get_stream, (Action.STREAM_DESCRIBE,)),
     Code.GET_STREAMS: Command(topics.get_streams, (Action.STREAM_LIST,), bare=True),
     Code.CREATE_STREAM: Command(topics.create_stream, (Action.STREAM_CREATE,)),

@@ -1,175 +1,36 @@
-"""Messages in and out, and stored offsets (spec: iggy#sending, iggy#polling, iggy#stored-offsets, iggy#d2-send, iggy#d3-send).
+"""POLL_MESSAGES (spec: iggy#polling, iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply).
 
-Promises: a request's messages are one batch of one partition; a poll never waits for messages and never gives more than was asked for; a
-stored offset is the last one consumed on this wire, the next one to read inside. Must not know: frames, who is allowed what beyond asking.
+Promises: a poll never waits for messages and never gives more than was asked for; what it commits is what it tells. Must not know: frames,
+how messages are laid out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.iggy import decoder, encoder, errors
-from polywire.protocols.iggy.dialect import D0, Dialect
-from polywire.protocols.iggy.directory import Stream, shortened, space_of
-from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
+from polywire.protocols.iggy import encoder, errors
+from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
+from polywire.protocols.iggy.messages import NO_PARTITION, Reader, Refused
+from polywire.protocols.iggy.offsets import store
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
-from polywire.types import KeyHash, Level, PositionKind, TopicName
+from polywire.types import PositionKind
 
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 MESSAGE_ROOM: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
-_OFFSET: Final = Struct("<IQQ")
 _POLLED: Final = Struct("<IQI")
-_SENT: Final = Struct("<IIIIQ")
 _LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
 _SIZES: Final = Struct("<4xI20xI")  # and u32 records at 28
 _SEEDS: Final = Struct("<qq")
-_XXH32: Final = KeyHash.XXH32
-_UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})  # a payload's bytes taken for headers, or for a length of none
-Found = TypeVar("Found", Stream, Topic)
-
-
-def who(reader: Reader) -> int | str:
-    """A stream, topic or group as we count, or its name."""
-    found = reader.ident()
-    return found - reader.dialect.base if isinstance(found, int) else found
-
-
-def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """The stream a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
-
-    Raises Denied, Refused.
-    """
-    named = who(reader)
-    found = _find(session.shared.directory.find_stream, named, reader.dialect)
-    session.authorize(action, found.kept.space if found is not None else _space(named))
-    if found is None:
-        raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
-    return found
-
-
-def _space(named: int | str) -> str | None:
-    """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
-    return space_of(named) if isinstance(named, str) else None
-
-
-def _find(find: Callable[[int | str], Found | None], named: int | str, dialect: Dialect) -> Found | None:
-    """What has this number or name; without one, what has the name that a create request would have made of it."""
-    found = find(named)
-    if found is None and dialect.normalises and isinstance(named, str):
-        found = find(shortened(named))
-    return found
-
-
-def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """The topic a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
-
-    Raises Denied, Refused.
-    """
-    directory = session.shared.directory
-    stream_named, named = who(reader), who(reader)
-    stream = _find(directory.find_stream, stream_named, reader.dialect)
-    topic = None if stream is None else _find(partial(directory.find_topic, stream), named, reader.dialect)
-    if topic is not None:
-        session.authorize(action, topic)
-        return topic
-    space = stream.kept.space if stream is not None else _space(stream_named)
-    session.authorize(action, TopicName(space, named) if isinstance(named, str) and space is not None else space)
-    if stream is None:
-        raise Refused(errors.NO_STREAM_ID if isinstance(stream_named, int) else errors.NO_STREAM_NAME)
-    raise Refused(errors.NO_TOPIC_ID if isinstance(named, int) else errors.NO_TOPIC_NAME)
-
-
-def partition_at(topic: Topic, number: int) -> Partition:
-    """A partition as we count. Raises Refused 3007."""
-    if not 0 <= number < len(topic.partitions):
-        raise Refused(errors.NO_PARTITION)
-    return topic.partitions[number]
-
-
-# Sending
-
-
-def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """SEND_MESSAGES."""
-    dialect = reader.dialect
-    if dialect.batched:
-        end = reader.u32() + reader.at
-    topic = topic_of(session, reader, Action.PRODUCE)
-    partition, key = _destination(session, topic, reader)
-    if not dialect.batched:
-        batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
-        if (
-            dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE
-        ):  # then it may be written from the page's byte list
-            listed = decoder.from_flat(reader.data, reader.at, reader.stop, key, decoder.LISTED)
-            batch = batch if isinstance(listed, int) else listed
-    else:
-        count = reader.u32()
-        if reader.at != end:
-            raise Refused(errors.UNKNOWN_COMMAND)
-        if dialect.framed:
-            batch = decoder.from_frames(reader.data, reader.at, reader.stop, key)
-        else:
-            head = decoder.message_head(reader.data, reader.at, reader.stop, count)
-            if head:
-                session.recognition.see_message_head(head)
-            batch = decoder.from_indexed(reader.data, reader.at, reader.stop, count, head or dialect.message_head, key)
-    if isinstance(batch, int):
-        raise Refused(batch)
-    if dialect.framed:
-        session.entrance.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
-    else:
-        session.entrance.produce(partition, batch, Level.WRITTEN, answer.done)
-
-
-def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
-    """Where the messages go, and their key."""
-    kind, size = reader.u8(), reader.u8()
-    if not topic.partitions:
-        raise Refused(errors.NO_PARTITIONS)
-    if kind == 1:
-        reader.take(size)  # it means nothing; the page of 2023 has one, and the reference passes over it
-        return topic.partitions[session.shared.directory.next_balanced(topic)], None
-    if kind == 2:
-        if size != 4:
-            raise Refused(errors.UNKNOWN_COMMAND)
-        return partition_at(topic, reader.u32() - reader.dialect.base), None
-    if kind != 3:
-        raise Refused(errors.UNKNOWN_COMMAND)
-    if size == 0:
-        raise Refused(errors.NO_KEY_VALUE)
-    key = bytes(reader.take(size))
-    return session.broker.partition_of_key(topic, key, _XXH32), key
-
-
-def _sent(
-    session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int, error: BrokerError | None
-) -> None:
-    """D3 tells where the messages went."""
-    if error is not None:
-        answer.refuse(error)
-        return
-    directory = session.shared.directory
-    try:
-        place = directory.stream_of(topic).number, directory.kept(topic).number
-    except (KeyError, BrokerError):  # the topic is gone already
-        answer.ok()
-        return
-    answer.ok(_SENT.pack(1, *place, partition.number, offset))
-
-
-# Polling
 
 
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
@@ -193,7 +54,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
         if partition is None:
             return _POLLED.pack(NO_PARTITION if reader.dialect.framed else 0, 0, 0)
     else:
-        partition = partition_at(topic, _chosen(reader, number))
+        partition = partition_at(topic, consumers_partition(reader, number))
     owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
     count = min(count, COUNT_MAX)
     polling = Polling(session, answer, partition, count, (owner, name) if commit else None)
@@ -201,24 +62,6 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
         start = partition.log.offset_at(min(value, 2**62), polling.found)
         return None if start is None else polling.begin(start)
     return polling.begin(_start(session, partition, kind, value, count, (owner, name)))
-
-
-def _chosen(reader: Reader, number: int | None) -> int:
-    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (spec: iggy#polling)."""
-    if number is not None:
-        return number
-    if not reader.dialect.has_login:
-        raise Refused(errors.NO_PARTITION)
-    return 0
-
-
-def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
-    """What an owner of positions is called inside. Raises Refused 5000 or 5003."""
-    found = consumer.who
-    if not consumer.group:
-        return str(found)
-    group = found - reader.dialect.base if isinstance(found, int) else found
-    return session.shared.directory.group(topic, group)[1]
 
 
 def _members_partition(
@@ -404,88 +247,3 @@ def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
     seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high
-
-
-# Stored offsets
-
-
-def store(
-    session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
-) -> None:
-    """Keep the last offset consumed."""
-    kind, name = owner
-    done = None if answer is None else answer.done
-    full_name, by = partition.topic.name.full, session.caller
-    session.broker.commit_position(full_name, partition.number, kind, name, offset + 1, by=by, done=done)
-
-
-def _owner(
-    session: IggySession, reader: Reader, *, group: Action, consumer: Action
-) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Partition and owner of a stored offset, for who may do this with a group's or a single consumer's."""
-    named = reader.consumer()
-    topic = topic_of(session, reader, group if named.group else consumer)
-    number = reader.partition()
-    name = consumer_name(session, topic, named, reader)
-    if not named.group:
-        return partition_at(topic, _chosen(reader, number)), (PositionKind.CONSUMER, name)
-    if number is None:
-        number = session.members.get((topic.id, name), (topic, -1))[1]
-    return partition_at(topic, number), (PositionKind.GROUP, name)
-
-
-def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_CONSUMER_OFFSET."""
-    del answer
-    try:
-        partition, owner = _owner(session, reader, group=Action.OFFSET_FETCH, consumer=Action.POSITION_FETCH)
-    except Refused as error:
-        if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
-            return b""
-        raise
-    position = session.broker.position(partition.topic.name.full, partition.number, *owner)
-    if position is None and reader.dialect.empty_when_missing:
-        return b""
-    newest = max(partition.log.readable_offset - 1, 0)
-    return _OFFSET.pack(partition.number + reader.dialect.base, newest, max((position or 0) - 1, 0))
-
-
-def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
-    partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
-    offset = reader.u64()
-    if reader.dialect.framed:
-        reader.u8()
-    if offset >= max(partition.log.readable_offset, 1):
-        raise Refused(errors.BAD_OFFSET)
-    store(session, partition, owner, offset, answer)
-
-
-def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """DELETE_CONSUMER_OFFSET."""
-    partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
-    full_name = partition.topic.name.full
-    if session.broker.position(full_name, partition.number, kind, name) is None:
-        raise Refused(errors.NO_STORED_OFFSET)
-    session.broker.delete_positions(
-        kind, name, full_name=full_name, partition_number=partition.number, by=session.caller, done=answer.done
-    )
-
-
-def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
-    if reader.dialect.framed:
-        raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
-    topic = topic_of(session, reader, Action.PRODUCE)
-    partition_at(topic, reader.number())
-    session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())
-
-
-def messages_of(topic: Topic) -> int:
-    """Messages that can be read."""
-    return sum(partition.log.readable_offset - partition.log.first_offset for partition in topic.partitions)
-
-
-def bytes_of(topic: Topic) -> int:
-    """Bytes that are stored."""
-    return sum(partition.log.stored_bytes for partition in topic.partitions)
