@@ -1,4 +1,4 @@
-"""Streams, topics and partitions: the commands on them and how they are spelled.
+"""Streams, topics and partitions: the commands on them and how they are written.
 
 Promises: lists are sorted by number; what a request asks to change is changed and synced before its answer. Must not know: frames, messages.
 
@@ -21,9 +21,9 @@ from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised, space_of
+from polywire.protocols.iggy.lookup import stream_of, topic_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
-from polywire.protocols.iggy.options import parse_options, told_options, topic_options
-from polywire.protocols.iggy.records import bytes_of, messages_of, stream_of, topic_of
+from polywire.protocols.iggy.options import described, parse_options, told_options, topic_options
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -36,7 +36,17 @@ _PARTITION: Final = Struct("<IQIQQQ")
 _SECOND_US: Final = 1_000_000
 
 
-# How they are spelled
+def messages_of(topic: Topic) -> int:
+    """Messages that can be read."""
+    return sum(partition.log.readable_offset - partition.log.first_offset for partition in topic.partitions)
+
+
+def bytes_of(topic: Topic) -> int:
+    """Bytes that are stored."""
+    return sum(partition.log.stored_bytes for partition in topic.partitions)
+
+
+# How they are written
 
 
 def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
@@ -309,3 +319,15 @@ def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> 
     del answer
     topic_of(session, reader, Action.TOPIC_PURGE)
     raise Refused(errors.UNAVAILABLE)
+
+
+# Options
+
+
+def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """DESCRIBE_OPTIONS: what a topic may be given; streams and users have none."""
+    del session, answer
+    scope = reader.u8()
+    if scope not in (1, 2, 3):
+        raise Refused(errors.UNKNOWN_COMMAND)
+    return described() if scope == 1 else U32.pack(0)

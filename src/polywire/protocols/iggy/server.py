@@ -1,6 +1,6 @@
-"""Logins, clients and figures of the process (spec: iggy#d1-login, iggy#d3-register, iggy#d0-clients, iggy#d2-statistics).
+"""PING, who is connected, and figures of the process (spec: iggy#d0-clients, iggy#cluster-metadata, iggy#d0-statistics, iggy#d2-statistics).
 
-Promises: a password is verified off the loop; figures are the process's own, none is made up. Must not know: frames, messages.
+Promises: figures are the process's own, none is made up. Must not know: frames, messages.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from polywire.broker.access import Principal
 from polywire.broker.actions import Action
 from polywire.build_info import VERSION
-from polywire.errors import BrokerError, Busy
-from polywire.protocols.iggy import errors, vsr
+from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.messages import U32, Reader, Refused, name_bytes, str32_bytes
-from polywire.protocols.iggy.options import described
-from polywire.protocols.iggy.records import bytes_of, messages_of
+from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
+from polywire.protocols.iggy.topics import bytes_of, messages_of
 
 NO_USER: Final = 2**32 - 1
 TCP: Final = 1
@@ -43,103 +40,6 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     del session, answer
     if reader.left:
         raise Refused(errors.UNKNOWN_COMMAND)
-    return b""
-
-
-# Logging in
-
-
-def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """LOGIN_USER, or REGISTER in today's dialect."""
-    if reader.dialect.framed:
-        _register(session, answer, reader)
-        return
-    name, password = reader.name(), reader.name()
-    session.broker.access.log_in(name, password, lambda who: _told(session, answer, who), peer=session.peer)
-
-
-def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
-    token = reader.name()
-    try:
-        principal = session.broker.access.log_in_with_token(token, peer=session.peer)
-    except BrokerError:
-        raise Refused(errors.BAD_TOKEN) from None
-    _told(session, answer, principal)
-
-
-def _told(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
-    """The password was verified: who it is, or why not."""
-    framed = answer.dialect.framed
-    if not isinstance(who, BrokerError):
-        who = _let_in(session, who)
-    if isinstance(who, BrokerError):
-        if framed:
-            answer.evict(vsr.EVICT_BUSY if isinstance(who, Busy) else vsr.EVICT_CREDENTIALS)
-        else:
-            answer.refuse(who)
-        return
-    user = U32.pack(who.user_id + answer.dialect.base)
-    if framed:
-        session.epoch = session.shared.next_epoch()
-        user += session.epoch.to_bytes(8, "little") + U32.pack(vsr.VERSION) + name_bytes(vsr.SERVER_VERSION)
-    answer.ok(user)
-
-
-def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
-    try:
-        session.logged_in(who)
-    except BrokerError as error:
-        return error
-    return who
-
-
-def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
-    """User and password, or the same bytes read as a token (spec: iggy#d3-register)."""
-    try:
-        version = reader.u32()
-        reader.name()
-        reader.name()
-    except Refused:
-        answer.evict(vsr.EVICT_LOGIN)
-        return
-    if version >> 10 != vsr.VERSION >> 10:
-        answer.evict(vsr.EVICT_VERSION)
-        return
-    at = reader.at
-    words = _exactly(reader, lambda: (reader.name(), reader.name(), reader.str32()))
-    if words is not None:
-        try:
-            session.broker.access.log_in(words[0], words[1], lambda who: _told(session, answer, who), peer=session.peer)
-        except BrokerError:  # too many at once: the client may come back
-            answer.evict(vsr.EVICT_BUSY)
-        return
-    reader.at = at
-    token = _exactly(reader, lambda: (reader.name(), reader.str32()))
-    if token is None:
-        answer.evict(vsr.EVICT_LOGIN)
-        return
-    try:
-        principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
-    except BrokerError:
-        answer.evict(vsr.EVICT_TOKEN)
-        return
-    _told(session, answer, principal)
-
-
-def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
-    """What was read if that used the body up."""
-    try:
-        words = read()
-    except Refused:
-        return None
-    return words if reader.left == 0 else None
-
-
-def log_out(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """LOGOUT."""
-    del answer, reader
-    session.logged_out()
     return b""
 
 
@@ -285,15 +185,6 @@ def _bytes_moved() -> tuple[int, int]:
     except OSError:
         return 0, 0
     return int(counts["rchar"]), int(counts["wchar"])
-
-
-def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """DESCRIBE_OPTIONS: what a topic may be given; streams and users have none."""
-    del session, answer
-    scope = reader.u8()
-    if scope not in (1, 2, 3):
-        raise Refused(errors.UNKNOWN_COMMAND)
-    return described() if scope == 1 else U32.pack(0)
 
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:

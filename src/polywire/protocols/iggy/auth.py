@@ -1,21 +1,22 @@
-"""Users, permissions and personal access tokens (spec: iggy#users-and-tokens, iggy#d3-bodies).
+"""Logins, users, permissions and personal access tokens (spec: iggy#d1-login, iggy#d3-register, iggy#users-and-tokens).
 
-Promises: what changes is synced before it is answered; a user may always read, and change the password of, itself. Must not know: frames,
-how permissions are checked.
+Promises: a password is verified off the loop; what changes is synced before it is answered; a user may always read, and change the password
+of, itself. Must not know: frames, how permissions are checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from polywire.broker.access import User, UserMade
+from polywire.broker.access import Principal, User, UserMade
 from polywire.broker.actions import Action
 from polywire.broker.permissions import Grants, Permission, place_of, split_place
-from polywire.errors import BrokerError, Denied, ErrorCode
-from polywire.protocols.iggy import errors
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode
+from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.directory import Directory
-from polywire.protocols.iggy.messages import U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
+from polywire.protocols.iggy.messages import U32, U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -40,6 +41,105 @@ _EVERYWHERE: Final = (
 )
 _IN_STREAM: Final = _EVERYWHERE[4:]
 _IN_TOPIC: Final = _EVERYWHERE[6:]
+
+
+# Logging in
+
+
+def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """LOGIN_USER, or REGISTER in today's dialect."""
+    if reader.dialect.framed:
+        _register(session, answer, reader)
+        return
+    name, password = reader.name(), reader.name()
+    session.broker.access.log_in(name, password, lambda who: _logged_in(session, answer, who), peer=session.peer)
+
+
+def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """LOGIN_WITH_PERSONAL_ACCESS_TOKEN."""
+    token = reader.name()
+    try:
+        principal = session.broker.access.log_in_with_token(token, peer=session.peer)
+    except BrokerError:
+        raise Refused(errors.BAD_TOKEN) from None
+    _logged_in(session, answer, principal)
+
+
+def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
+    """The password was verified: who it is, or why not."""
+    framed = answer.dialect.framed
+    if not isinstance(who, BrokerError):
+        who = _let_in(session, who)
+    if isinstance(who, BrokerError):
+        if framed:
+            answer.evict(vsr.EVICT_BUSY if isinstance(who, Busy) else vsr.EVICT_CREDENTIALS)
+        else:
+            answer.refuse(who)
+        return
+    user = U32.pack(who.user_id + answer.dialect.base)
+    if framed:
+        session.epoch = session.shared.next_epoch()
+        user += session.epoch.to_bytes(8, "little") + U32.pack(vsr.VERSION) + name_bytes(vsr.SERVER_VERSION)
+    answer.ok(user)
+
+
+def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
+    try:
+        session.logged_in(who)
+    except BrokerError as error:
+        return error
+    return who
+
+
+def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
+    """User and password, or the same bytes read as a token (spec: iggy#d3-register)."""
+    try:
+        version = reader.u32()
+        reader.name()
+        reader.name()
+    except Refused:
+        answer.evict(vsr.EVICT_LOGIN)
+        return
+    if version >> 10 != vsr.VERSION >> 10:
+        answer.evict(vsr.EVICT_VERSION)
+        return
+    at = reader.at
+    words = _exactly(reader, lambda: (reader.name(), reader.name(), reader.str32()))
+    if words is not None:
+        try:
+            session.broker.access.log_in(
+                words[0], words[1], lambda who: _logged_in(session, answer, who), peer=session.peer
+            )
+        except BrokerError:  # too many at once: the client may come back
+            answer.evict(vsr.EVICT_BUSY)
+        return
+    reader.at = at
+    token = _exactly(reader, lambda: (reader.name(), reader.str32()))
+    if token is None:
+        answer.evict(vsr.EVICT_LOGIN)
+        return
+    try:
+        principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
+    except BrokerError:
+        answer.evict(vsr.EVICT_TOKEN)
+        return
+    _logged_in(session, answer, principal)
+
+
+def _exactly(reader: Reader, read: Callable[[], tuple[str, ...]]) -> tuple[str, ...] | None:
+    """What was read if that used the body up."""
+    try:
+        words = read()
+    except Refused:
+        return None
+    return words if reader.left == 0 else None
+
+
+def log_out(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """LOGOUT."""
+    del answer, reader
+    session.logged_out()
+    return b""
 
 
 # Permissions of the wire and ours
@@ -94,7 +194,7 @@ def flags_of(grants: Grants | None, directory: Directory, base: int) -> Permissi
     return PermissionFlags(_flags(grants.everywhere, _EVERYWHERE), tuple(streams))
 
 
-# How a user is spelled
+# How a user is written
 
 
 def _user_bytes(user: User, reader: Reader) -> bytes:

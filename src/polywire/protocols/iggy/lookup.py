@@ -1,0 +1,97 @@
+"""Streams, topics, partitions and consumers, as a request names them (spec: iggy#identifiers, iggy#consumers).
+
+Promises: what a peer may not see looks to it as what is not there. Must not know: frames, what is done with what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.directory import Stream, shortened, space_of
+from polywire.protocols.iggy.messages import Consumer, Reader, Refused
+from polywire.protocols.iggy.session import IggySession
+from polywire.types import TopicName
+
+Found = TypeVar("Found", Stream, Topic)
+
+
+def who(reader: Reader) -> int | str:
+    """A stream, topic or group as we count, or its name."""
+    found = reader.ident()
+    return found - reader.dialect.base if isinstance(found, int) else found
+
+
+def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
+    """The stream a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+
+    Raises Denied, Refused.
+    """
+    named = who(reader)
+    found = _find(session.shared.directory.find_stream, named, reader.dialect)
+    session.authorize(action, found.kept.space if found is not None else _space(named))
+    if found is None:
+        raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
+    return found
+
+
+def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
+    """The topic a request begins with, for who may do this to it; to others one that is there and one that is not look alike.
+
+    Raises Denied, Refused.
+    """
+    directory = session.shared.directory
+    stream_named, named = who(reader), who(reader)
+    stream = _find(directory.find_stream, stream_named, reader.dialect)
+    topic = None if stream is None else _find(partial(directory.find_topic, stream), named, reader.dialect)
+    if topic is not None:
+        session.authorize(action, topic)
+        return topic
+    space = stream.kept.space if stream is not None else _space(stream_named)
+    session.authorize(action, TopicName(space, named) if isinstance(named, str) and space is not None else space)
+    if stream is None:
+        raise Refused(errors.NO_STREAM_ID if isinstance(stream_named, int) else errors.NO_STREAM_NAME)
+    raise Refused(errors.NO_TOPIC_ID if isinstance(named, int) else errors.NO_TOPIC_NAME)
+
+
+def _space(named: int | str) -> str | None:
+    """What a stream that does not exist would be to the broker; None for a number, which may be anything."""
+    return space_of(named) if isinstance(named, str) else None
+
+
+def _find(find: Callable[[int | str], Found | None], named: int | str, dialect: Dialect) -> Found | None:
+    """What has this number or name; without one, what has the name that a create request would have made of it."""
+    found = find(named)
+    if found is None and dialect.normalises and isinstance(named, str):
+        found = find(shortened(named))
+    return found
+
+
+def partition_at(topic: Topic, number: int) -> Partition:
+    """A partition as we count. Raises Refused 3007."""
+    if not 0 <= number < len(topic.partitions):
+        raise Refused(errors.NO_PARTITION)
+    return topic.partitions[number]
+
+
+def consumers_partition(reader: Reader, number: int | None) -> int:
+    """The partition of a single consumer: the first one when it names none, but not in the dialect of 2023 (spec: iggy#polling)."""
+    if number is not None:
+        return number
+    if not reader.dialect.has_login:
+        raise Refused(errors.NO_PARTITION)
+    return 0
+
+
+def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
+    """What an owner of positions is called inside. Raises Refused 5000 or 5003."""
+    found = consumer.who
+    if not consumer.group:
+        return str(found)
+    group = found - reader.dialect.base if isinstance(found, int) else found
+    return session.shared.directory.group(topic, group)[1]

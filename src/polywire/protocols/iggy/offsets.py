@@ -1,0 +1,83 @@
+"""Stored offsets of single consumers and of groups (spec: iggy#stored-offsets).
+
+Promises: a stored offset is the last one consumed on this wire, the next one to read inside. Must not know: frames, messages.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition
+from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
+from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.iggy.session import IggySession
+from polywire.types import PositionKind
+
+_OFFSET: Final = Struct("<IQQ")
+
+
+def store(
+    session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
+) -> None:
+    """Keep the last offset consumed."""
+    kind, name = owner
+    done = None if answer is None else answer.done
+    full_name, by = partition.topic.name.full, session.caller
+    session.broker.commit_position(full_name, partition.number, kind, name, offset + 1, by=by, done=done)
+
+
+def _owner(
+    session: IggySession, reader: Reader, *, group: Action, consumer: Action
+) -> tuple[Partition, tuple[PositionKind, str]]:
+    """Partition and owner of a stored offset, for who may do this with a group's or a single consumer's."""
+    named = reader.consumer()
+    topic = topic_of(session, reader, group if named.group else consumer)
+    number = reader.partition()
+    name = consumer_name(session, topic, named, reader)
+    if not named.group:
+        return partition_at(topic, consumers_partition(reader, number)), (PositionKind.CONSUMER, name)
+    if number is None:
+        number = session.members.get((topic.id, name), (topic, -1))[1]
+    return partition_at(topic, number), (PositionKind.GROUP, name)
+
+
+def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """GET_CONSUMER_OFFSET."""
+    del answer
+    try:
+        partition, owner = _owner(session, reader, group=Action.OFFSET_FETCH, consumer=Action.POSITION_FETCH)
+    except Refused as error:
+        if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
+            return b""
+        raise
+    position = session.broker.position(partition.topic.name.full, partition.number, *owner)
+    if position is None and reader.dialect.empty_when_missing:
+        return b""
+    newest = max(partition.log.readable_offset - 1, 0)
+    return _OFFSET.pack(partition.number + reader.dialect.base, newest, max((position or 0) - 1, 0))
+
+
+def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """STORE_CONSUMER_OFFSET. Raises Refused 4100 above the newest offset."""
+    partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
+    offset = reader.u64()
+    if reader.dialect.framed:
+        reader.u8()
+    if offset >= max(partition.log.readable_offset, 1):
+        raise Refused(errors.BAD_OFFSET)
+    store(session, partition, owner, offset, answer)
+
+
+def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """DELETE_CONSUMER_OFFSET."""
+    partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
+    full_name = partition.topic.name.full
+    if session.broker.position(full_name, partition.number, kind, name) is None:
+        raise Refused(errors.NO_STORED_OFFSET)
+    session.broker.delete_positions(
+        kind, name, full_name=full_name, partition_number=partition.number, by=session.caller, done=answer.done
+    )

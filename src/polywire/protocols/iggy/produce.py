@@ -1,0 +1,103 @@
+"""SEND_MESSAGES and FLUSH_UNSAVED_BUFFER (spec: iggy#sending, iggy#d2-send, iggy#d3-send).
+
+Promises: a request's messages are one batch of one partition, visible as a whole or not at all. Must not know: frames, how messages are
+laid out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.protocols.iggy import decoder, errors
+from polywire.protocols.iggy.dialect import D0
+from polywire.protocols.iggy.lookup import partition_at, topic_of
+from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.iggy.session import IggySession
+from polywire.types import KeyHash, Level
+
+_SENT: Final = Struct("<IIIIQ")
+_XXH32: Final = KeyHash.XXH32
+_UNREADABLE: Final = frozenset({3, 4018, 4019, 4024})  # a payload's bytes taken for headers, or for a length of none
+
+
+def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """SEND_MESSAGES."""
+    dialect = reader.dialect
+    if dialect.batched:
+        end = reader.u32() + reader.at
+    topic = topic_of(session, reader, Action.PRODUCE)
+    partition, key = _destination(session, topic, reader)
+    if not dialect.batched:
+        batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
+        if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:
+            # It may be written from the page's byte list.
+            listed = decoder.from_flat(reader.data, reader.at, reader.stop, key, decoder.LISTED)
+            batch = batch if isinstance(listed, int) else listed
+    else:
+        count = reader.u32()
+        if reader.at != end:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        if dialect.framed:
+            batch = decoder.from_frames(reader.data, reader.at, reader.stop, key)
+        else:
+            head = decoder.message_head(reader.data, reader.at, reader.stop, count)
+            if head:
+                session.recognition.see_message_head(head)
+            batch = decoder.from_indexed(reader.data, reader.at, reader.stop, count, head or dialect.message_head, key)
+    if isinstance(batch, int):
+        raise Refused(batch)
+    if dialect.framed:
+        session.append_queue.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
+    else:
+        session.append_queue.produce(partition, batch, Level.WRITTEN, answer.done)
+
+
+def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
+    """Where the messages go, and their key."""
+    kind, size = reader.u8(), reader.u8()
+    if not topic.partitions:
+        raise Refused(errors.NO_PARTITIONS)
+    if kind == 1:
+        reader.take(size)  # it means nothing; the page of 2023 has one, and the reference passes over it
+        return topic.partitions[session.shared.directory.next_balanced(topic)], None
+    if kind == 2:
+        if size != 4:
+            raise Refused(errors.UNKNOWN_COMMAND)
+        return partition_at(topic, reader.u32() - reader.dialect.base), None
+    if kind != 3:
+        raise Refused(errors.UNKNOWN_COMMAND)
+    if size == 0:
+        raise Refused(errors.NO_KEY_VALUE)
+    key = bytes(reader.take(size))
+    return session.broker.partition_of_key(topic, key, _XXH32), key
+
+
+def _sent(
+    session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int, error: BrokerError | None
+) -> None:
+    """D3 tells where the messages went."""
+    if error is not None:
+        answer.refuse(error)
+        return
+    directory = session.shared.directory
+    try:
+        place = directory.stream_of(topic).number, directory.kept(topic).number
+    except (KeyError, BrokerError):  # the topic is gone already
+        answer.ok()
+        return
+    answer.ok(_SENT.pack(1, *place, partition.number, offset))
+
+
+def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """FLUSH_UNSAVED_BUFFER: answered once everything sent before is on the disk."""
+    if reader.dialect.framed:
+        raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
+    topic = topic_of(session, reader, Action.PRODUCE)
+    partition_at(topic, reader.number())
+    session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())
