@@ -1,7 +1,8 @@
 """The `polywire` wire's session: requests into the broker's verbs, answers into frames (docs/protocols/polywire.md).
 
-Promises: requests take effect in their order; an answer that waits holds up no other; views of the receive buffer go to the broker
-without a copy; after ``close`` nothing is written. Must not know: sockets, how the broker stores anything.
+Promises: requests take effect in their order, whole ones of a peer that has finished included; an answer that waits holds up no other;
+views of the receive buffer go to the broker without a copy; after ``close`` nothing is written. Must not know: sockets, how the broker
+stores anything.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from polywire.protocols.polywire.produce import Appending
 from polywire.protocols.polywire.topics import Catalog
 from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
+from polywire.protocols.runtime.sequential import WaitingSession
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
 
 if TYPE_CHECKING:
@@ -44,65 +46,50 @@ FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 
-class PolywireSession:
+class PolywireSession(WaitingSession):
     """One connection. Guards: every request is answered exactly once while the connection lives.
 
-    Answers known in one turn leave in one write: they are collected until nothing more can come at once.
+    Answers known in one turn leave in one write: they are collected until nothing more can come at once. ``_busy``: whoever is running
+    writes them, and takes up what is ready.
     """
 
     __slots__ = (
         "_admission",
         "_answers",
         "_appending",
-        "_broker",
         "_busy",
         "_catalog",
-        "_closed",
         "_fetches",
-        "_finished",
         "_greeted",
         "_grouping",
         "_holding",
-        "_output",
         "_owed",
         "_pumping",
         "_ready",
-        "_rest",
-        "_resume",
         "_upkeep",
-        "_wanted",
-        "_yielding",
     )
 
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
-        self._broker: Final = broker
-        self._output: Final = output
-        self._resume: Final = resume
+        super().__init__(broker, output, resume)
         self._admission: Final = Admission(broker, output)
         self._appending: Final = Appending(broker, self, self._admission, turns)
         self._catalog: Final = Catalog(broker, self, self._admission)
         self._grouping: Final = Grouping(broker, self, self._admission)
         self._upkeep: Final = Upkeep(broker, self, self._admission)
         self._holding = False
-        self._rest = b""
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
         self._greeted = False
-        self._closed = False
-        self._finished = False
         self._pumping = False
         self._busy = False
         self._owed = 0
-        self._wanted = 0
-        self._yielding = False
 
     @property
     def frame_bytes_max(self) -> int:
         return self._admission.frame_bytes_max + PREFIX_BYTES
 
-    def receive(self, data: memoryview) -> int:
-        """Handle every complete frame; see ``protocols.base``."""
+    def _receive(self, data: memoryview) -> int:
         self._busy = True
         try:
             at = self._take(data, 0 if self._greeted else self._greet(data))
@@ -116,7 +103,7 @@ class PolywireSession:
     def _take(self, data: memoryview, at: int) -> int:
         size = len(data)
         self._wanted = 0
-        now = self._broker.clock.monotonic
+        now = self.broker.clock.monotonic
         pass_end = now() + PASS_S
         while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._holding:
             try:
@@ -134,39 +121,29 @@ class PolywireSession:
             self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
             at = end
             if at < size and now() >= pass_end:
-                self._yielding = True
-                self._broker.loop.call_soon(self._go_on)
+                self._give_way()
                 break
         return at
 
-    def _go_on(self) -> None:
-        """The others had their turn."""
-        self._yielding = False
-        if not self._closed and not self.paused():
-            self._resume()
+    def _waits(self) -> bool:
+        output = self.output
+        return self._yielding or self._holding or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
+
+    def _owes(self) -> bool:
+        return self._owed > 0
 
     @property
     def fetches(self) -> tuple[RangeFetch, ...]:
         """Open fetches, for whoever watches the connection."""
         return tuple(self._fetches.values())
 
-    def wanted(self) -> int:
-        return self._wanted
-
-    def paused(self) -> bool:
-        return self._yielding or self._holding or self._owed >= REQUESTS_MAX
-
     def drained(self) -> None:
+        """The peer reads again."""
         self._pump()
-
-    def finish(self, data: memoryview) -> None:
-        """Half of a frame is dropped; answers owed, open fetches included, still go out before the connection is closed."""
-        self._finished = True
-        self._rest = bytes(data) if self._holding else b""
-        if not self._owed:
-            self._output.close()
+        super().drained()
 
     def close(self) -> None:
+        """The connection is gone."""
         self._closed = True
         for fetch in self._fetches.values():
             fetch.drop()
@@ -185,15 +162,11 @@ class PolywireSession:
     def release(self) -> None:
         """Take requests again; to be called before the answer that was waited for is settled, which may be the connection's last."""
         self._holding = False
-        rest, self._rest = self._rest, b""
-        if rest and not self._closed:
-            taken = self.receive(memoryview(rest))
-            self._rest = rest[taken:] if self._holding else b""
         self._go_on()
 
     def pin(self) -> Callable[[], None]:
         """Keep the request that is being handled as it is, and take no other, until what is returned is called: see ``Output``."""
-        return self._output.pin()
+        return self.output.pin()
 
     def owe(self) -> None:
         """One more answer will come later."""
@@ -253,11 +226,11 @@ class PolywireSession:
         return messages.Limits(
             broker="polywire",
             frame_bytes_max=FRAME_BYTES_MAX,
-            batch_bytes_max=self._broker.settings.batch_bytes_max,
+            batch_bytes_max=self.broker.settings.batch_bytes_max,
             answer_bytes_max=ANSWER_BYTES_MAX,
             requests_max=REQUESTS_MAX,
             wait_ms_max=WAIT_MS_MAX,
-            stage_expiry_ms=self._broker.settings.stage_expiry_us // 1000,
+            stage_expiry_ms=self.broker.settings.stage_expiry_us // 1000,
         )
 
     def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
@@ -285,12 +258,12 @@ class PolywireSession:
         if isinstance(request, messages.Cancel):
             fetch = self._fetches.get(request.correlation)
             if fetch is not None:
-                fetch.cancel(self._output)
+                fetch.cancel(self.output)
             self.answer(verb, correlation, Head())
         elif verb == Verb.PING:
             self.answer(verb, correlation, Head())
         elif isinstance(request, messages.Locate):
-            locate(self._broker, self, correlation, request, tells_files=self._admission.sees_files())
+            locate(self.broker, self, correlation, request, tells_files=self._admission.sees_files())
         elif isinstance(request, messages.Publish):
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):
@@ -310,12 +283,12 @@ class PolywireSession:
         if len(self._fetches) >= FETCHES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
         # What this connection sent before must be readable; an empty turn costs next to nothing.
-        self._broker.commit()
-        partition = find_partition(self._broker, request.name, request.partition)
+        self.broker.commit()
+        partition = find_partition(self.broker, request.name, request.partition)
         fetch = RangeFetch(self, correlation, request, partition)
         self.owe()
         self._fetches[correlation] = fetch
-        fetch.start(self._broker, request.wait_ms)
+        fetch.start(self.broker, request.wait_ms)
 
     def _end_fetches(self) -> None:
         """What a user reads ends with its login."""
@@ -327,7 +300,7 @@ class PolywireSession:
         """Go on with ready fetches on the loop: never inside a callback of the log, and in turns with other connections."""
         if not self._pumping:
             self._pumping = True
-            self._broker.loop.call_soon(self._pump_later)
+            self.broker.loop.call_soon(self._pump_later)
 
     def _pump_later(self) -> None:
         self._pumping = False
@@ -337,7 +310,7 @@ class PolywireSession:
         frames = 0
         self._busy = True
         try:
-            while self._ready and frames < FRAMES_PER_PASS and self._output.backlog < self._output.backlog_max:
+            while self._ready and frames < FRAMES_PER_PASS and self.output.backlog < self.output.backlog_max:
                 frames += 1
                 self._advance(self._ready.popleft())
             if self._ready and frames < FRAMES_PER_PASS:
@@ -352,14 +325,14 @@ class PolywireSession:
         """While the peer takes what was written, have the disk fetch what comes next."""
         fetch = self._ready.popleft()
         try:
-            if fetch.prepare(self._broker):
+            if fetch.prepare(self.broker):
                 self._ready.appendleft(fetch)
         except BrokerError as error:
             self.failed(fetch, error)
 
     def _advance(self, fetch: RangeFetch) -> None:
         try:
-            fetch.advance(self._broker, self._output)
+            fetch.advance(self.broker, self.output)
         except BrokerError as error:
             self.failed(fetch, error)
 
@@ -368,11 +341,11 @@ class PolywireSession:
         if self._owed == len(self._fetches):
             self._flush()
         elif len(self._answers) == 1:
-            self._broker.loop.call_soon(self._flush)
+            self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._answers and not self._closed:
-            self._output.write(b"".join(self._answers))
+            self.output.write(b"".join(self._answers))
             self._answers.clear()
 
     def _paid(self) -> None:
@@ -381,11 +354,8 @@ class PolywireSession:
             return
         if self._answers and not self._busy:
             self._flush_soon()
-        if self._finished and not self._owed:
-            self._flush()
-            self._output.close()
-        elif self._owed == REQUESTS_MAX - 1 and not self._yielding:
-            self._resume()
+        if self._held or self._ending or self._rest:
+            self._go_on()
 
 
 class PolywireSessions:

@@ -137,4 +137,8 @@ class WaitingSession(ABC):
 
     def _end_when_done(self) -> None:
         if self._ending and not self._rest and not self._closed and not self._owes():
+            self._flush()
             self.output.close()
+
+    def _flush(self) -> None:  # noqa: B027
+        """Write answers that were collected; most wires collect none."""
