@@ -36,7 +36,7 @@ from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.session import PolywireSessions
-from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
 from polywire.server.collector import Collector
@@ -288,12 +288,12 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         repeats_s=60 * config.cursus_dedup_minutes,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
-    bench = Workbench(broker.loop)
+    off_loop = OffLoopQueue(broker.loop)
     return [
         FluxFactory(broker, flux),
-        CursusFactory(broker, cursus, bench=bench),
+        CursusFactory(broker, cursus, off_loop=off_loop),
         IggyFactory(broker, iggy),
-        Kafka07Factory(broker, bench=bench),
+        Kafka07Factory(broker, off_loop=off_loop),
         PolywireSessions(broker),
     ]
 

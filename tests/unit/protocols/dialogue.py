@@ -157,4 +157,4 @@ class Dialogue:
 
 
 def _is_at_work() -> bool:
-    return any(thread.name == "polywire-workbench" for thread in threading.enumerate())
+    return any(thread.name == "polywire-off-loop" for thread in threading.enumerate())

@@ -19,7 +19,7 @@ from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.reply_buffers import Scratch
-from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.types import TopicName
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class CursusState:
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
     confirmed: which members have used which generation. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
-    bench: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
+    off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
     byte_places: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
     piece_bytes_max: of the messages that are stored as one batch.
     """
@@ -135,7 +135,7 @@ class CursusState:
     settings: CursusSettings
     commands: Mapping[str, Command]
     guard: Guard
-    bench: Workbench
+    off_loop: OffLoopQueue
     turns: dict[bytes, int] = field(default_factory=dict)
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from polywire.protocols.cursus.messages import (
 )
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.types import KeyHash, Level
@@ -229,7 +229,7 @@ class StreamReading:
 
     def _go_on(self) -> None:
         """Read on now, and in slices when that takes long."""
-        if self._take_events(self._session.broker.clock.monotonic() + PASS_S):
+        if self._take_events(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_events)
 
     def _take_events(self, end: float) -> bool:

@@ -26,7 +26,7 @@ from polywire.protocols.cursus.compression import begins_compressed
 from polywire.protocols.cursus.context import WIRE, CursusSettings, CursusState
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
-from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
 COMMANDS: Final[Mapping[str, Command]] = {
@@ -50,11 +50,11 @@ class CursusFactory:
     __slots__ = ("state",)
 
     def __init__(
-        self, broker: Broker, settings: CursusSettings | None = None, *, bench: Workbench | None = None
+        self, broker: Broker, settings: CursusSettings | None = None, *, off_loop: OffLoopQueue | None = None
     ) -> None:
-        """bench: the process's, where it has one."""
+        """off_loop: the process's, where it has one."""
         self.state: Final = CursusState(
-            broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker), bench or Workbench(broker.loop)
+            broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker), off_loop or OffLoopQueue(broker.loop)
         )
 
     @property

@@ -33,7 +33,7 @@ from polywire.protocols.cursus.places import (
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.values import consume_values
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 
 WAIT_MS_MAX: Final = 30_000  # half of the time after which a silent connection is closed
@@ -222,7 +222,7 @@ class Consuming:
 
     def _go_on(self) -> None:
         """Read on now, and in slices when that takes long."""
-        if self._take_places(self._session.broker.clock.monotonic() + PASS_S):
+        if self._take_places(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_places)
 
     def _take_places(self, end: float) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm
-from polywire.protocols.runtime.off_loop import Work
+from polywire.protocols.runtime.off_loop import OffLoopWork
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import CursusSession
@@ -34,7 +34,7 @@ class Stored(Protocol):
 class LongFrame:
     """One such frame of one session, which takes no other request meanwhile.
 
-    Invariant: the received bytes are pinned from the beginning until ``_over``; ``_work`` is on the bench unless the frame waits to begin.
+    Invariant: the received bytes are pinned from the beginning until ``_over``; ``_work`` is off the loop unless the frame waits to begin.
     """
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
@@ -46,17 +46,17 @@ class LongFrame:
         self._storing: Stored | None = None
         self._over = False
         self._unpin: Callable[[], None] | None = None
-        self._work: Work | None = None
+        self._work: OffLoopWork | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Wait for a turn on the bench; the first time, or again."""
+        """Wait for a turn off the loop; the first time, or again."""
         if self._work is not None:
             return
         limit = self._session.state.settings.frame_bytes_max
         prepare = None if self._packed is None else partial(self._packed.expand, self._received, limit)
         unpin, self._unpin = self._unpin or self._session.output.pin(), None
-        self._work = self._session.state.bench.put(prepare, self._prepared, unpin)
+        self._work = self._session.state.off_loop.put(prepare, self._prepared, unpin)
 
     def _prepared(self, body: Any) -> None:
         if isinstance(body, PeerError):

@@ -1,4 +1,4 @@
-"""Places in the order of answers of one Cursus connection.
+"""Reply slots: the order of answers of one Cursus connection.
 
 Promises: an answer is filled once: at once, by a callback of the broker or by a timer. Must not know: how requests are read, sockets.
 """
@@ -13,8 +13,8 @@ from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
-from polywire.protocols.runtime.off_loop import Work, Workbench
-from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.off_loop import OffLoopQueue, OffLoopWork
+from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed beside the loop: gzip takes 2 ms for so many
 
 
-class Asker(Protocol):
+class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
@@ -31,7 +31,7 @@ class Asker(Protocol):
         """Whose loop and clock long answers are made with."""
 
     @property
-    def bench(self) -> Workbench:
+    def off_loop(self) -> OffLoopQueue:
         """Where long answers are compressed."""
 
     @property
@@ -45,8 +45,8 @@ class Asker(Protocol):
         """An answer became known."""
 
 
-class Answer(Place[Asker]):
-    """A place in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells.
+class Answer(ReplySlot[ReplyOwner]):
+    """A slot in the order of answers; ``parts`` are whole frames, their lengths included, and ``body`` is what ``done`` tells.
 
     packing: what its bodies are compressed with, each by itself.
     """
@@ -54,12 +54,12 @@ class Answer(Place[Asker]):
     __slots__ = ("_work", "body", "dialect", "packing")
 
     def __init__(
-        self, session: Asker, dialect: Dialect, packing: Algorithm | None = None, *, blocking: bool = False
+        self, session: ReplyOwner, dialect: Dialect, packing: Algorithm | None = None, *, blocking: bool = False
     ) -> None:
         self.session = session
         self.dialect = dialect
         self.packing = packing
-        self._work: Work | None = None
+        self._work: OffLoopWork | None = None
         self.blocking = blocking
         self.body = b""
         self.parts = None
@@ -74,7 +74,7 @@ class Answer(Place[Asker]):
         elif sum(map(len, bodies)) <= PACKED_HERE_BYTES_MAX:
             self.fill(_packed(packing, bodies))
         else:
-            self._work = self.session.bench.put(partial(_packed, packing, bodies), self._ready, _nothing)
+            self._work = self.session.off_loop.put(partial(_packed, packing, bodies), self._ready, _nothing)
             self.cancel = self._work.leave
 
     def _ready(self, frames: Any) -> None:

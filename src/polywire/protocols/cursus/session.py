@@ -32,10 +32,10 @@ from polywire.protocols.cursus.messages import (
 )
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
-from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, Workbench
-from polywire.protocols.runtime.pipelined import OrderedSession
+from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
+from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import believed
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
@@ -44,8 +44,8 @@ Reply = bytes | Sequence[bytes]
 """Bodies of the frames of one answer."""
 
 
-class Carry(Protocol):
-    """Carries out one request: returns the bodies of its reply, or None when it took a place by ``session.later``.
+class Handler(Protocol):
+    """Carries out one request: returns the bodies of its reply, or None when it took a reply slot by ``session.later``.
 
     Raises Refused, BrokerError.
     """
@@ -61,7 +61,7 @@ class Command:
     may begin before earlier requests are answered.
     """
 
-    carry: Carry
+    handler: Handler
     actions: tuple[Action, ...]
     alone: bool = False
     pipelined: bool = False
@@ -88,7 +88,7 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: Scratch, /) -> Stored | None: ...
 
 
-class CursusSession(OrderedSession[Answer]):
+class CursusSession(PipelinedSession[Answer]):
     """One peer.
 
     spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by
@@ -104,8 +104,8 @@ class CursusSession(OrderedSession[Answer]):
         "_leader",
         "_long",
         "_packed",
-        "_placed",
         "_pushing",
+        "_slot",
         "_take_batch",
         "_timer",
         "_topic_wait",
@@ -129,7 +129,7 @@ class CursusSession(OrderedSession[Answer]):
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
         self._packed: Algorithm | None = None
-        self._placed: Answer | None = None
+        self._slot: Answer | None = None
         self._leader = ""
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
@@ -181,7 +181,7 @@ class CursusSession(OrderedSession[Answer]):
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
         now = self.state.broker.clock.monotonic
-        pass_end = self._heard_at + PASS_S
+        quantum_end = self._heard_at + QUANTUM_S
         small = min(NOBODY_FRAME_BYTES_MAX, self.state.settings.frame_bytes_max)  # anybody may send so much
         self._wanted = 0
         while stop - at >= PREFIX_BYTES and not self._waits():
@@ -199,8 +199,8 @@ class CursusSession(OrderedSession[Answer]):
             at = end
             if self._ending or self._pushing is not None:
                 return stop
-            if at < stop and now() >= pass_end:
-                self._give_way()
+            if at < stop and now() >= quantum_end:
+                self._end_quantum()
                 break
         return at
 
@@ -220,7 +220,7 @@ class CursusSession(OrderedSession[Answer]):
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
-        self._placed = None
+        self._slot = None
         self._timer.cancel()
         self._is_used()
         if self._pushing is not None:
@@ -311,7 +311,7 @@ class CursusSession(OrderedSession[Answer]):
             return False
         if read.telling:
             self.spoken = read.dialect
-        self._carry(command, read)
+        self._handle(command, read)
         return True
 
     def _is_batch(self, body: memoryview) -> bool:
@@ -322,15 +322,15 @@ class CursusSession(OrderedSession[Answer]):
         """An envelope that holds no command, as the PUBLISH it means."""
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic, telling=True)
 
-    def _carry(self, command: Command, request: Request) -> None:
+    def _handle(self, command: Command, request: Request) -> None:
         """Carry out one command. Raises NotYet."""
-        self._placed = None
+        self._slot = None
         refusal: Refused | None = None
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
             self.state.guard.admit(self, request, command)
-            reply = command.carry(self, request)
+            reply = command.handler(self, request)
         except Refused as error:
             refusal = error
         except BrokerError as error:
@@ -340,19 +340,19 @@ class CursusSession(OrderedSession[Answer]):
                 bodies = [reply] if isinstance(reply, bytes) else reply
                 self.later(request.dialect).ok(*bodies)
         if refusal is not None:
-            self._place(request).refuse(refusal)
+            self._slot_for(request).refuse(refusal)
         del refusal  # its trace has this call: not each the other
 
-    def _place(self, request: Request) -> Answer:
-        """The place that the command took before it failed, or a new one."""
-        return self._placed or self.later(request.dialect)
+    def _slot_for(self, request: Request) -> Answer:
+        """The reply slot that the command took before it failed, or a new one."""
+        return self._slot or self.later(request.dialect)
 
     # What commands ask for
 
     @property
-    def bench(self) -> Workbench:
+    def off_loop(self) -> OffLoopQueue:
         """Where long work is done, one piece at a time."""
-        return self.state.bench
+        return self.state.off_loop
 
     @property
     def address(self) -> tuple[str, int]:
@@ -383,7 +383,7 @@ class CursusSession(OrderedSession[Answer]):
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """The place of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a
+        """The reply slot of an answer that comes later; a blocking one holds up the requests behind it. A command that raises after it took a
         place is refused there.
 
         The page of the legacy dialect compresses whole messages both ways; other peers send compressed batches, and read plain answers.
@@ -391,7 +391,7 @@ class CursusSession(OrderedSession[Answer]):
         packing = self._packed if dialect is Dialect.LEGACY else None
         answer = Answer(self, dialect, packing, blocking=blocking)
         self._answers.append(answer)
-        self._placed = answer
+        self._slot = answer
         self._blocking += blocking
         return answer
 

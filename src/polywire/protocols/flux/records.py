@@ -57,12 +57,12 @@ def produce(session: FluxSession, request: Request, /) -> None:
         waiting = AcksAll(session, answer, partition)
         waiting.timer = session.broker.loop.call_later(timeout_s, waiting.expire)
         answer.cancel = waiting.cancel
-        session.entrance.produce(partition, batch, Level.SYNCED, waiting.stored)
+        session.append_queue.produce(partition, batch, Level.SYNCED, waiting.stored)
         return
     produced = Produced(session, request.id)
     produced.partition = partition
     session.append(produced)
-    session.entrance.produce(partition, batch, Level.WRITTEN, produced.done)
+    session.append_queue.produce(partition, batch, Level.WRITTEN, produced.done)
 
 
 class AcksAll:

@@ -22,7 +22,7 @@ from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Request
 from polywire.protocols.flux.reply_slots import Answer, Parts
 from polywire.protocols.flux.session import FluxSession
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.compression import expand_body
 
 FETCH_BYTES_MIN: Final = 4096
@@ -94,7 +94,7 @@ class Reply:
         self._state[encoder.START] = start
         self._session.append(self._answer)
         self._answer.cancel = self._drop
-        if self._read_on(self._session.broker.clock.monotonic() + PASS_S):
+        if self._read_on(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._read_on)
         return None
 

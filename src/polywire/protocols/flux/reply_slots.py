@@ -1,4 +1,4 @@
-"""Places in the order of answers of one FLUX connection, and what fills them.
+"""Reply slots: the order of answers of one FLUX connection, and what fills them.
 
 Promises: an answer is filled once, by a callback of the broker or of a timer; a run of PRODUCE lines is one answer, written by one
 compiled call.
@@ -18,7 +18,7 @@ from polywire.protocols.flux import decoder, encoder
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
-from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import PARTITION_COUNT_MAX
 
@@ -29,7 +29,7 @@ REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
 Parts = list[bytes | memoryview]
 
 
-class Asker(Protocol):
+class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
@@ -86,12 +86,12 @@ class Scratch:
             self.replies.append(buffer)
 
 
-class Answer(Place[Asker]):
-    """A place in the order of answers; ``payload`` is what ``done`` tells."""
+class Answer(ReplySlot[ReplyOwner]):
+    """A slot in the order of answers; ``payload`` is what ``done`` tells."""
 
     __slots__ = ("payload", "request_id")
 
-    def __init__(self, session: Asker, request_id: bytes, *, blocking: bool = False) -> None:
+    def __init__(self, session: ReplyOwner, request_id: bytes, *, blocking: bool = False) -> None:
         self.session = session
         self.request_id = request_id
         self.blocking = blocking
@@ -153,7 +153,7 @@ class Run(Answer):
 
     __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
 
-    def __init__(self, session: Asker, ids: bytes, count: int) -> None:
+    def __init__(self, session: ReplyOwner, ids: bytes, count: int) -> None:
         super().__init__(session, b"")
         self.ids = ids
         self.groups = array("i", bytes(4 * count))

@@ -23,9 +23,9 @@ from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
-from polywire.protocols.runtime.append_queue import Entrance
-from polywire.protocols.runtime.pipelined import OrderedSession
-from polywire.protocols.runtime.session import PASS_S, Output
+from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.pipelined import PipelinedSession
+from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level, TopicName
@@ -38,7 +38,7 @@ _TOPICS_AT: Final = 7 * decoder.RUN_RECORDS_MAX
 _HASH: Final = KeyHash.FNV32
 
 
-class Carry(Protocol):
+class Handler(Protocol):
     """Carries out one request: returns the payload, or None when it made an ``Answer``. Raises Refused, BrokerError."""
 
     def __call__(self, session: FluxSession, request: Request, /) -> bytes | None: ...
@@ -52,13 +52,13 @@ class Command:
     where the command finds them needed. settled: whether it waits until everything produced before it on this connection is readable.
     """
 
-    carry: Carry
+    handler: Handler
     actions: tuple[Action, ...]
     topic_at: int | None = None
     settled: bool = False
 
 
-class FluxSession(OrderedSession[Answer]):
+class FluxSession(PipelinedSession[Answer]):
     """One peer.
 
     ``_too_long``: ends the connection where a line that is too long does not end; what comes is skipped meanwhile.
@@ -70,8 +70,8 @@ class FluxSession(OrderedSession[Answer]):
         "_commands",
         "_principal",
         "_too_long",
+        "append_queue",
         "drain",
-        "entrance",
         "scratch",
         "state",
     )
@@ -93,7 +93,7 @@ class FluxSession(OrderedSession[Answer]):
         self._principal: Principal | None = None
         self._too_long: Any = None
         self.drain: Callable[[], None] | None = None
-        self.entrance: Final = Entrance(broker, BUSY_WAIT_S, self._go_on)
+        self.append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._go_on)
 
     @property
     def frame_bytes_max(self) -> int:
@@ -101,7 +101,7 @@ class FluxSession(OrderedSession[Answer]):
         return self.state.settings.line_bytes_max
 
     def _waits(self) -> bool:
-        return bool(self.entrance.waiting) or super()._waits()
+        return bool(self.append_queue.waiting) or super()._waits()
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -109,7 +109,7 @@ class FluxSession(OrderedSession[Answer]):
             return self._skip(data)
         work, line_max = self.scratch.work, self.state.settings.line_bytes_max
         now = self.broker.clock.monotonic
-        pass_end = now() + PASS_S
+        quantum_end = now() + QUANTUM_S
         while at < stop:
             reason, after, end, count, topics = decoder.scan(data, at, stop, work, line_max)
             if count == 1:
@@ -130,8 +130,8 @@ class FluxSession(OrderedSession[Answer]):
                 at = end
                 if self._waits():
                     break
-            if at < stop and now() >= pass_end:
-                self._give_way()
+            if at < stop and now() >= quantum_end:
+                self._end_quantum()
                 break
         return at
 
@@ -165,7 +165,7 @@ class FluxSession(OrderedSession[Answer]):
             return False
         try:
             self._admit(command, request)
-            payload = command.carry(self, request)
+            payload = command.handler(self, request)
         except Refused as error:
             self.append(Answer(self, request.id)).refuse(error)
         except BrokerError as error:
@@ -176,7 +176,7 @@ class FluxSession(OrderedSession[Answer]):
         return True
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """The place of an answer that comes later; a blocking one holds up the requests behind it."""
+        """The reply slot of an answer that comes later; a blocking one holds up the requests behind it."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
@@ -202,7 +202,7 @@ class FluxSession(OrderedSession[Answer]):
         """The connection is gone."""
         if self._too_long is not None:
             self._too_long.cancel()
-        self.entrance.drop()
+        self.append_queue.drop()
         self._abandon()
 
     def _admit(self, command: Command, request: Request) -> None:
@@ -260,7 +260,7 @@ class FluxSession(OrderedSession[Answer]):
             answer.refuse(not_leader())
             return
         answer.partition = partition
-        self.entrance.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
+        self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
         """Several records: one batch per topic and partition."""
@@ -307,7 +307,7 @@ class FluxSession(OrderedSession[Answer]):
             number = run.add_group(partition)
             if self.state.is_writable(partition):
                 batch = from_spans(data, spans, rows[start:end] if total > 1 else None)
-                self.entrance.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
+                self.append_queue.produce(partition, batch, Level.WRITTEN, partial(run.stored, number))
             else:
                 run.fail(number, not_leader())
             start = end

@@ -128,9 +128,9 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     if isinstance(batch, int):
         raise Refused(batch)
     if dialect.framed:
-        session.entrance.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
+        session.append_queue.produce(partition, batch, Level.WRITTEN, partial(_sent, session, answer, topic, partition))
     else:
-        session.entrance.produce(partition, batch, Level.WRITTEN, answer.done)
+        session.append_queue.produce(partition, batch, Level.WRITTEN, answer.done)
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:

@@ -1,4 +1,4 @@
-"""Places in the order of answers of one Iggy connection, and what is written in front of what fills them.
+"""Reply slots: the order of answers of one Iggy connection, and what is written in front of what fills them.
 
 Promises: an answer is filled once, at once or by a callback of the broker; an error has no payload. Must not know: how requests are read,
 sockets.
@@ -15,7 +15,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import HEAD, Refused
-from polywire.protocols.runtime.pipelined import Place
+from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Buffer
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
 
 
-class Asker(Protocol):
+class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
@@ -46,8 +46,8 @@ class Asker(Protocol):
         """Answer a repeat of this request with the same bytes."""
 
 
-class Answer(Place[Asker]):
-    """A place in the order of answers; ``payload`` is what ``done`` tells, or what ``later`` gives, where that takes long to make.
+class Answer(ReplySlot[ReplyOwner]):
+    """A slot in the order of answers; ``payload`` is what ``done`` tells, or what ``later`` gives, where that takes long to make.
 
     head: of the request, None in the classic framing. number: of the answer, rising by connection.
     """
@@ -55,7 +55,13 @@ class Answer(Place[Asker]):
     __slots__ = ("dialect", "head", "later", "number", "payload")
 
     def __init__(
-        self, session: Asker, dialect: Dialect, head: vsr.Head | None = None, *, number: int = 0, blocking: bool = True
+        self,
+        session: ReplyOwner,
+        dialect: Dialect,
+        head: vsr.Head | None = None,
+        *,
+        number: int = 0,
+        blocking: bool = True,
     ) -> None:
         self.session = session
         self.dialect = dialect

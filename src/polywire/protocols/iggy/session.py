@@ -23,10 +23,10 @@ from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
-from polywire.protocols.runtime.append_queue import Entrance
-from polywire.protocols.runtime.pipelined import OrderedSession
+from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import believed
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 if TYPE_CHECKING:
     from polywire.protocols.iggy.context import Shared
@@ -38,7 +38,7 @@ REPLAYS_MAX: Final = 8  # answers to state-changing requests of D3 kept for repe
 BUSY_WAIT_S: Final = 2.0  # how long messages wait for room in the log before they are refused
 
 
-class Carry(Protocol):
+class Handler(Protocol):
     """Carries out one request: returns the payload of the answer, or None when it fills the answer later. Raises Refused, BrokerError."""
 
     def __call__(self, session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None: ...
@@ -49,7 +49,7 @@ class Command:
     """A command of the wire. ``actions``: what it may ask for. ``piled``: handled while earlier ones of its kind wait. ``bare``: it has no
     payload, and the classic framing takes none with it (spec: iggy#d0-requests)."""
 
-    carry: Carry
+    handler: Handler
     actions: tuple[Action, ...]
     piled: bool = False
     bare: bool = False
@@ -60,7 +60,7 @@ class Command:
         return ANYBODY.issuperset(self.actions)
 
 
-class IggySession(OrderedSession[Answer]):
+class IggySession(PipelinedSession[Answer]):
     """One peer. Only commands that may be piled up are handled while earlier ones wait for their answers."""
 
     __slots__ = (
@@ -68,8 +68,8 @@ class IggySession(OrderedSession[Answer]):
         "_commands",
         "_number",
         "_replays",
+        "append_queue",
         "client_id",
-        "entrance",
         "epoch",
         "members",
         "principal",
@@ -84,7 +84,7 @@ class IggySession(OrderedSession[Answer]):
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.recognition: Final = Recognition(shared.forced)
-        self.entrance: Final = Entrance(shared.broker, BUSY_WAIT_S, self._go_on)
+        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
         self.principal: Principal | None = None
         self._caller: Caller | None = None
         self.epoch = 0
@@ -119,12 +119,12 @@ class IggySession(OrderedSession[Answer]):
         return self.output.local
 
     def _waits(self) -> bool:
-        return bool(self.entrance.waiting) or super()._waits()
+        return bool(self.append_queue.waiting) or super()._waits()
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
         now = self.broker.clock.monotonic
-        pass_end = now() + PASS_S
+        quantum_end = now() + QUANTUM_S
         while at < stop and not self._ending:
             size = self._frame_bytes(data[at:])
             if size == 0 or size > stop - at:
@@ -136,8 +136,8 @@ class IggySession(OrderedSession[Answer]):
             at += size
             if self._waits():
                 break
-            if at < stop and now() >= pass_end:
-                self._give_way()
+            if at < stop and now() >= quantum_end:
+                self._end_quantum()
                 break
         if self._ending:
             self._end_when_done()
@@ -168,31 +168,31 @@ class IggySession(OrderedSession[Answer]):
     def _take(self, frame: memoryview) -> bool:
         """Carry out one request; False when it must wait until everything before it is answered."""
         if not self.recognition.framed:
-            return self._carry(int.from_bytes(frame[4:8], "little"), frame[8:], None)
+            return self._handle(int.from_bytes(frame[4:8], "little"), frame[8:], None)
         head = vsr.parse_head(frame)
         body = frame[vsr.HEADER_BYTES :]
         if head.operation == vsr.REGISTER:
-            return self._carry(Code.LOGIN, body, head)
+            return self._handle(Code.LOGIN, body, head)
         if head.operation == vsr.PLAIN:
             if head.code in (Code.LOGIN, Code.LOGIN_TOKEN):
-                self._place(head, D3).evict(vsr.EVICT_LOGIN)
+                self._slot(head, D3).evict(vsr.EVICT_LOGIN)
                 return True
-            return self._carry(head.code, body, head)
+            return self._handle(head.code, body, head)
         code = vsr.OPERATIONS.get(head.operation)
         if code is None:
-            self._place(head, D3).evict(vsr.EVICT_UNKNOWN)
+            self._slot(head, D3).evict(vsr.EVICT_UNKNOWN)
             return True
         if self.principal is None and head.operation != vsr.LOG_OUT:
-            self._place(head, D3).evict(vsr.EVICT_NO_LOGIN)
+            self._slot(head, D3).evict(vsr.EVICT_NO_LOGIN)
             return True
         if head.has_result and head.operation < vsr.SEND:
             if not self._settled():
                 return False
             if self._replay(head):
                 return True
-        return self._carry(code, body, head)
+        return self._handle(code, body, head)
 
-    def _carry(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
+    def _handle(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
         command = self._commands.get(code)
         piled = command is not None and command.piled
         if not piled and not self._settled():
@@ -200,7 +200,7 @@ class IggySession(OrderedSession[Answer]):
         if self._is_overlooked(code):
             return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
-        answer = self._place(head, dialect, blocking=not piled)
+        answer = self._slot(head, dialect, blocking=not piled)
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
@@ -209,7 +209,7 @@ class IggySession(OrderedSession[Answer]):
             if command.bare and head is None and len(payload) > 0:
                 raise Refused(errors.UNKNOWN_COMMAND)
             reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
-            result = command.carry(self, answer, reader)
+            result = command.handler(self, answer, reader)
         except (Refused, BrokerError) as error:
             answer.refuse(error)
         else:
@@ -224,7 +224,7 @@ class IggySession(OrderedSession[Answer]):
         if (self._number and code in _GOING_ON) or not directory.is_far_behind:
             return False
         self._yielding = True
-        directory.catch_up(self._turn_again)
+        directory.catch_up(self._begin_quantum)
         return True
 
     def _let_in(self, command: Command) -> None:
@@ -238,7 +238,7 @@ class IggySession(OrderedSession[Answer]):
                 raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
             self.principal = self.broker.access.anonymous()
 
-    def _place(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
+    def _slot(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
         self._number += 1
         return self.append(Answer(self, dialect, head, number=self._number, blocking=blocking))
 
@@ -298,7 +298,7 @@ class IggySession(OrderedSession[Answer]):
 
     def close(self) -> None:
         """The connection is gone: groups are left."""
-        self.entrance.drop()
+        self.append_queue.drop()
         self._abandon()
         self.leave_groups()
         self.shared.leave(self)

@@ -15,7 +15,7 @@ from polywire.protocols.kafka07.fetch import Blocks
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
 from polywire.protocols.kafka07.produce import Producer
 from polywire.protocols.kafka07.session import KafkaSession
-from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
 WIRE: Final = "kafka07"
@@ -26,14 +26,14 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 class Kafka07Factory:
     """Implements ``protocols.base.SessionFactory``."""
 
-    __slots__ = ("_bench", "_blocks", "_broker", "_producer")
+    __slots__ = ("_blocks", "_broker", "_off_loop", "_producer")
 
-    def __init__(self, broker: Broker, *, bench: Workbench | None = None) -> None:
-        """bench: the process's, where it has one."""
+    def __init__(self, broker: Broker, *, off_loop: OffLoopQueue | None = None) -> None:
+        """off_loop: the process's, where it has one."""
         self._broker = broker
         self._producer = Producer(broker)
         self._blocks = Blocks()
-        self._bench = bench or Workbench(broker.loop)
+        self._off_loop = off_loop or OffLoopQueue(broker.loop)
 
     @property
     def wire(self) -> str:
@@ -62,4 +62,4 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
-        return KafkaSession(self._broker, self._producer, self._blocks, self._bench, output, resume)
+        return KafkaSession(self._broker, self._producer, self._blocks, self._off_loop, output, resume)

@@ -20,7 +20,7 @@ from polywire.protocols.kafka07 import bridging, encoder
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
 from polywire.protocols.kafka07.produce import Authorize, topic_name
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.batch import longest_payload
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
@@ -141,7 +141,7 @@ class Answering:
             self._open_block(BLOCK_BYTES)
             self._at += HEAD_BYTES if self._fetch.is_multiple else 0
         now = self._broker.clock.monotonic
-        end = now() + PASS_S
+        end = now() + QUANTUM_S
         while self._number < len(self._fetch.entries):
             if self._number and now() >= end:
                 self._broker.loop.call_soon(self._take_turn, self._await())

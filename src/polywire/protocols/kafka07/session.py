@@ -36,10 +36,10 @@ from polywire.protocols.kafka07.messages import (
 )
 from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.produce import Peer, Producer
-from polywire.protocols.runtime.append_queue import Entrance
-from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, Work, Workbench
-from polywire.protocols.runtime.sequential import WaitingSession
-from polywire.protocols.runtime.session import PASS_S, Output
+from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue, OffLoopWork
+from polywire.protocols.runtime.sequential import SequentialSession
+from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
 
 ACTIONS: Final[Mapping[RequestType, tuple[Action, ...]]] = {
@@ -59,7 +59,7 @@ ENTRIES_AT_ONCE_MAX: Final = 512  # of one request that is read on the loop: a m
 SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
 
 
-class KafkaSession(WaitingSession):
+class KafkaSession(SequentialSession):
     """One peer.
 
     Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
@@ -68,12 +68,12 @@ class KafkaSession(WaitingSession):
     """
 
     __slots__ = (
-        "_bench",
+        "_append_queue",
         "_blocks",
         "_dirty",
-        "_entrance",
         "_is_inside",
         "_large",
+        "_off_loop",
         "_pending",
         "_principal",
         "_producer",
@@ -86,19 +86,19 @@ class KafkaSession(WaitingSession):
         broker: Broker,
         producer: Producer,
         blocks: Blocks,
-        bench: Workbench,
+        off_loop: OffLoopQueue,
         output: Output,
         resume: Callable[[], None],
     ) -> None:
         super().__init__(broker, output, resume)
         self._producer = producer
         self._blocks = blocks
-        self._bench = bench
-        self._large: Work | None = None
+        self._off_loop = off_loop
+        self._large: OffLoopWork | None = None
         self._storing: Iterator[bool] = iter(())
         self._is_inside = False
         self._trails: dict[int, Trail] = {}
-        self._entrance: Final = Entrance(broker, BUSY_WAIT_S, self._found_room, self._refused)
+        self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._found_room, self._refused)
         self._pending: Answering | Listing | None = None
         self._dirty = False
         self._principal: Principal | None = None
@@ -116,12 +116,12 @@ class KafkaSession(WaitingSession):
         return self._owes() or super()._waits()
 
     def _owes(self) -> bool:
-        return self._pending is not None or self._large is not None or bool(self._entrance.waiting)
+        return self._pending is not None or self._large is not None or bool(self._append_queue.waiting)
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
         now = self.broker.clock.monotonic
-        pass_end = now() + PASS_S
+        quantum_end = now() + QUANTUM_S
         while len(data) - at >= LENGTH_BYTES:
             reason, at, end = self._producer.take_run(data, at, self._append, self._peer)
             if reason == decoder.MORE or self._waits():
@@ -134,15 +134,15 @@ class KafkaSession(WaitingSession):
                 at = end
                 if self._waits():
                     break
-            if now() >= pass_end:
-                self._give_way()
+            if now() >= quantum_end:
+                self._end_quantum()
                 break
         return at
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
         """Carry out one request by the precise rules. Raises PeerError."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
-            self._large = self._bench.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
+            self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
             return
         request = parse(data, at, end)
         if isinstance(request, Produce):
@@ -159,7 +159,7 @@ class KafkaSession(WaitingSession):
         if sets is not None:
             self._prepared(sets)
             return
-        self._leave_bench()
+        self._leave_off_loop()
         try:
             self._answer(request)
         except PeerError as error:
@@ -226,7 +226,7 @@ class KafkaSession(WaitingSession):
                 sets = open_sets(data, entries, LARGE_BYTES)
         if sets is None:
             prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
-            self._large = self._bench.put(prepare, self._prepared, self.output.pin())
+            self._large = self._off_loop.put(prepare, self._prepared, self.output.pin())
             return
         for _ in self._producer.take_sets(sets, self._append, self._peer):
             pass  # they are few and short
@@ -241,25 +241,25 @@ class KafkaSession(WaitingSession):
 
     def _store(self) -> None:
         """Go on with a large request until others must have their turn."""
-        if self._large is None or self._entrance.waiting:
+        if self._large is None or self._append_queue.waiting:
             return
         now = self.broker.clock.monotonic
-        pass_end = now() + PASS_S
+        quantum_end = now() + QUANTUM_S
         try:
             for ended in self._storing:
                 self._is_inside = not ended
-                if self._entrance.waiting:
+                if self._append_queue.waiting:
                     return
-                if now() >= pass_end:
+                if now() >= quantum_end:
                     self.broker.loop.call_soon(self._store)
                     return
         except PeerError as error:
             self._fail(error)
             return
-        self._leave_bench()
+        self._leave_off_loop()
         self._go_on()
 
-    def _leave_bench(self) -> None:
+    def _leave_off_loop(self) -> None:
         large, self._large = self._large, None
         self._storing, self._is_inside = iter(()), False
         if large is not None:
@@ -268,13 +268,13 @@ class KafkaSession(WaitingSession):
     def _append(self, partition: Partition, batch: bytearray) -> None:
         """Hand a batch to the broker; when the log has no room it waits, and so does this connection. Raises PeerError."""
         self._dirty = True
-        self._entrance.produce(partition, batch, Level.WRITTEN, None)
+        self._append_queue.produce(partition, batch, Level.WRITTEN, None)
 
     def _refused(self, done: Done | None, error: BrokerError) -> None:
         """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError unless it had to wait."""
         del done  # a producer waits for no answer
         refusal = PeerError(f"a set cannot be stored: {error.message}", fatal=True)
-        if not self._entrance.waiting:
+        if not self._append_queue.waiting:
             raise refusal
         self._fail(refusal)
 
@@ -287,24 +287,24 @@ class KafkaSession(WaitingSession):
 
     def _fail(self, error: PeerError) -> None:
         """What is not refused inside of ``receive``: close, dropping what was not handled."""
-        self._entrance.drop()
+        self._append_queue.drop()
         self._rest = b""
         self._ending = True
-        self._leave_bench()
+        self._leave_off_loop()
         if not self._closed:
             self.output.fail(error)
 
     def close(self) -> None:
         """The connection is gone."""
         self._closed = True
-        if self._is_inside and not self._entrance.waiting:
+        if self._is_inside and not self._append_queue.waiting:
             with suppress(PeerError):  # a set of which something was stored is stored whole
                 any(self._storing)
-        self._leave_bench()
+        self._leave_off_loop()
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        self._entrance.drop()
+        self._append_queue.drop()
         self._storing = iter(())
 
 

@@ -19,7 +19,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.protocols.polywire.splitting import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.words import Answering, check_name, level_of, partition_of
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
 
@@ -204,7 +204,7 @@ class Appending:
     def _are_done_at_once(self, steps: Iterator[None]) -> bool:
         """Do what one turn has time for; whether that was all."""
         now = self._broker.clock.monotonic
-        until = now() + PASS_S
+        until = now() + QUANTUM_S
         return not any(now() >= until for _ in steps)
 
     def _ended(

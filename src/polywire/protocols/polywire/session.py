@@ -35,8 +35,8 @@ from polywire.protocols.polywire.produce import Appending
 from polywire.protocols.polywire.topics import Catalog
 from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
-from polywire.protocols.runtime.sequential import WaitingSession
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, PASS_S, Output
+from polywire.protocols.runtime.sequential import SequentialSession
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -46,7 +46,7 @@ FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 
-class PolywireSession(WaitingSession):
+class PolywireSession(SequentialSession):
     """One connection. Guards: every request is answered exactly once while the connection lives.
 
     Answers known in one turn leave in one write: they are collected until nothing more can come at once. ``_busy``: whoever is running
@@ -104,7 +104,7 @@ class PolywireSession(WaitingSession):
         size = len(data)
         self._wanted = 0
         now = self.broker.clock.monotonic
-        pass_end = now() + PASS_S
+        quantum_end = now() + QUANTUM_S
         while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._holding:
             try:
                 prefix = decode_prefix(data, at)
@@ -120,8 +120,8 @@ class PolywireSession(WaitingSession):
             body = at + PREFIX_BYTES + prefix.head_bytes
             self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
             at = end
-            if at < size and now() >= pass_end:
-                self._give_way()
+            if at < size and now() >= quantum_end:
+                self._end_quantum()
                 break
         return at
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 
 
-def tell(done: Done | None, error: BrokerError) -> None:
-    """A batch is refused: tell who waits for it."""
+def notify(done: Done | None, error: BrokerError) -> None:
+    """A batch is refused: notify who waits for it."""
     if done is not None:
         done(-1, error)
 
 
-class Entrance:
+class AppendQueue:
     """The batches of one connection on their way into the log.
 
     Guards: while anything is in ``waiting`` whatever comes goes behind it, so a session handles no request as long as it is not empty.
@@ -41,7 +41,7 @@ class Entrance:
         broker: Broker,
         wait_s: float,
         go_on: Callable[[], None],
-        refuse: Callable[[Done | None, BrokerError], None] = tell,
+        refuse: Callable[[Done | None, BrokerError], None] = notify,
     ) -> None:
         self.waiting: Final[deque[tuple[Partition, bytearray, Level, Done | None]]] = deque()
         self._broker: Final = broker

@@ -24,22 +24,22 @@ LONG_BYTES: Final = (
 )  # longer requests are stored a little at a time, and have their turn here: 4 MiB take some 3 ms
 
 
-class Work:
-    """One request's stay on the bench.
+class OffLoopWork:
+    """One request's stay in the queue.
 
     Invariant: whoever put it here calls ``leave`` once it is handled, or not wanted any more; only then comes the next.
     """
 
-    __slots__ = ("_bench", "done", "prepare", "release")
+    __slots__ = ("_off_loop", "done", "prepare", "release")
 
     def __init__(
         self,
-        bench: Workbench,
+        queue: OffLoopQueue,
         prepare: Callable[[], Any] | None,
         done: Callable[[Any], None],
         release: Callable[[], None],
     ) -> None:
-        self._bench = bench
+        self._off_loop = queue
         self.prepare = prepare
         self.done: Callable[[Any], None] | None = done
         self.release = release
@@ -48,10 +48,10 @@ class Work:
         """Make room for the next; the thread may still be at it, but nobody is told any more."""
         if self.done is not None:
             self.done = None
-            self._bench.left(self)
+            self._off_loop.left(self)
 
 
-class Workbench:
+class OffLoopQueue:
     """Where one large request at a time is prepared.
 
     Invariant: ``_on`` is the work whose turn it is; ``_running`` while the thread is at some work, even when that has left.
@@ -61,22 +61,24 @@ class Workbench:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._waiting: deque[Work] = deque()
-        self._on: Work | None = None
+        self._waiting: deque[OffLoopWork] = deque()
+        self._on: OffLoopWork | None = None
         self._running = False
 
-    def put(self, prepare: Callable[[], Any] | None, done: Callable[[Any], None], release: Callable[[], None]) -> Work:
+    def put(
+        self, prepare: Callable[[], Any] | None, done: Callable[[Any], None], release: Callable[[], None]
+    ) -> OffLoopWork:
         """Have ``prepare`` called in a thread, then ``done`` with what it returned, or with the PeerError it raised.
 
         prepare: None when a turn is all that is wanted. release: called on the loop once the work has left and the thread does not look at
         the request any more.
         """
-        work = Work(self, prepare, done, release)
+        work = OffLoopWork(self, prepare, done, release)
         self._waiting.append(work)
         self._loop.call_soon(self._next)
         return work
 
-    def left(self, work: Work) -> None:
+    def left(self, work: OffLoopWork) -> None:
         """Its turn is over, or it does not want one any more."""
         if work is not self._on:
             self._waiting.remove(work)
@@ -95,9 +97,9 @@ class Workbench:
             self._prepared(work, None)
             return
         self._running = True
-        threading.Thread(target=self._prepare, args=(work,), name="polywire-workbench", daemon=True).start()
+        threading.Thread(target=self._prepare, args=(work,), name="polywire-off-loop", daemon=True).start()
 
-    def _prepare(self, work: Work) -> None:
+    def _prepare(self, work: OffLoopWork) -> None:
         """In the thread."""
         result: Any = PeerError("a large request could not be prepared", fatal=True)
         try:
@@ -109,7 +111,7 @@ class Workbench:
             with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be told
                 self._loop.call_soon_threadsafe(self._prepared, work, result)
 
-    def _prepared(self, work: Work, result: Any) -> None:
+    def _prepared(self, work: OffLoopWork, result: Any) -> None:
         self._running = False
         if work.done is not None:
             work.done(result)

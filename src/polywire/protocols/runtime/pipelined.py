@@ -1,4 +1,4 @@
-"""Sessions whose answers leave in the order of the requests: places for answers, and what follows when one becomes known.
+"""Sessions whose answers leave in the order of the requests: reply slots, and what follows when one becomes known.
 
 Promises: an answer is filled once; what is known is written as soon as everything before it is, in as few writes as can be. No task, no
 future and no extra call per request. Must not know: any wire's bytes, what is answered.
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from polywire.protocols.runtime.sequential import WaitingSession
+from polywire.protocols.runtime.sequential import SequentialSession
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
 
 
-class Asker(Protocol):
-    """What a place needs of its session."""
+class ReplyOwner(Protocol):
+    """What a reply slot needs of its session."""
 
     @property
     def closed(self) -> bool:
@@ -31,11 +31,11 @@ class Asker(Protocol):
         """An answer became known."""
 
 
-_Asker = TypeVar("_Asker", bound=Asker)
+_Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 
-class Place(Generic[_Asker]):
-    """A place in the order of answers; ``parts`` are set when the answer is known. Wires set all of it when they make one.
+class ReplySlot(Generic[_Owner]):
+    """A slot in the order of answers; ``parts`` are set when the answer is known. Wires set all of it when they make one.
 
     Invariant: filled once. ``blocking`` ones hold up the requests behind them; ``released`` is called once the parts may be reused,
     ``cancel`` when the connection goes first.
@@ -43,7 +43,7 @@ class Place(Generic[_Asker]):
 
     __slots__ = ("blocking", "cancel", "parts", "released", "session")
 
-    session: _Asker
+    session: _Owner
     blocking: bool
     parts: Sequence[Buffer] | None
     released: Callable[[], None] | None
@@ -61,10 +61,10 @@ class Place(Generic[_Asker]):
         self.session.answered()
 
 
-_Place = TypeVar("_Place", bound=Place)  # type: ignore[type-arg]
+_Slot = TypeVar("_Slot", bound=ReplySlot)  # type: ignore[type-arg]
 
 
-class OrderedSession(WaitingSession, Generic[_Place]):
+class PipelinedSession(SequentialSession, Generic[_Slot]):
     """One peer whose answers keep the order of its requests.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
@@ -75,7 +75,7 @@ class OrderedSession(WaitingSession, Generic[_Place]):
 
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
-        self._answers: deque[_Place] = deque()
+        self._answers: deque[_Slot] = deque()
         self._blocking = 0
         self._settle = False
 
@@ -90,8 +90,8 @@ class OrderedSession(WaitingSession, Generic[_Place]):
     def _owes(self) -> bool:
         return bool(self._answers)
 
-    def append(self, answer: _Place) -> _Place:
-        """Give an answer its place in the order."""
+    def append(self, answer: _Slot) -> _Slot:
+        """Give an answer its slot in the order."""
         self._answers.append(answer)
         self._blocking += answer.blocking
         return answer

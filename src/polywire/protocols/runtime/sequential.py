@@ -24,7 +24,7 @@ def believed(announced: int, come: int) -> int:
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
-class WaitingSession(ABC):
+class SequentialSession(ABC):
     """One peer.
 
     ``_held``: the driver was told to wait for ``_resume``. ``_rest``: what the peer left when it finished. ``_yielding``: other connections
@@ -88,12 +88,12 @@ class WaitingSession(ABC):
         finally:
             self._receiving = False
 
-    def _give_way(self) -> None:
+    def _end_quantum(self) -> None:
         """Let other connections have a turn before the next request."""
         self._yielding = True
-        self.broker.loop.call_soon(self._turn_again)
+        self.broker.loop.call_soon(self._begin_quantum)
 
-    def _turn_again(self) -> None:
+    def _begin_quantum(self) -> None:
         """The others had their turn."""
         self._yielding = False
         self._go_on()

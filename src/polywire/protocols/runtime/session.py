@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
 NOBODY_FRAME_BYTES_MAX: Final = 4096  # of a peer that has yet to log in: a name and a password have 1.3 KB at most
-PASS_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
+QUANTUM_S: Final = 0.002  # how long requests of one connection are handled before other connections get a turn
 
 
 class Output(Protocol):

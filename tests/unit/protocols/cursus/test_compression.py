@@ -203,7 +203,7 @@ def test_a_peer_that_goes_while_its_frame_is_prepared(half_way: bool) -> None:
     peer.pass_by()
     assert peer.pins == 0
     next_one = world.connect()
-    assert json.loads(next_one.ask(packed))["status"] == "OK", "the bench is free"
+    assert json.loads(next_one.ask(packed))["status"] == "OK", "nothing is left off the loop"
 
 
 def test_a_peer_that_has_finished_gets_the_answer_to_its_large_frame() -> None:

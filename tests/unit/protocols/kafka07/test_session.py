@@ -489,7 +489,7 @@ def test_a_peer_that_goes_while_its_request_is_expanded(world: World, peer: Dial
     peer.session.close()
     next_one = world.connect()
     next_one.feed(encode_produce(b"u", 0, wrap(encode_set([bytes(100)] * 30_000), GZIP)))
-    assert world.memory.broker.topic("u").partitions[0].log.next_offset == 30_000, "the bench is free"
+    assert world.memory.broker.topic("u").partitions[0].log.next_offset == 30_000, "nothing is left off the loop"
 
 
 def test_many_tiny_wrappers_are_refused_soon(world: World, peer: Dialogue) -> None:

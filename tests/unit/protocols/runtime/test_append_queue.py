@@ -6,7 +6,7 @@ import pytest
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.log.base import Done, PartitionLog
-from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, Entrance
+from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, AppendQueue
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.broker import MemoryBroker
@@ -27,7 +27,7 @@ class Door:
         self.told: list[tuple[str, int | ErrorCode]] = []
         self._append = self.broker._append
         self.broker._append = self._let_in
-        self.entrance = Entrance(self.broker, WAIT_S, self._gone_on)
+        self.append_queue = AppendQueue(self.broker, WAIT_S, self._gone_on)
 
     def _let_in(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
         if TOO_LARGE in bytes(batch):
@@ -44,7 +44,7 @@ class Door:
         def done(offset: int, error: BrokerError | None) -> None:
             self.told.append((value[:1].decode(), offset if error is None else error.code))
 
-        self.entrance.produce(self.partition, from_records([Record(value)]), Level.WRITTEN, done)
+        self.append_queue.produce(self.partition, from_records([Record(value)]), Level.WRITTEN, done)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_finds_room_does_not_wait(door: Door) -> None:
     door.room = 2
     door.send(b"a")
     door.send(b"b")
-    assert not door.entrance.waiting
+    assert not door.append_queue.waiting
     door.memory.run()
     assert door.told == [("a", 0), ("b", 1)]
 
@@ -65,7 +65,7 @@ def test_what_waits_keeps_its_order(door: Door) -> None:
     door.send(b"a")
     door.room = 1
     door.send(b"b")
-    assert len(door.entrance.waiting) == 2, "b has room and waits behind a"
+    assert len(door.append_queue.waiting) == 2, "b has room and waits behind a"
     door.memory.advance(2 * BUSY_PAUSE_S)
     assert door.told == [("a", 0)]
     door.room = 9
@@ -106,21 +106,21 @@ def test_a_refusal_may_drop_the_rest(door: Door) -> None:
 
     def end(done: Done | None, error: BrokerError) -> None:
         refused.append(error)
-        entrance.drop()
+        append_queue.drop()
 
-    entrance = Entrance(door.broker, WAIT_S, door._gone_on, end)
+    append_queue = AppendQueue(door.broker, WAIT_S, door._gone_on, end)
     for value in (b"a", TOO_LARGE, b"b"):
-        entrance.produce(door.partition, from_records([Record(value)]), Level.WRITTEN, None)
+        append_queue.produce(door.partition, from_records([Record(value)]), Level.WRITTEN, None)
     door.room = 9
     door.memory.advance(WAIT_S)
     assert [error.code for error in refused] == [ErrorCode.RECORD_TOO_LARGE]
-    assert not entrance.waiting
+    assert not append_queue.waiting
     assert door.partition.log.next_offset == 1, "what was before it is stored"
 
 
 def test_what_is_dropped_is_not_tried_again(door: Door) -> None:
     door.send(b"a")
-    door.entrance.drop()
+    door.append_queue.drop()
     door.room = 9
     door.memory.advance(WAIT_S)
     assert door.told == []

@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable
 
 from polywire.errors import PeerError
-from polywire.protocols.runtime.off_loop import Workbench
+from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.testing.loop import ManualLoop
 
 WAIT_S = 10.0
 
 
 class Rig:
-    """A bench whose loop runs until something is true."""
+    """A queue whose loop runs until something is true."""
 
     def __init__(self) -> None:
         self.loop = ManualLoop()
-        self.bench = Workbench(self.loop)
+        self.off_loop = OffLoopQueue(self.loop)
         self.told: list[object] = []
 
     def until(self, true: Callable[[], object]) -> None:
@@ -31,7 +31,7 @@ class Rig:
 
 def test_work_is_done_in_a_thread_and_told_on_the_loop() -> None:
     rig = Rig()
-    work = rig.bench.put(threading.current_thread().is_alive, rig.told.append, lambda: rig.told.append("released"))
+    work = rig.off_loop.put(threading.current_thread().is_alive, rig.told.append, lambda: rig.told.append("released"))
     assert rig.told == []
     rig.until(lambda: rig.told)
     assert rig.told == [True], "who has the turn keeps what was received until it leaves"
@@ -42,10 +42,10 @@ def test_work_is_done_in_a_thread_and_told_on_the_loop() -> None:
 
 def test_one_at_a_time_in_their_order() -> None:
     rig = Rig()
-    first = rig.bench.put(lambda: 1, rig.told.append, lambda: None)
-    second = rig.bench.put(None, rig.told.append, lambda: None)
-    gone = rig.bench.put(lambda: 3, rig.told.append, lambda: rig.told.append("gone"))
-    rig.bench.put(lambda: 4, rig.told.append, lambda: None)
+    first = rig.off_loop.put(lambda: 1, rig.told.append, lambda: None)
+    second = rig.off_loop.put(None, rig.told.append, lambda: None)
+    gone = rig.off_loop.put(lambda: 3, rig.told.append, lambda: rig.told.append("gone"))
+    rig.off_loop.put(lambda: 4, rig.told.append, lambda: None)
     rig.until(lambda: rig.told)
     rig.loop.run_due()
     assert rig.told == [1], "the second waits until the first has left"
@@ -66,8 +66,8 @@ def test_who_leaves_while_the_thread_is_at_it_is_not_told_and_released_afterward
         go_on.wait(WAIT_S)
         return "never told"
 
-    work = rig.bench.put(slow, rig.told.append, lambda: rig.told.append("released"))
-    rig.bench.put(lambda: "next", rig.told.append, lambda: None)
+    work = rig.off_loop.put(slow, rig.told.append, lambda: rig.told.append("released"))
+    rig.off_loop.put(lambda: "next", rig.told.append, lambda: None)
     rig.until(begun.is_set)
     work.leave()
     rig.loop.run_due()
@@ -82,6 +82,6 @@ def test_what_makes_no_sense_is_told_as_an_error() -> None:
         raise PeerError("no sense", fatal=True)
 
     rig = Rig()
-    rig.bench.put(refuse, rig.told.append, lambda: None)
+    rig.off_loop.put(refuse, rig.told.append, lambda: None)
     rig.until(lambda: rig.told)
     assert isinstance(rig.told[0], PeerError)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.protocols.runtime.session import PASS_S
+from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
@@ -28,7 +28,7 @@ class Made:
     def _parts(self, count: int, error: BrokerError | None) -> Iterator[bytes]:
         for number in range(count):
             self.asked += 1
-            self.clock.advance(PASS_S / 2)
+            self.clock.advance(QUANTUM_S / 2)
             yield b"%d" % number
             yield b""
         if error is not None:
@@ -67,7 +67,7 @@ def test_a_pass_makes_one_slice_however_many_ask() -> None:
     def parts(number: int) -> Iterator[bytes]:
         for _ in range(4):
             asked[number] += 1
-            first.clock.advance(PASS_S / 2)
+            first.clock.advance(QUANTUM_S / 2)
             yield b"x"
 
     told: list[list[bytes] | BrokerError] = []
