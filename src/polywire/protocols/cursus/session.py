@@ -34,7 +34,7 @@ from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import believed
+from polywire.protocols.runtime.sequential import Phase, Wait, believed
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
@@ -97,7 +97,6 @@ class CursusSession(PipelinedSession[Answer]):
 
     __slots__ = (
         "_acting",
-        "_asleep",
         "_caller",
         "_compression",
         "_heard_at",
@@ -133,7 +132,6 @@ class CursusSession(PipelinedSession[Answer]):
         self._leader = ""
         self._long: LongFrame | None = None
         self._pushing: Pushing | None = None
-        self._asleep = False
         self._topic_wait = "", 0.0
         self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
@@ -162,11 +160,9 @@ class CursusSession(PipelinedSession[Answer]):
 
     def _waits(self) -> bool:
         return bool(
-            self._yielding
-            or self._asleep
+            self._reasons
             or self._blocking
             or self._long is not None
-            or self._settle
             or len(self._answers) >= ANSWERS_MAX
             or (self.output.backlog > self.output.backlog_max and self._pushing is None)
         )
@@ -197,7 +193,7 @@ class CursusSession(PipelinedSession[Answer]):
             if not self._take(data[at + PREFIX_BYTES : end]):
                 break
             at = end
-            if self._ending or self._pushing is not None:
+            if self._phase >= Phase.ENDING or self._pushing is not None:
                 return stop
             if at < stop and now() >= quantum_end:
                 self._end_quantum()
@@ -219,7 +215,7 @@ class CursusSession(PipelinedSession[Answer]):
 
     def close(self) -> None:
         """The connection is gone."""
-        self._closed = True
+        self._enter(Phase.CLOSED)
         self._slot = None
         self._timer.cancel()
         self._is_used()
@@ -255,7 +251,7 @@ class CursusSession(PipelinedSession[Answer]):
                 return True
             return self._take_text(body)
         except NotYet:
-            self._asleep = True
+            self._reasons |= Wait.ASLEEP
             return False
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
@@ -294,7 +290,7 @@ class CursusSession(PipelinedSession[Answer]):
     def failed(self, error: PeerError) -> None:
         """The long frame makes no sense."""
         self._long = None
-        self._ending = True
+        self._stop_taking()
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
@@ -397,7 +393,7 @@ class CursusSession(PipelinedSession[Answer]):
 
     def wake(self) -> None:
         """What a request waited for before it could begin has come: offer it again."""
-        self._asleep = False
+        self._reasons &= ~Wait.ASLEEP
         if self._long is not None:
             self._long.begin()
         self._go_on()
@@ -420,7 +416,7 @@ class CursusSession(PipelinedSession[Answer]):
 
     def end(self) -> None:
         """Take no further request; close once everything owed was sent."""
-        self._ending = True
+        self._stop_taking()
         self._end_when_done()
 
     def close_unused(self) -> None:

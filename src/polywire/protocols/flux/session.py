@@ -25,6 +25,7 @@ from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
+from polywire.protocols.runtime.sequential import Phase
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
@@ -148,7 +149,7 @@ class FluxSession(PipelinedSession[Answer]):
 
     def _end(self) -> None:
         """Take no further request; what is owed still goes out."""
-        self._ending = True
+        self._stop_taking()
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
@@ -202,6 +203,7 @@ class FluxSession(PipelinedSession[Answer]):
         """The connection is gone."""
         if self._too_long is not None:
             self._too_long.cancel()
+        self._enter(Phase.CLOSED)
         self.append_queue.drop()
         self._abandon()
 

@@ -38,7 +38,7 @@ from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.produce import Peer, Producer
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue, OffLoopWork
-from polywire.protocols.runtime.sequential import SequentialSession
+from polywire.protocols.runtime.sequential import Phase, SequentialSession
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
 
@@ -288,15 +288,14 @@ class KafkaSession(SequentialSession):
     def _fail(self, error: PeerError) -> None:
         """What is not refused inside of ``receive``: close, dropping what was not handled."""
         self._append_queue.drop()
-        self._rest = b""
-        self._ending = True
+        self._stop_taking()
         self._leave_off_loop()
-        if not self._closed:
+        if self._phase is not Phase.CLOSED:
             self.output.fail(error)
 
     def close(self) -> None:
         """The connection is gone."""
-        self._closed = True
+        self._enter(Phase.CLOSED)
         if self._is_inside and not self._append_queue.waiting:
             with suppress(PeerError):  # a set of which something was stored is stored whole
                 any(self._storing)

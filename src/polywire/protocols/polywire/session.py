@@ -35,7 +35,7 @@ from polywire.protocols.polywire.produce import Appending
 from polywire.protocols.polywire.topics import Catalog
 from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
-from polywire.protocols.runtime.sequential import SequentialSession
+from polywire.protocols.runtime.sequential import Phase, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ class PolywireSession(SequentialSession):
         "_fetches",
         "_greeted",
         "_grouping",
-        "_holding",
         "_owed",
         "_pumping",
         "_ready",
@@ -76,7 +75,6 @@ class PolywireSession(SequentialSession):
         self._catalog: Final = Catalog(broker, self, self._admission)
         self._grouping: Final = Grouping(broker, self, self._admission)
         self._upkeep: Final = Upkeep(broker, self, self._admission)
-        self._holding = False
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
@@ -105,7 +103,7 @@ class PolywireSession(SequentialSession):
         self._wanted = 0
         now = self.broker.clock.monotonic
         quantum_end = now() + QUANTUM_S
-        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._holding:
+        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._reasons:
             try:
                 prefix = decode_prefix(data, at)
                 if prefix.length > NOBODY_FRAME_BYTES_MAX:
@@ -127,7 +125,7 @@ class PolywireSession(SequentialSession):
 
     def _waits(self) -> bool:
         output = self.output
-        return self._yielding or self._holding or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
+        return bool(self._reasons) or self._owed >= REQUESTS_MAX or output.backlog > output.backlog_max
 
     def _owes(self) -> bool:
         return self._owed > 0
@@ -144,7 +142,7 @@ class PolywireSession(SequentialSession):
 
     def close(self) -> None:
         """The connection is gone."""
-        self._closed = True
+        self._enter(Phase.CLOSED)
         for fetch in self._fetches.values():
             fetch.drop()
         self._fetches.clear()
@@ -157,11 +155,11 @@ class PolywireSession(SequentialSession):
     def hold(self) -> None:
         """Owe an answer, and take no further request until ``release``: who asks, or a long answer, has to be known first."""
         self.owe()
-        self._holding = True
+        self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
         """Take requests again; to be called before the answer that was waited for is settled, which may be the connection's last."""
-        self._holding = False
+        self._reasons &= ~Wait.HOLDING
         self._go_on()
 
     def pin(self) -> Callable[[], None]:
@@ -174,13 +172,13 @@ class PolywireSession(SequentialSession):
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send an answer that was owed."""
-        if not self._closed:
+        if self._phase is not Phase.CLOSED:
             self.answer(verb, correlation, head, payload)
         self._paid()
 
     def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
         """Send an error that was owed."""
-        if not self._closed:
+        if self._phase is not Phase.CLOSED:
             self.refuse(verb, correlation, error)
         self._paid()
 
@@ -344,17 +342,17 @@ class PolywireSession(SequentialSession):
             self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._answers and not self._closed:
+        if self._answers and self._phase is not Phase.CLOSED:
             self.output.write(b"".join(self._answers))
             self._answers.clear()
 
     def _paid(self) -> None:
         self._owed -= 1
-        if self._closed:
+        if self._phase is Phase.CLOSED:
             return
         if self._answers and not self._busy:
             self._flush_soon()
-        if self._held or self._ending or self._rest:
+        if self._held or self._phase is not Phase.OPEN:
             self._go_on()
 
 

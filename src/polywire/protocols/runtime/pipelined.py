@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from polywire.protocols.runtime.sequential import SequentialSession
+from polywire.protocols.runtime.sequential import Phase, SequentialSession, Wait
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
 
@@ -68,24 +68,23 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
     """One peer whose answers keep the order of its requests.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
-    requests behind them. ``_settle``: the next request waits for all answers.
+    requests behind them. While SETTLING is among the reasons the next request waits for all answers.
     """
 
-    __slots__ = ("_answers", "_blocking", "_settle")
+    __slots__ = ("_answers", "_blocking")
 
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
         self._answers: deque[_Slot] = deque()
         self._blocking = 0
-        self._settle = False
 
     @property
     def closed(self) -> bool:
         """Whether the connection is gone."""
-        return self._closed
+        return self._phase is Phase.CLOSED
 
     def _waits(self) -> bool:
-        return bool(self._blocking or self._settle or len(self._answers) >= ANSWERS_MAX) or super()._waits()
+        return bool(self._blocking or len(self._answers) >= ANSWERS_MAX) or super()._waits()
 
     def _owes(self) -> bool:
         return bool(self._answers)
@@ -100,12 +99,15 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
         """Whether everything asked before is answered; what still is not makes the next request wait."""
         if self._answers:
             self.broker.commit()
-        self._settle = bool(self._answers)
-        return not self._settle
+        if self._answers:
+            self._reasons |= Wait.SETTLING
+            return False
+        self._reasons &= ~Wait.SETTLING
+        return True
 
     def answered(self) -> None:
         """An answer became known: send what is next in order, and go on with what had to wait."""
-        if self._closed:
+        if self._phase is Phase.CLOSED:
             return
         answers = self._answers
         parts: list[Buffer] = []
@@ -119,13 +121,13 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
         if parts:
             self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
         if not answers:
-            self._settle = False
-        if self._held or self._ending or self._rest:
+            self._reasons &= ~Wait.SETTLING
+        if self._held or self._phase is not Phase.OPEN:
             self._go_on()
 
     def _abandon(self) -> None:
         """The connection is gone: nobody waits for anything."""
-        self._closed = True
+        assert self._phase is Phase.CLOSED, "answers are dropped at the end"
         answers, self._answers = self._answers, deque()  # an answer has its session: not each the other
         for answer in answers:
             if answer.cancel is not None:

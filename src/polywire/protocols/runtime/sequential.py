@@ -1,5 +1,10 @@
 """Sessions whose next request may have to wait: when it does, how it is taken up again, and what that means at the end.
 
+Where a conversation is, and what its next request waits for, are two things: a phase, which only goes on, and reasons, which come and go::
+
+    OPEN ──► FINISHING ──► ENDING ──► CLOSED
+      └──────────────────────┘          any phase may be the last before CLOSED
+
 Promises: requests are handled in the order they came, never inside the handling of another; whole ones that had to wait when the peer
 finished are still carried out; the connection is closed once nothing is owed. Must not know: any wire's bytes, what requests wait for.
 """
@@ -7,7 +12,8 @@ finished are still carried out; the connection is closed once nothing is owed. M
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from polywire.errors import PeerError
@@ -15,6 +21,44 @@ from polywire.protocols.runtime.session import Output
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
+
+
+class Phase(IntEnum):
+    """How far a conversation has come."""
+
+    OPEN = 0
+    """Requests are taken as they come."""
+    FINISHING = 1
+    """The peer sends no more; whole requests that it left are still carried out."""
+    ENDING = 2
+    """No further request is taken; what is owed still goes out, then the connection is closed."""
+    CLOSED = 3
+    """The connection is gone: nobody is answered."""
+
+
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.OPEN: frozenset({Phase.FINISHING, Phase.ENDING, Phase.CLOSED}),
+    Phase.FINISHING: frozenset({Phase.ENDING, Phase.CLOSED}),
+    Phase.ENDING: frozenset({Phase.CLOSED}),
+    Phase.CLOSED: frozenset(),
+}
+
+
+class Wait:
+    """Reasons why the next request is not handled yet, beside a backlog and what a wire has of its own; several may hold at once.
+
+    Plain numbers: they are looked at before every request.
+    """
+
+    YIELDING: Final = 1
+    """Other connections have their quantum."""
+    SETTLING: Final = 2
+    """Everything before it has to be answered."""
+    ASLEEP: Final = 4
+    """What it asks for may be in the making."""
+    HOLDING: Final = 8
+    """The answer in hand decides how it is handled."""
+
 
 GROWTH_BYTES_MIN: Final = 1024 * 1024  # an announced length is believed so far, and four times what has come of it
 
@@ -27,20 +71,19 @@ def believed(announced: int, come: int) -> int:
 class SequentialSession(ABC):
     """One peer.
 
-    ``_held``: the driver was told to wait for ``_resume``. ``_rest``: what the peer left when it finished. ``_yielding``: other connections
-    have their turn. ``_ending``: no further request is taken; what is owed still goes out. ``_wanted``: bytes worth making room for, of the
-    request that has begun.
+    Invariant: ``_phase`` changes as ``TRANSITIONS`` says; ``_rest``, what the peer left when it finished, is empty in any but FINISHING.
+    ``_reasons``: why the next request waits. ``_held``: the driver was told to wait for ``_resume``. ``_wanted``: bytes worth making room
+    for, of the request that has begun.
     """
 
     __slots__ = (
-        "_closed",
-        "_ending",
         "_held",
+        "_phase",
+        "_reasons",
         "_receiving",
         "_rest",
         "_resume",
         "_wanted",
-        "_yielding",
         "broker",
         "output",
     )
@@ -51,9 +94,8 @@ class SequentialSession(ABC):
         self._resume: Final = resume
         self._held = False
         self._receiving = False
-        self._ending = False
-        self._closed = False
-        self._yielding = False
+        self._phase = Phase.OPEN
+        self._reasons = 0
         self._rest = b""
         self._wanted = 0
 
@@ -67,7 +109,7 @@ class SequentialSession(ABC):
 
     def _waits(self) -> bool:
         """Whether something must come, or go, before the next request is handled."""
-        return self._yielding or self.output.backlog > self.output.backlog_max
+        return bool(self._reasons) or self.output.backlog > self.output.backlog_max
 
     def wanted(self) -> int:
         """Bytes worth making room for, of the request that has begun; 0 when it does not tell."""
@@ -80,7 +122,7 @@ class SequentialSession(ABC):
 
     def receive(self, data: memoryview) -> int:
         """Handle complete requests; returns how many bytes they had. Raises PeerError."""
-        if self._ending:
+        if self._phase >= Phase.ENDING:
             return len(data)
         self._receiving = True
         try:
@@ -90,21 +132,21 @@ class SequentialSession(ABC):
 
     def _end_quantum(self) -> None:
         """Let other connections have a turn before the next request."""
-        self._yielding = True
+        self._reasons |= Wait.YIELDING
         self.broker.loop.call_soon(self._begin_quantum)
 
     def _begin_quantum(self) -> None:
         """The others had their turn."""
-        self._yielding = False
+        self._reasons &= ~Wait.YIELDING
         self._go_on()
 
     def _go_on(self) -> None:
         """Take up what had to wait, unless it still must; never from inside ``receive``."""
-        if self._receiving or self._closed or self._waits():
+        if self._receiving or self._phase is Phase.CLOSED or self._waits():
             return
-        if self._rest:
+        if self._phase is Phase.FINISHING:
             self._take_rest()
-        if self._held and not self._rest:
+        if self._held and self._phase is not Phase.FINISHING:
             self._held = False
             self._resume()
         self._end_when_done()
@@ -115,11 +157,10 @@ class SequentialSession(ABC):
 
     def finish(self, data: memoryview) -> None:
         """The peer is done; a request that is not whole is none, whole ones that have to wait are still carried out."""
-        if self._ending or not data:
-            self._ending = True
-        else:
+        if self._phase is Phase.OPEN:
+            self._enter(Phase.FINISHING)
             self._rest = bytes(data)
-            if not self._waits():
+            if not self._waits() or not data:
                 self._take_rest()
         self._end_when_done()
 
@@ -127,16 +168,28 @@ class SequentialSession(ABC):
         """Handle what was left when the peer finished, as far as it goes now."""
         rest, self._rest = self._rest, b""
         try:
-            rest = rest[self.receive(memoryview(rest)) :]
+            rest = rest[self.receive(memoryview(rest)) :] if rest else b""
         except PeerError:  # nobody is left to be told; what is owed still goes out
             rest = b""
-        if rest and self._waits():
+        if self._phase is Phase.FINISHING and rest and self._waits():
             self._rest = rest
         else:
-            self._ending = True
+            self._stop_taking()
+
+    def _enter(self, phase: Phase) -> None:
+        """Go on to another phase."""
+        assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
+        self._phase = phase
+        if phase is not Phase.FINISHING:
+            self._rest = b""
+
+    def _stop_taking(self) -> None:
+        """Take no further request, also of those that wait; what is owed still goes out."""
+        if self._phase < Phase.ENDING:
+            self._enter(Phase.ENDING)
 
     def _end_when_done(self) -> None:
-        if self._ending and not self._rest and not self._closed and not self._owes():
+        if self._phase is Phase.ENDING and not self._owes():
             self._flush()
             self.output.close()
 

@@ -1,0 +1,158 @@
+"""Phases of a conversation, and what the next request waits for, without any wire."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from polywire.errors import PeerError
+from polywire.protocols.runtime.sequential import TRANSITIONS, Phase, SequentialSession, Wait
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.loop import ManualLoop
+from tests.unit.protocols.polywire.peer import CapturedOutput
+
+
+class Letters(SequentialSession):
+    """Each byte is a request. ``y`` ends the quantum, ``e`` is the last, ``!`` makes no sense, ``o`` is owed until ``pay``."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryBroker(loop=ManualLoop())
+        self.captured = CapturedOutput()
+        self.handled = ""
+        self.owed = 0
+        self.resumed = 0
+        super().__init__(self.memory.broker, self.captured, self._resumed)
+
+    def _resumed(self) -> None:
+        self.resumed += 1
+
+    def _receive(self, data: memoryview) -> int:
+        for at, letter in enumerate(bytes(data).decode()):
+            if letter == ".":
+                return at  # a request that is not whole
+            self.handled += letter
+            if letter == "!":
+                raise PeerError("no letter", fatal=True)
+            if letter == "e":
+                self._stop_taking()
+                return len(data)
+            self.owed += letter == "o"
+            if letter == "y":
+                self._end_quantum()
+                return at + 1
+        return len(data)
+
+    def _owes(self) -> bool:
+        return self.owed > 0
+
+    def pay(self) -> None:
+        self.owed -= 1
+        self._go_on()
+
+    def sleep(self) -> None:
+        self._reasons |= Wait.ASLEEP
+
+    def wake(self) -> None:
+        self._reasons &= ~Wait.ASLEEP
+        self._go_on()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        self._enter(phase)
+
+    def close(self) -> None:
+        self._enter(Phase.CLOSED)
+
+    def run(self) -> None:
+        self.memory.run()
+
+
+WAYS: dict[Phase, tuple[Phase, ...]] = {
+    Phase.OPEN: (),
+    Phase.FINISHING: (Phase.FINISHING,),
+    Phase.ENDING: (Phase.ENDING,),
+    Phase.CLOSED: (Phase.CLOSED,),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), list(product(Phase, Phase)))
+def test_a_phase_is_entered_only_as_the_table_says(old: Phase, new: Phase) -> None:
+    session = Letters()
+    for phase in WAYS[old]:
+        session.enter(phase)
+    if new in TRANSITIONS[old]:
+        session.enter(new)
+        assert session.phase is new
+    else:
+        with pytest.raises(AssertionError):
+            session.enter(new)
+
+
+def test_no_phase_is_left_for_an_earlier_one() -> None:
+    assert all(new > old for old, news in TRANSITIONS.items() for new in news)
+    assert not TRANSITIONS[Phase.CLOSED]
+
+
+def test_a_peer_that_finishes_with_nothing_left_ends() -> None:
+    session = Letters()
+    session.receive(memoryview(b"ab"))
+    session.finish(memoryview(b""))
+    assert (session.phase, session.captured.closed) == (Phase.ENDING, True)
+
+
+def test_half_a_request_is_dropped_and_whole_ones_are_carried_out() -> None:
+    session = Letters()
+    session.finish(memoryview(b"ab."))
+    assert (session.handled, session.phase, session.captured.closed) == ("ab", Phase.ENDING, True)
+
+
+def test_whole_requests_wait_for_a_quantum_each_and_then_the_connection_ends() -> None:
+    session = Letters()
+    session.finish(memoryview(b"yyab"))
+    assert (session.handled, session.phase, session.captured.closed) == ("y", Phase.FINISHING, False)
+    session.run()
+    assert (session.handled, session.phase, session.captured.closed) == ("yyab", Phase.ENDING, True)
+
+
+def test_all_reasons_have_to_go_before_the_next_request() -> None:
+    session = Letters()
+    session.receive(memoryview(b"y"))
+    session.sleep()
+    assert session.paused()
+    session.run()
+    assert (session.resumed, session.paused()) == (0, True), "it still sleeps"
+    session.wake()
+    assert (session.resumed, session.paused()) == (1, False)
+
+
+def test_what_is_owed_goes_out_before_the_end() -> None:
+    session = Letters()
+    session.finish(memoryview(b"oa"))
+    assert (session.handled, session.phase, session.captured.closed) == ("oa", Phase.ENDING, False)
+    session.pay()
+    assert session.captured.closed
+
+
+@pytest.mark.parametrize("last", [b"ae", b"a!"])
+def test_nothing_behind_the_last_request_is_carried_out(last: bytes) -> None:
+    session = Letters()
+    session.sleep()
+    session.finish(memoryview(last + b"bc"))
+    assert session.phase is Phase.FINISHING
+    session.wake()
+    assert (session.handled, session.phase, session.captured.closed) == (last.decode(), Phase.ENDING, True)
+    assert session.receive(memoryview(b"more")) == 4
+    assert session.handled == last.decode()
+
+
+def test_who_has_gone_is_not_waited_for() -> None:
+    session = Letters()
+    session.finish(memoryview(b"yab"))
+    session.close()
+    session.run()
+    assert (session.handled, session.phase) == ("y", Phase.CLOSED)
+    assert not session.captured.closed, "nobody is left to close"
