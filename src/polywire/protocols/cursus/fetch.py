@@ -18,8 +18,9 @@ from polywire.log.base import Read
 from polywire.matching import matches
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.filling import Filling
+from polywire.protocols.cursus.legacy_fetch import consume_values
 from polywire.protocols.cursus.messages import TOPIC_BYTES_MAX, Dialect, Refused, Request, integer, topic_word
-from polywire.protocols.cursus.places import (
+from polywire.protocols.cursus.read_arguments import (
     batch_size,
     check_isolation,
     failed,
@@ -32,7 +33,6 @@ from polywire.protocols.cursus.places import (
 )
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.values import consume_values
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 

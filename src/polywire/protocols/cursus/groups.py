@@ -33,7 +33,7 @@ from polywire.protocols.cursus.messages import (
     quote,
     topic_word,
 )
-from polywire.protocols.cursus.places import DEFAULT_GROUP
+from polywire.protocols.cursus.read_arguments import DEFAULT_GROUP
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.topics import DONE

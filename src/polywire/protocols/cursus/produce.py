@@ -18,6 +18,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
+from polywire.protocols.cursus.idempotence import Rejected, already_stored, stored_id
 from polywire.protocols.cursus.messages import (
     PADDING,
     Dialect,
@@ -30,7 +31,6 @@ from polywire.protocols.cursus.messages import (
     topic_word,
 )
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.producers import Rejected, already_stored, stored_id
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
