@@ -5,7 +5,7 @@ Promises: every setting has a reason; who may do what is asked at one place. Mus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -15,7 +15,6 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.compression import algorithm
-from polywire.protocols.cursus.confirmed import Confirmed
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.reply_buffers import Scratch
@@ -24,6 +23,9 @@ from polywire.types import TopicName
 
 if TYPE_CHECKING:
     from polywire.protocols.cursus.session import Command, CursusSession
+
+GroupKey = tuple[str, str]
+"""A group's topic and name."""
 
 WIRE: Final = "cursus"
 COORDINATOR: Final = "standalone"
@@ -119,12 +121,41 @@ class Replaceable(Protocol):
         """Tell the peer, and end."""
 
 
+class GenerationsUsed:
+    """Which generation each member of a group has used last: how a member that was fenced is known when it joins again
+    (spec: cursus#joining-again). Forgetting costs at most one more member, which expires.
+
+    Invariant: holds at most as many groups as ``keep`` was told, and of each those who were members when somebody last joined, or since.
+    """
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, dict[str, int]] = {}
+
+    def mark(self, group: GroupKey, member: str, generation: int) -> None:
+        """A member has used a generation."""
+        self._groups.setdefault(group, {})[member] = generation
+
+    def has(self, group: GroupKey, member: str, generation: int) -> bool:
+        """Whether a member has used this generation."""
+        return self._groups.get(group, {}).get(member) == generation
+
+    def keep(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:
+        """Forget those who are no longer members, and the oldest groups when there are too many."""
+        known = self._groups.get(group, {})
+        for member in known.keys() - set(members):
+            del known[member]
+        while len(self._groups) > groups_max:
+            del self._groups[next(iter(self._groups))]
+
+
 @dataclass(slots=True)
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
     commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
-    confirmed: which members have used which generation. repeats: of what the legacy dialect publishes, None when none are dropped.
+    generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
     byte_places: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
@@ -140,7 +171,7 @@ class CursusState:
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
-    confirmed: Confirmed = field(default_factory=Confirmed)
+    generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
     large_scratch: Scratch = field(default_factory=Scratch)
     byte_places: dict[int, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)

@@ -18,8 +18,9 @@ from polywire.log.base import Read
 from polywire.matching import matches
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.filling import Filling
+from polywire.protocols.cursus.legacy_fetch import consume_values
 from polywire.protocols.cursus.messages import TOPIC_BYTES_MAX, Dialect, Refused, Request, integer, topic_word
-from polywire.protocols.cursus.places import (
+from polywire.protocols.cursus.read_arguments import (
     batch_size,
     check_isolation,
     failed,
@@ -32,7 +33,6 @@ from polywire.protocols.cursus.places import (
 )
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.protocols.cursus.values import consume_values
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 
@@ -42,7 +42,7 @@ READ_BYTES_MAX: Final = 256 * 1024  # asked of the log at a time, and framed bef
 
 
 @dataclass(slots=True)
-class Place:
+class ReadCursor:
     """A partition to be read, and where from."""
 
     partition: Partition
@@ -69,28 +69,28 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
     name = options["topic"]
     topic = None if request.pattern else readable_topic(session, name)
     number = partition_number(options["partition"])
-    place = None if topic is None else _place(session, request, topic, number, offset)
+    cursor = None if topic is None else _cursor(session, request, topic, number, offset)
     wait_ms = integer(options.get("wait_ms", "0"))
     if wait_ms is None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
     if topic is None and len(name) > TOPIC_BYTES_MAX:
         raise failed(f"a pattern has at most {TOPIC_BYTES_MAX} characters")
     consuming = Consuming(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
-    if place is None:
+    if cursor is None:
         acting = session.state.guard.acting
         consuming.choose(_matching(session, request, acting, name=name, number=number, offset=offset))
     else:
-        consuming.begin([place])
+        consuming.begin([cursor])
     return None
 
 
-def _place(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> Place:
+def _cursor(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> ReadCursor:
     """The partition of one topic, and where reading begins. Raises Refused."""
     partition = readable_partition(topic, number)
-    place = Place(partition, start_offset(session, request, partition, offset))
-    if place.offset < partition.log.first_offset:
-        raise Refused("OFFSET_OUT_OF_RANGE", out_of_range(partition, place.offset))
-    return place
+    cursor = ReadCursor(partition, start_offset(session, request, partition, offset))
+    if cursor.offset < partition.log.first_offset:
+        raise Refused("OFFSET_OUT_OF_RANGE", out_of_range(partition, cursor.offset))
+    return cursor
 
 
 def _matching(
@@ -101,7 +101,7 @@ def _matching(
     name: str,
     number: int,
     offset: int | None,
-) -> Iterator[Place | Refused | None]:
+) -> Iterator[ReadCursor | Refused | None]:
     """The partition of every topic that a pattern matches, a little at a time; a refusal ends it.
 
     acting: who asked; by the time this runs others have been admitted.
@@ -117,7 +117,7 @@ def _matching(
             yield failed(f"more than {TOPICS_MAX} topics match pattern '{name}'")
             return
         try:
-            yield _place(session, request, topic, number, offset)
+            yield _cursor(session, request, topic, number, offset)
         except Refused as error:
             yield error
             return
@@ -133,10 +133,10 @@ class Consuming:
 
     __slots__ = (
         "_answer",
+        "_cursors",
         "_filling",
         "_number",
         "_open",
-        "_places",
         "_records_max",
         "_request",
         "_session",
@@ -150,21 +150,21 @@ class Consuming:
         self._session = session
         self._request = request
         self._number = number
-        self._places: Sequence[Place] = ()
+        self._cursors: Sequence[ReadCursor] = ()
         self._records_max = batch_size(request)
         self._wait_ms = wait_ms
         self._answer: Answer = session.later(request.dialect, blocking=not wait_ms)
-        self._open: deque[Place] = deque()
+        self._open: deque[ReadCursor] = deque()
         self._filling: Filling | None = None
         self._waits: list[Callable[[], None]] = []
         self._timer: Any = None
 
-    def choose(self, places: Iterator[Place | Refused | None]) -> None:
+    def choose(self, cursors: Iterator[ReadCursor | Refused | None]) -> None:
         """Find out what is to be read, a little at a time."""
-        choosing: Slices[Place | Refused] = Slices(self._session.broker, places, self._chosen)
+        choosing: Slices[ReadCursor | Refused] = Slices(self._session.broker, cursors, self._chosen)
         self._answer.cancel = choosing.cancel
 
-    def _chosen(self, found: list[Place | Refused] | BrokerError) -> None:
+    def _chosen(self, found: list[ReadCursor | Refused] | BrokerError) -> None:
         if isinstance(found, BrokerError):
             self._fail(found)
             return
@@ -172,13 +172,13 @@ class Consuming:
         if refusals:
             self._answer.refuse(refusals[0])
         else:
-            self.begin([item for item in found if isinstance(item, Place)])
+            self.begin([item for item in found if isinstance(item, ReadCursor)])
 
-    def begin(self, places: Sequence[Place]) -> None:
+    def begin(self, cursors: Sequence[ReadCursor]) -> None:
         """Read what there is, or wait for it."""
-        self._places = places
+        self._cursors = cursors
         self._answer.cancel = self._stop
-        if self._wait_ms and all(place.is_done for place in places):
+        if self._wait_ms and all(cursor.is_done for cursor in cursors):
             self._timer = self._session.state.broker.loop.call_later(self._wait_ms / 1000, self._give_up)
             self._wait()
         else:
@@ -187,7 +187,7 @@ class Consuming:
     def _wait(self) -> None:
         broker = self._session.state.broker
         try:
-            self._waits = [broker.wait(place.partition, place.offset, self._woken) for place in self._places]
+            self._waits = [broker.wait(cursor.partition, cursor.offset, self._woken) for cursor in self._cursors]
         except BrokerError as error:
             self._fail(error)
 
@@ -210,37 +210,37 @@ class Consuming:
             self._timer = None
 
     def _read(self) -> None:
-        """Fill a batch from every place in turn."""
+        """Fill a batch from every cursor in turn."""
         if self._session.closed:
             return
         request = self._request
         positional = request.dialect is Dialect.POSITIONAL
         begin = opening(request.options["topic"], self._number, positional=positional)
         self._filling = Filling(self._session.state.scratch, begin, self._records_max)
-        self._open = deque(place for place in self._places if not place.is_done)
+        self._open = deque(cursor for cursor in self._cursors if not cursor.is_done)
         self._go_on()
 
     def _go_on(self) -> None:
         """Read on now, and in slices when that takes long."""
-        if self._take_places(self._session.broker.clock.monotonic() + QUANTUM_S):
-            self._session.broker.sliced.put(self._take_places)
+        if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
+            self._session.broker.sliced.put(self._take_cursors)
 
-    def _take_places(self, end: float) -> bool:
-        """Read from the places that are left, until the batch is full or the bytes must be fetched; whether time was up before."""
+    def _take_cursors(self, end: float) -> bool:
+        """Read from the cursors that are left, until the batch is full or the bytes must be fetched; whether time was up before."""
         broker = self._session.broker
         while self._open:
             if self._session.closed:
                 self._drop()
                 return False
-            place = self._open[0]
-            stop = place.partition.log.readable_offset
+            cursor = self._open[0]
+            stop = cursor.partition.log.readable_offset
             try:
                 read = broker.fetch(
-                    place.partition, place.offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=stop
+                    cursor.partition, cursor.offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=stop
                 )
                 if read is None:
                     return False
-                self._take(read, place, stop)
+                self._take(read, cursor, stop)
             except BrokerError as error:
                 self._fail(error)
                 return False
@@ -260,25 +260,25 @@ class Consuming:
             read.pin.release()
             self._drop()
             return
-        place = self._open[0]
+        cursor = self._open[0]
         try:
-            self._take(read, place, read.readable_offset)
+            self._take(read, cursor, read.readable_offset)
         except BrokerError as error:
             self._fail(error)
             return
         self._go_on()
 
-    def _take(self, read: Read, place: Place, end: int) -> None:
+    def _take(self, read: Read, cursor: ReadCursor, end: int) -> None:
         filling = self._filling
         assert filling is not None, "a batch is being filled"
         try:
-            wanted = filling.take(read, place.offset, end)
+            wanted = filling.take(read, cursor.offset, end)
         finally:
             read.pin.release()
-        place.offset = read.next_offset
+        cursor.offset = read.next_offset
         if not wanted:
             self._open.clear()
-        elif place.offset >= end:
+        elif cursor.offset >= end:
             self._open.popleft()
 
     def _drop(self) -> None:

@@ -1,14 +1,14 @@
-"""Commands of consumer groups and their offsets (spec: cursus#subscribe, cursus#group-requests, cursus#groups).
+"""Commands of consumer groups and their members (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own two
-rules: a member that joins again stays the same member, and a committed offset never goes back. Must not know: sockets, records.
+Promises: every rule of membership is the coordinator's, which other wires share; here are this wire's names and words, and its own rule:
+a member that joins again stays the same member. Must not know: offsets, sockets, records.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -19,11 +19,9 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.protocols.cursus.confirmed import GroupKey
-from polywire.protocols.cursus.context import COORDINATOR, WIRE
+from polywire.protocols.cursus.context import COORDINATOR, WIRE, GroupKey
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
-    POSITIONS,
     Dialect,
     Refused,
     Request,
@@ -33,23 +31,19 @@ from polywire.protocols.cursus.messages import (
     quote,
     topic_word,
 )
-from polywire.protocols.cursus.places import DEFAULT_GROUP
-from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.read_arguments import DEFAULT_GROUP
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.topics import DONE
-from polywire.types import PARTITION_COUNT_MAX, Assignor, PositionKind
+from polywire.types import Assignor
 
 SUFFIXES: Final = 10_000  # member ids end in four digits (spec: cursus#group-model)
 TRANSACTION_KEYS: Final = ("transactional_id", "txn", "transaction")
 REJOIN: Final = "hint=REBALANCE_REQUIRED"
 NEVER: Final = "0001-01-01T00:00:00Z"
 
-Pairs = Mapping[int, int]
-"""Offsets by partition."""
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupRequest:
     """Group and topic of a request, and the member and generation it gives; generation None when it gives none."""
 
     session: CursusSession
@@ -104,7 +98,7 @@ class Place:
 # Arguments
 
 
-def _number(request: Request, key: str) -> int:
+def number(request: Request, key: str) -> int:
     """A number that must be there and not negative. Raises Refused ``missing_<key>`` and ``invalid_<key>``."""
     value = integer(request.need(key))
     if value is None or value < 0:
@@ -112,7 +106,7 @@ def _number(request: Request, key: str) -> int:
     return value
 
 
-def _admit(session: CursusSession, topic: str, action: Action) -> None:
+def admit(session: CursusSession, topic: str, action: Action) -> None:
     """Whoever may not read a topic may not move its readers either. Raises Refused."""
     found = session.state.broker.find_topic(topic)
     if found is not None:
@@ -124,7 +118,7 @@ def _may_see(session: CursusSession, topic: str) -> bool:
     return session.state.guard.admits_topic(session, resource, Action.GROUP_DESCRIBE)
 
 
-def _check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
+def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
     """A group belongs to one topic in the modern dialect, but for the one that clients use when none was configured. Raises Refused."""
     if request.dialect is not Dialect.MODERN:
         return
@@ -134,12 +128,12 @@ def _check_topic(session: CursusSession, request: Request, topic: str, group: st
         raise Refused("topic_not_assigned_to_group", f"expected={told} actual={topic_word(topic)}")
 
 
-def _member_place(session: CursusSession, request: Request, *, generation: bool = True) -> Place:
+def member_request(session: CursusSession, request: Request, *, generation: bool = True) -> GroupRequest:
     topic, group, member = (request.need(key) for key in ("topic", "group", "member"))
-    wanted = _number(request, "generation") if generation or request.options.get("generation") else None
-    _admit(session, topic, Action.GROUP_JOIN)
-    _check_topic(session, request, topic, group)
-    return Place(session, topic, group, _known(session, request, topic, group, member), wanted)
+    wanted = number(request, "generation") if generation or request.options.get("generation") else None
+    admit(session, topic, Action.GROUP_JOIN)
+    check_topic(session, request, topic, group)
+    return GroupRequest(session, topic, group, _known(session, request, topic, group, member), wanted)
 
 
 def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
@@ -167,18 +161,18 @@ def base_of(member: str) -> str:
 def join(session: CursusSession, request: Request, /) -> Reply | None:
     """JOIN_GROUP: a new member, one that resumes, or one that was fenced and comes back."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
-    wanted = _number(request, "generation") if request.options.get("generation") else None
+    wanted = number(request, "generation") if request.options.get("generation") else None
     broker = session.state.broker
     if broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
-    _admit(session, topic, Action.GROUP_JOIN)
-    _check_topic(session, request, topic, group)
-    place = Place(session, topic, group, given, wanted)
+    admit(session, topic, Action.GROUP_JOIN)
+    check_topic(session, request, topic, group)
+    asked = GroupRequest(session, topic, group, given, wanted)
     if wanted is not None:
-        return _resume(place, request)
-    returning = _returning(place)
-    member = returning or _new_id(place)
-    new = place.view() is None
+        return _resume(asked, request)
+    returning = _returning(asked)
+    member = returning or _new_id(asked)
+    new = asked.view() is None
     answer = session.later(request.dialect, blocking=True)
     try:
         membership = broker.groups.join(
@@ -194,260 +188,110 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
         )
     except Invalid as error:
         raise Refused("invalid_member", f"reason={quote(error.message)}") from None
-    view = place.view()
+    view = asked.view()
     assert view is not None, "whoever joins has a group"
-    confirmed = session.state.confirmed
+    used = session.state.generations_used
     if (
         returning is None or returning == given
     ):  # who came back by its base name may do so again until it has used the generation
-        confirmed.mark(place.key, member, membership.generation)
-    confirmed.keep(place.key, [known.id for known in view.members], broker.settings.groups_max)
-    answer.body = _placed(member, membership)
+        used.mark(asked.key, member, membership.generation)
+    used.keep(asked.key, [known.id for known in view.members], broker.settings.groups_max)
+    answer.body = _spelled_membership(member, membership)
     return None
 
 
-def _returning(place: Place) -> str | None:
+def _returning(asked: GroupRequest) -> str | None:
     """The member that this one already is (spec: cursus#joining-again).
 
     By its base name also one without partitions: Java's client joins anew every second while it has none.
     """
-    view = place.view()
+    view = asked.view()
     if view is None:
         return None
-    if place.session.state.broker.groups.has_member(place.group, place.topic, place.member):
-        return place.member  # also one that nobody has missed yet
-    confirmed = place.session.state.confirmed
+    if asked.session.state.broker.groups.has_member(asked.group, asked.topic, asked.member):
+        return asked.member  # also one that nobody has missed yet
+    used = asked.session.state.generations_used
     for member in view.members:
-        known = confirmed.has(place.key, member.id, view.generation)
-        if base_of(member.id) == place.member and not (known and member.partitions):
+        known = used.has(asked.key, member.id, view.generation)
+        if base_of(member.id) == asked.member and not (known and member.partitions):
             return member.id
     return None
 
 
-def _new_id(place: Place) -> str:
+def _new_id(asked: GroupRequest) -> str:
     """An id that no member has; the one that a member of this name has in the group's first topic, where it reads several."""
-    view, groups = place.view(), place.session.state.broker.groups
+    view, groups = asked.view(), asked.session.state.broker.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
-    bound = groups.topic_of(WIRE, place.group)
-    first = groups.view(place.group, bound) if bound is not None and _may_see(place.session, bound) else None
+    bound = groups.topic_of(WIRE, asked.group)
+    first = groups.view(asked.group, bound) if bound is not None and _may_see(asked.session, bound) else None
     for one in first.members if first is not None else ():
-        if base_of(one.id) == place.member and one.id not in taken:
+        if base_of(one.id) == asked.member and one.id not in taken:
             return one.id
     start = secrets.randbelow(SUFFIXES)
     for step in range(SUFFIXES):
-        member = f"{place.member}-{(start + step) % SUFFIXES:04d}"
+        member = f"{asked.member}-{(start + step) % SUFFIXES:04d}"
         if member not in taken:
             return member
-    raise Refused("coordinator_error", f"reason={quote(f'too many members named {place.member}')}")
+    raise Refused("coordinator_error", f"reason={quote(f'too many members named {asked.member}')}")
 
 
-def _resume(place: Place, request: Request) -> Reply:
+def _resume(asked: GroupRequest, request: Request) -> Reply:
     """The member goes on where it was, if nothing has changed since."""
-    view = place.view()
-    if view is None or all(member.id != place.member for member in view.members):
-        raise Refused("member_not_found", f"member={place.member} group={place.group}")
-    return encoded(f"{_heard(place).decode()} resumed=true")
+    view = asked.view()
+    if view is None or all(member.id != asked.member for member in view.members):
+        raise Refused("member_not_found", f"member={asked.member} group={asked.group}")
+    return encoded(f"{_heard(asked).decode()} resumed=true")
 
 
-def _heard(place: Place) -> bytes:
-    """A sign of life, answered with the member's place. Raises Refused."""
-    assert place.generation is not None, "a sign of life names its generation"
-    groups = place.session.state.broker.groups
+def _heard(asked: GroupRequest) -> bytes:
+    """A sign of life, answered with the member's partitions. Raises Refused."""
+    assert asked.generation is not None, "a sign of life names its generation"
+    groups = asked.session.state.broker.groups
     try:
         membership = groups.heartbeat(
-            place.group, place.topic, place.member, place.generation, wire=WIRE, by=place.session.caller
+            asked.group, asked.topic, asked.member, asked.generation, wire=WIRE, by=asked.session.caller
         )
     except BrokerError as error:
-        raise place.refused(error) from None
-    place.session.state.confirmed.mark(place.key, place.member, membership.generation)
-    return _placed(place.member, membership)
+        raise asked.refused(error) from None
+    asked.session.state.generations_used.mark(asked.key, asked.member, membership.generation)
+    return _spelled_membership(asked.member, membership)
 
 
-def _placed(member: str, membership: Membership) -> bytes:
+def _spelled_membership(member: str, membership: Membership) -> bytes:
     partitions = bracketed(membership.partitions)
     return encoded(f"OK generation={membership.generation} member={member} assignments={partitions}")
 
 
 def sync(session: CursusSession, request: Request, /) -> Reply:
     """SYNC_GROUP: the assignment again."""
-    return _heard(_member_place(session, request))
+    return _heard(member_request(session, request))
 
 
 def heartbeat(session: CursusSession, request: Request, /) -> Reply:
     """HEARTBEAT."""
-    place = _member_place(session, request)
-    _heard(place)
-    return encoded(f"OK member={place.member} generation={place.generation}")
+    asked = member_request(session, request)
+    _heard(asked)
+    return encoded(f"OK member={asked.member} generation={asked.generation}")
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
     """LEAVE_GROUP; most clients give no generation, then it is not compared (spec: cursus#group-answers)."""
-    place = _member_place(session, request, generation=False)
+    asked = member_request(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
-    answer.body = encoded(f"OK group={place.group} member={place.member} left=true")
+    answer.body = encoded(f"OK group={asked.group} member={asked.member} left=true")
     try:
         session.state.broker.groups.leave(
-            place.group,
-            place.topic,
-            place.member,
-            place.generation,
+            asked.group,
+            asked.topic,
+            asked.member,
+            asked.generation,
             wire=WIRE,
             by=session.caller,
             done=answer.done,
         )
     except BrokerError as error:
-        raise place.refused(error) from None
+        raise asked.refused(error) from None
     return None
-
-
-# Offsets
-
-
-def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT_OFFSET: fenced, and never back."""
-    topic, partition = request.need("topic"), _number(request, "partition")
-    group, offset = request.need("group"), _number(request, "offset")
-    _check_topic(session, request, topic, group)
-    place = _member_place(session, request)
-    pairs = {partition: offset}
-    if request.is_set("validate_only"):
-        check_offsets(place, pairs, _single_regression)
-        return b"OK validated=true"
-    return _commit(request, place, pairs, _single_regression, b"OK")
-
-
-def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
-    """BATCH_COMMIT: all or nothing."""
-    place = _member_place(session, request)
-    pairs = read_pairs(request, place.group, place.topic)
-    return _commit(request, place, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
-
-
-def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
-    """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (spec: cursus#group-answers). Raises
-    Refused."""
-    words = [word for word in request.words if "=" not in word]
-    if request.dialect is not Dialect.MODERN:
-        words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
-    if len(words) > 1:  # who divides the list by blanks must not think that all of it was stored
-        raise Refused("invalid_batch_commit_entry", f"entry={quote(' '.join(words))}")
-    entries = (words or request.words or ("",))[-1].split(",")
-    if len(entries) > PARTITION_COUNT_MAX:
-        raise Refused("invalid_batch_commit_entry", f"reason={quote(f'more than {PARTITION_COUNT_MAX} entries')}")
-    pairs: dict[int, int] = {}
-    for entry in entries:
-        name, colon, text = entry.partition(":")
-        if not colon:
-            raise Refused("invalid_batch_commit_entry", f"entry={quote(entry)}")
-        partition, offset = integer(name.removeprefix("P")), integer(text)
-        if partition is None or not 0 <= partition < PARTITION_COUNT_MAX:
-            raise Refused("invalid_partition", f"entry={quote(entry)}")
-        if offset is None or offset < 0:
-            raise Refused("invalid_offset", f"entry={quote(entry)}")
-        if partition in pairs:
-            raise Refused("duplicate_partition", f"partition={partition} group={group} topic={topic_word(topic)}")
-        pairs[partition] = offset
-    return pairs
-
-
-Regression = Callable[[Place, int, int, int], str]
-"""How a step back is told: of a place and partition, the current offset and the one given."""
-
-
-def _single_regression(place: Place, partition: int, current: int, got: int) -> str:
-    return f"offset regression group={place.group} topic={topic_word(place.topic)} partition={partition} current={current} got={got}"
-
-
-def _batch_regression(place: Place, partition: int, current: int, got: int) -> str:
-    return (
-        f"offset regression for group={place.group} topic={topic_word(place.topic)} partition={partition}:"
-        f" current={current} attempted={got}"
-    )
-
-
-def check_offsets(place: Place, pairs: Pairs, regression: Regression) -> None:
-    """Whether the member may commit all this; counts as a sign of life. Raises Refused."""
-    assert place.generation is not None, "a commit names its generation"
-    groups, by = place.session.state.broker.groups, place.session.caller
-    who = place.group, place.topic, place.member, place.generation
-    try:
-        owned = groups.heartbeat(*who, wire=WIRE, by=by).partitions
-    except BrokerError as error:
-        raise place.refused(error, next(iter(pairs), None)) from None
-    foreign = pairs.keys() - set(owned)
-    if foreign:
-        raise place.not_owner(next(partition for partition in pairs if partition in foreign))
-    place.session.state.confirmed.mark(place.key, place.member, place.generation)
-    _check_forward(place, pairs, regression)
-
-
-def _check_forward(place: Place, pairs: Pairs, regression: Regression) -> None:
-    positions = place.session.state.broker.positions_in(place.topic, PositionKind.GROUP, place.group, pairs)
-    for partition, offset in pairs.items():
-        current = positions.get(partition)
-        if current is not None and offset < current:
-            reason = regression(place, partition, current, offset)
-            raise Refused("offset_regression", f"reason={quote(reason)}")
-
-
-def _commit(request: Request, place: Place, pairs: Pairs, regression: Regression, reply: bytes) -> Reply | None:
-    check_offsets(place, pairs, regression)
-    answer = place.session.later(request.dialect, blocking=True)
-    answer.body = reply
-    _store(place, pairs, answer)
-    return None
-
-
-def _store(place: Place, pairs: Pairs, answer: Answer) -> None:
-    generation = -1 if place.generation is None else place.generation
-    place.session.state.broker.commit_positions(
-        place.topic,
-        pairs,
-        PositionKind.GROUP,
-        place.group,
-        generation=generation,
-        by=place.session.caller,
-        done=answer.done,
-    )
-
-
-def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (spec: cursus#group-answers)."""
-    topic, group = request.need("topic"), request.need("group")
-    pairs = {_number(request, "partition"): _number(request, "offset")}
-    _admit(session, topic, Action.OFFSET_COMMIT)
-    _check_partitions(session, topic, pairs)
-    place = Place(session, topic, group)
-    _check_forward(place, pairs, _single_regression)
-    answer = session.later(request.dialect, blocking=True)
-    answer.body = b"OK"
-    _store(place, pairs, answer)
-    return None
-
-
-def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
-    """Nobody owns what an unfenced commit names, so that it is there must be looked at. Raises Refused."""
-    topic = session.state.broker.find_topic(name)
-    if topic is None:
-        raise Refused("topic_not_found", f"topic={topic_word(name)}")
-    missing = pairs.keys() - range(len(topic.partitions))
-    if missing:
-        raise Refused("partition_not_found", f"partition={min(missing)}")
-
-
-def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
-    """FETCH_OFFSET: 0 when nothing was committed."""
-    topic = request.need("topic")
-    partition = _number(request, "partition")
-    group = request.need("group")
-    _admit(session, topic, Action.OFFSET_FETCH)
-    broker = session.state.broker
-    offset = broker.position(topic, partition, PositionKind.GROUP, group)
-    if offset is None and broker.groups.view(group, topic) is None:
-        _check_topic(session, request, topic, group)
-        if group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) is None:
-            raise Refused("group_not_found", f"group={group}")
-    return encoded(f"OK offset={offset or 0}")
 
 
 # Groups
@@ -464,7 +308,7 @@ def register(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _register(session: CursusSession, request: Request, topic: str, group: str, reply: bytes) -> Reply | None:
-    _admit(session, topic, Action.GROUP_CREATE)
+    admit(session, topic, Action.GROUP_CREATE)
     groups = session.state.broker.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
@@ -500,7 +344,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
         group = request.need("group")
         reply = f"OK group={group} topic={topic_word(topic)} registered=true"
     if not group:
-        _admit(session, topic, Action.GROUP_CREATE)
+        admit(session, topic, Action.GROUP_CREATE)
         return encoded(reply)
     return _register(session, request, topic, group, encoded(reply))
 
@@ -577,10 +421,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "SYNC_GROUP": Command(sync, (Action.GROUP_JOIN,)),
     "HEARTBEAT": Command(heartbeat, (Action.GROUP_JOIN,)),
     "LEAVE_GROUP": Command(leave, (Action.GROUP_JOIN,)),
-    "COMMIT": Command(commit_unfenced, (Action.OFFSET_COMMIT,)),
-    "COMMIT_OFFSET": Command(commit_offset, (Action.OFFSET_COMMIT,)),
-    "BATCH_COMMIT": Command(batch_commit, (Action.OFFSET_COMMIT,)),
-    "FETCH_OFFSET": Command(fetch_offset, (Action.OFFSET_FETCH,)),
     "FIND_COORDINATOR": Command(find_coordinator, (Action.GROUP_LIST,)),
     "REGISTER_GROUP": Command(register, (Action.GROUP_CREATE,)),
     "GROUP_STATUS": Command(status, (Action.GROUP_LIST,)),

@@ -18,7 +18,7 @@ from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.errors import refused, spelled
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame, topic_word
-from polywire.protocols.cursus.places import (
+from polywire.protocols.cursus.read_arguments import (
     batch_size,
     check_isolation,
     failed,

@@ -16,10 +16,12 @@ from polywire.broker.changes import PositionsStored, TransactionState
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactors import Scope, Transactor
 from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
-from polywire.protocols.cursus.groups import TRANSACTION_KEYS, Place, check_offsets, read_pairs
+from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
+from polywire.protocols.cursus.offsets import check_offsets, read_pairs
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.produce import Run, find_partition, one_record
+from polywire.protocols.cursus.produce import Run, find_partition
+from polywire.protocols.cursus.publish import one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import KeyHash, Level, PositionKind
 
@@ -176,25 +178,25 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
 def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     """SEND_OFFSETS_TO_TXN: of one member of one group; fenced now and again at the end."""
     asked = Asked.read(session, request)
-    place = _place(session, request)
-    pairs = _pairs(request, place)
+    within = _group_request(session, request)
+    pairs = _pairs(request, within)
     transactor = asked.opened("transaction_offsets_failed")
-    scope = Scope(place.topic, place.group, place.member, -1 if place.generation is None else place.generation)
-    _check(place, pairs)
+    scope = Scope(within.topic, within.group, within.member, -1 if within.generation is None else within.generation)
+    _check(within, pairs)
     if transactor.offsets and transactor.scope != scope:
         reason = f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={topic_word(transactor.scope.topic)}"
         raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
     for partition, offset in pairs.items():
         staged = transactor.offsets.get(partition, offset)
         if offset < staged:
-            raise _failed_offsets(_regression(place, partition, staged, offset))
+            raise _failed_offsets(_regression(within, partition, staged, offset))
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} staged_offsets={len(pairs)}")
     session.state.broker.transacting.put_offsets(transactor, scope, pairs, done=answer.done)
     return None
 
 
-def _place(session: CursusSession, request: Request) -> Place:
+def _group_request(session: CursusSession, request: Request) -> GroupRequest:
     topic, group, member = (request.need(key) for key in ("topic", "group", "member"))
     generation = integer(request.need("generation"))
     if generation is None or generation < 0:
@@ -203,32 +205,32 @@ def _place(session: CursusSession, request: Request) -> Place:
     if found is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     session.state.guard.admit_topic(session, found, Action.OFFSET_COMMIT)
-    return Place(session, topic, group, member, generation)
+    return GroupRequest(session, topic, group, member, generation)
 
 
-def _pairs(request: Request, place: Place) -> dict[int, int]:
+def _pairs(request: Request, within: GroupRequest) -> dict[int, int]:
     if all("=" in word for word in request.words):
         raise Refused("invalid_txn_offsets", 'reason="missing offset pairs"')
     try:
-        return read_pairs(request, place.group, place.topic)
+        return read_pairs(request, within.group, within.topic)
     except Refused as error:
         if error.code not in _LIST_FAULTS:
             raise
         raise Refused("invalid_txn_offsets", f"reason={quote(str(error))}") from None
 
 
-def _check(place: Place, pairs: Mapping[int, int]) -> None:
+def _check(within: GroupRequest, pairs: Mapping[int, int]) -> None:
     try:
-        check_offsets(place, pairs, _regression)
+        check_offsets(within, pairs, _regression)
     except Refused as error:
         if error.code == "offset_regression":
             raise Refused("transaction_offsets_failed", error.facts) from None
         raise
 
 
-def _regression(place: Place, partition: int, current: int, got: int) -> str:
+def _regression(within: GroupRequest, partition: int, current: int, got: int) -> str:
     return (
-        f"transaction offset regression group={place.group} topic={topic_word(place.topic)} partition={partition}"
+        f"transaction offset regression group={within.group} topic={topic_word(within.topic)} partition={partition}"
         f" current={current} got={got}"
     )
 
@@ -296,8 +298,8 @@ def _positions(asked: Asked, transactor: Transactor) -> PositionsStored | None:
     if not transactor.offsets:
         return None
     scope = transactor.scope
-    place = Place(asked.session, scope.topic, scope.group, scope.member, scope.generation)
-    _check(place, transactor.offsets)
+    within = GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation)
+    _check(within, transactor.offsets)
     try:
         return asked.session.state.broker.positions_stored(
             scope.topic,

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from polywire.protocols.cursus import values
+from polywire.protocols.cursus import legacy_fetch
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
@@ -82,17 +82,17 @@ def test_the_latest_place_is_known_and_any_is_found_in_few_looks(monkeypatch: py
     count = 5_000
     _, peer = filled(*[b""] * count)
     monkeypatch.setattr(
-        values, "LOOKS_MAX", 20
+        legacy_fetch, "LOOKS_MAX", 20
     )  # 0.6 ** 17 * 5_000 < 1, and three for what is nearer than a look can tell
     assert len(consumed(peer, 4 * (count - 10))) == 10
     assert len(consumed(peer, 8)) == 2_048
-    monkeypatch.setattr(values, "LOOKS_MAX", 1)  # which is enough for a place that is known
+    monkeypatch.setattr(legacy_fetch, "LOOKS_MAX", 1)  # which is enough for a place that is known
     assert len(consumed(peer, 8 + 8_192)) == 2_048, "the place where that stopped"
     assert consumed(peer, 4 * (count - 10)) == REFUSED
 
 
 def test_places_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "BYTE_PLACES_MAX", 2)
+    monkeypatch.setattr(legacy_fetch, "BYTE_PLACES_MAX", 2)
     world, peer = filled(b"x")
     peer.ask("CREATE c2 4", "admin")
     for partition in range(4):

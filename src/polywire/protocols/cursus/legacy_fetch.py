@@ -16,7 +16,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Read
 from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect, Refused, Request
-from polywire.protocols.cursus.places import (
+from polywire.protocols.cursus.read_arguments import (
     failed,
     given_offset,
     partition_number,

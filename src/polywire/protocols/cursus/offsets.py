@@ -1,0 +1,178 @@
+"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET (spec: cursus#group-requests, cursus#group-answers).
+
+Promises: a committed offset never goes back over this wire; a list is committed whole or not at all. Must not know: how members join,
+sockets, records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.broker.actions import Action
+from polywire.errors import BrokerError
+from polywire.protocols.cursus.context import WIRE
+from polywire.protocols.cursus.groups import GroupRequest, admit, check_topic, member_request, number
+from polywire.protocols.cursus.messages import POSITIONS, Dialect, Refused, Request, encoded, integer, quote, topic_word
+from polywire.protocols.cursus.read_arguments import DEFAULT_GROUP
+from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.session import Command, CursusSession, Reply
+from polywire.types import PARTITION_COUNT_MAX, PositionKind
+
+Pairs = Mapping[int, int]
+"""Offsets by partition."""
+
+
+def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
+    """COMMIT_OFFSET: fenced, and never back."""
+    topic, partition = request.need("topic"), number(request, "partition")
+    group, offset = request.need("group"), number(request, "offset")
+    check_topic(session, request, topic, group)
+    asked = member_request(session, request)
+    pairs = {partition: offset}
+    if request.is_set("validate_only"):
+        check_offsets(asked, pairs, _single_regression)
+        return b"OK validated=true"
+    return _commit(request, asked, pairs, _single_regression, b"OK")
+
+
+def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
+    """BATCH_COMMIT: all or nothing."""
+    asked = member_request(session, request)
+    pairs = read_pairs(request, asked.group, asked.topic)
+    return _commit(request, asked, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
+
+
+def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
+    """The list ``P0:1,P1:2``, wherever it stands among the arguments; the letter may be missing (spec: cursus#group-answers). Raises
+    Refused."""
+    words = [word for word in request.words if "=" not in word]
+    if request.dialect is not Dialect.MODERN:
+        words = list(request.words[len(POSITIONS[request.name]) - 1 :]) or [""]
+    if len(words) > 1:  # who divides the list by blanks must not think that all of it was stored
+        raise Refused("invalid_batch_commit_entry", f"entry={quote(' '.join(words))}")
+    entries = (words or request.words or ("",))[-1].split(",")
+    if len(entries) > PARTITION_COUNT_MAX:
+        raise Refused("invalid_batch_commit_entry", f"reason={quote(f'more than {PARTITION_COUNT_MAX} entries')}")
+    pairs: dict[int, int] = {}
+    for entry in entries:
+        name, colon, text = entry.partition(":")
+        if not colon:
+            raise Refused("invalid_batch_commit_entry", f"entry={quote(entry)}")
+        partition, offset = integer(name.removeprefix("P")), integer(text)
+        if partition is None or not 0 <= partition < PARTITION_COUNT_MAX:
+            raise Refused("invalid_partition", f"entry={quote(entry)}")
+        if offset is None or offset < 0:
+            raise Refused("invalid_offset", f"entry={quote(entry)}")
+        if partition in pairs:
+            raise Refused("duplicate_partition", f"partition={partition} group={group} topic={topic_word(topic)}")
+        pairs[partition] = offset
+    return pairs
+
+
+Regression = Callable[[GroupRequest, int, int, int], str]
+"""How a step back is told: of a request and a partition, the current offset and the one given."""
+
+
+def _single_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
+    return f"offset regression group={asked.group} topic={topic_word(asked.topic)} partition={partition} current={current} got={got}"
+
+
+def _batch_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
+    return (
+        f"offset regression for group={asked.group} topic={topic_word(asked.topic)} partition={partition}:"
+        f" current={current} attempted={got}"
+    )
+
+
+def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
+    """Whether the member may commit all this; counts as a sign of life. Raises Refused."""
+    assert asked.generation is not None, "a commit names its generation"
+    groups, by = asked.session.state.broker.groups, asked.session.caller
+    who = asked.group, asked.topic, asked.member, asked.generation
+    try:
+        owned = groups.heartbeat(*who, wire=WIRE, by=by).partitions
+    except BrokerError as error:
+        raise asked.refused(error, next(iter(pairs), None)) from None
+    foreign = pairs.keys() - set(owned)
+    if foreign:
+        raise asked.not_owner(next(partition for partition in pairs if partition in foreign))
+    asked.session.state.generations_used.mark(asked.key, asked.member, asked.generation)
+    _check_forward(asked, pairs, regression)
+
+
+def _check_forward(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
+    positions = asked.session.state.broker.positions_in(asked.topic, PositionKind.GROUP, asked.group, pairs)
+    for partition, offset in pairs.items():
+        current = positions.get(partition)
+        if current is not None and offset < current:
+            reason = regression(asked, partition, current, offset)
+            raise Refused("offset_regression", f"reason={quote(reason)}")
+
+
+def _commit(request: Request, asked: GroupRequest, pairs: Pairs, regression: Regression, reply: bytes) -> Reply | None:
+    check_offsets(asked, pairs, regression)
+    answer = asked.session.later(request.dialect, blocking=True)
+    answer.body = reply
+    _store(asked, pairs, answer)
+    return None
+
+
+def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
+    generation = -1 if asked.generation is None else asked.generation
+    asked.session.state.broker.commit_positions(
+        asked.topic,
+        pairs,
+        PositionKind.GROUP,
+        asked.group,
+        generation=generation,
+        by=asked.session.caller,
+        done=answer.done,
+    )
+
+
+def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
+    """COMMIT of the positional dialect: nobody is asked who they are, but it goes forward only (spec: cursus#group-answers)."""
+    topic, group = request.need("topic"), request.need("group")
+    pairs = {number(request, "partition"): number(request, "offset")}
+    admit(session, topic, Action.OFFSET_COMMIT)
+    _check_partitions(session, topic, pairs)
+    asked = GroupRequest(session, topic, group)
+    _check_forward(asked, pairs, _single_regression)
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = b"OK"
+    _store(asked, pairs, answer)
+    return None
+
+
+def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
+    """Nobody owns what an unfenced commit names, so that it is there must be looked at. Raises Refused."""
+    topic = session.state.broker.find_topic(name)
+    if topic is None:
+        raise Refused("topic_not_found", f"topic={topic_word(name)}")
+    missing = pairs.keys() - range(len(topic.partitions))
+    if missing:
+        raise Refused("partition_not_found", f"partition={min(missing)}")
+
+
+def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
+    """FETCH_OFFSET: 0 when nothing was committed."""
+    topic = request.need("topic")
+    partition = number(request, "partition")
+    group = request.need("group")
+    admit(session, topic, Action.OFFSET_FETCH)
+    broker = session.state.broker
+    offset = broker.position(topic, partition, PositionKind.GROUP, group)
+    if offset is None and broker.groups.view(group, topic) is None:
+        check_topic(session, request, topic, group)
+        if group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) is None:
+            raise Refused("group_not_found", f"group={group}")
+    return encoded(f"OK offset={offset or 0}")
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "COMMIT": Command(commit_unfenced, (Action.OFFSET_COMMIT,)),
+    "COMMIT_OFFSET": Command(commit_offset, (Action.OFFSET_COMMIT,)),
+    "BATCH_COMMIT": Command(batch_commit, (Action.OFFSET_COMMIT,)),
+    "FETCH_OFFSET": Command(fetch_offset, (Action.OFFSET_FETCH,)),
+}

@@ -1,0 +1,229 @@
+"""Writing one record: PUBLISH, and the bare envelope (spec: cursus#publish, cursus#envelope).
+
+Promises: offsets follow the order of the requests whatever their acks; a failed append is told. Must not know: sockets, batches' layouts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
+from polywire.protocols.cursus.batches import LEVELS, Status, acknowledged
+from polywire.protocols.cursus.idempotence import Rejected, already_stored
+from polywire.protocols.cursus.messages import (
+    PADDING,
+    Dialect,
+    Refused,
+    Request,
+    decoded,
+    encoded,
+    no_command,
+    quote,
+    topic_word,
+)
+from polywire.protocols.cursus.policies import policy_of
+from polywire.protocols.cursus.produce import Run, append_failure, find_partition, writable_topic
+from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
+from polywire.records.batch import from_spans
+from polywire.records.columns import Column
+from polywire.records.memory import Lendable
+from polywire.types import Buffer, KeyHash, Level
+
+SENT: Final = "\U0001f4e4"
+
+
+def publish(session: CursusSession, request: Request, /) -> Reply | None:
+    """PUBLISH of one record, in either of its dialects."""
+    if request.dialect is not Dialect.MODERN:
+        return _publish_legacy(session, request)
+    name = request.need("topic")
+    if request.message is None:
+        raise Refused("missing_message", "command=PUBLISH")
+    producer = encoded(request.need("producerId"))
+    if name.startswith("__"):
+        raise Refused("internal_topic_write_forbidden", f"topic={topic_word(name)}")
+    idempotent = _truth(request)
+    acks = request.options.get("acks", "1")
+    if acks.lower() not in LEVELS:
+        raise Refused("invalid_acks", f"value={acks}")
+    sequence = _number(request, "seqNum", "ParseUint", low=0, high=2**64 - 1)
+    epoch = _number(request, "epoch", "ParseInt", low=0, high=2**63 - 1)
+    chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, usual=-1)
+    topic = writable_topic(session, name)
+    key = encoded(request.options.get("key", ""))
+    partition = (
+        find_partition(topic, chosen) if "partition" in request.options else choose_partition(session, topic, key)
+    )
+    if {"transactional_id", "txn", "transaction"} & request.options.keys():
+        raise Refused("transaction_metadata_forbidden", "command=PUBLISH")
+    checked = (idempotent or topic.settings.idempotent) and sequence > 0
+    run = Run(0, 1, producer, epoch, sequence, checked=checked)
+    Publishing(session, request, run, acks, partition).begin(key, request.message)
+    return None
+
+
+def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
+    """The partition of a record whose sender leaves the choice to the topic's partitioner (spec: cursus#partitioning)."""
+    if key and policy_of(topic).partitioner == "hash_key":
+        return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+    turn = session.state.turns.get(topic.id, 0)
+    session.state.turns[topic.id] = turn + 1
+    partitions = topic.written_to()
+    return partitions[turn % len(partitions)]
+
+
+def _truth(request: Request) -> bool:
+    given = request.options.get("isIdempotent", "false")
+    if given.lower() not in ("true", "false", "1", "0", "t", "f"):
+        raise Refused("invalid_is_idempotent", f"value={given}")
+    return given.lower() in ("true", "1", "t")
+
+
+def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
+    """A number, or the error of the function that the reference reads it with."""
+    given = request.options.get(key)
+    if given is None:
+        return usual
+    code = {"seqNum": "invalid_seq_num", "epoch": "invalid_epoch", "partition": "invalid_partition"}[key]
+    digits = given[1:] if given[:1] in ("+", "-") and function != "ParseUint" else given
+    if not (digits.isascii() and digits.isdigit()):
+        raise Refused(code, f"reason={quote(f'strconv.{function}: parsing {quote(given)}: invalid syntax')}")
+    if len(digits) > 20 or not low <= int(given) <= high:
+        raise Refused(code, f"reason={quote(f'strconv.{function}: parsing {quote(given)}: value out of range')}")
+    return int(given)
+
+
+class Publishing:
+    """One record of PUBLISH on its way into the log. Invariant: answered once."""
+
+    __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
+
+    def __init__(self, session: CursusSession, request: Request, run: Run, acks: str, partition: Partition) -> None:
+        self._session = session
+        self._run = run
+        self._acks = acks.lower()
+        self._partition = partition
+        self._answer: Answer = session.later(request.dialect)
+
+    def begin(self, key: bytes, value: bytes) -> None:
+        """Hand the record to the broker, unless it is stored already."""
+        run, level = self._run, LEVELS[self._acks]
+        try:
+            stored = 0
+            if run.checked:
+                stored = already_stored(
+                    self._session.state.broker.producer_last(self._partition, run.stored_as),
+                    producer=decoded(run.stored_as),
+                    epoch=run.epoch,
+                    first=run.sequence,
+                    last=run.sequence,
+                )
+            if stored:
+                self._session.state.broker.settle(level, self._repeated)
+                return
+            batch = one_record(key, value, run)
+            by = self._session.caller
+            self._session.state.broker.produce(self._partition, batch, by=by, level=level, done=self._stored)
+        except Rejected as error:
+            self._failed(str(error))
+        except BrokerError as error:
+            self._failed(append_failure(error))
+
+    def _stored(self, offset: int, error: BrokerError | None) -> None:
+        if error is not None:
+            self._failed(append_failure(error))
+        else:
+            self._tell(offset)
+
+    def _repeated(self, offset: int, error: BrokerError | None) -> None:
+        self._stored(self._partition.log.next_offset - 1 if error is None else offset, error)
+
+    def _tell(self, offset: int) -> None:
+        run = self._run
+        if self._acks == "0":
+            self._answer.ok(b"OK")
+            return
+        self._answer.ok(
+            acknowledged(
+                Status.OK,
+                last_offset=offset,
+                epoch=run.epoch,
+                producer=run.producer,
+                first_sequence=run.sequence,
+                last_sequence=run.sequence,
+                leader=self._session.leader,
+            )
+        )
+
+    def _failed(self, text: str) -> None:
+        if self._acks == "0":
+            self._answer.ok(b"OK")  # the reference says so even then (spec: cursus#publish)
+            return
+        reason = f"acks={self._acks} publish failed: sync publish failed: {text}"
+        self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
+
+
+def one_record(key: bytes, value: bytes, run: Run | None = None) -> bytearray:
+    """A batch of one record; an empty key is none."""
+    spans = array("q", (0, len(key) or -1, len(key), len(value)))
+    columns: dict[int, Lendable] = {}
+    epoch, sequence = -1, 0
+    if run is not None and run.producer:
+        columns[Column.PRODUCER_ID] = run.stored_as
+        sequence = run.sequence
+        if run.checked or run.epoch > 0:
+            epoch = run.epoch
+        if epoch > 0 and not run.checked:
+            columns[Column.SEQUENCES] = array("Q", (sequence,))
+    return from_spans(key + value, spans, columns=columns, producer_epoch=epoch, base_sequence=sequence)
+
+
+def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
+    name = request.options.get("topic", "")
+    if not name or request.message is None:
+        raise Refused("missing_message", "command=PUBLISH", legacy="invalid PUBLISH syntax")
+    return _publish_plain(session, name, request.message, encoded(f"{SENT} Published to '{topic_word(name)}'"))
+
+
+def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
+    """An envelope whose payload is no command (spec: cursus#envelope); the topic must exist, so that a typing error is no message."""
+    name = request.options["topic"]
+    assert request.message is not None, "a bare envelope has a payload"
+    is_known = session.state.settings.bare_publish and session.state.broker.find_topic(name) is not None
+    if not is_known or not request.message.strip(PADDING):
+        told = no_command(request.message)
+        raise Refused("malformed_input", "reason=missing_topic_or_payload", legacy=told)
+    return _publish_plain(session, name, request.message, b"OK")
+
+
+def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
+    """One record without a key; a repeat, where those are dropped, is answered as what it repeats."""
+    topic = writable_topic(session, name)
+    broker, repeats = session.state.broker, session.state.repeats
+    answer = session.later(Dialect.LEGACY)
+    answer.body = reply
+    if repeats is None:
+        partition = choose_partition(session, topic, b"")
+        broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+        return None
+    digest = repeats.digest(topic.id, value)
+    if repeats.has(digest):
+        broker.settle(Level.WRITTEN, answer.done)
+        return None
+    partition = choose_partition(session, topic, b"")
+    done = partial(repeats.stored, digest, answer.done)
+    broker.produce(partition, one_record(b"", value), level=Level.WRITTEN, done=done)
+    repeats.add(digest)
+    return None
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "PUBLISH": Command(publish, (Action.PRODUCE,), pipelined=True),
+    BARE: Command(publish_bare, (Action.PRODUCE,), alone=True, pipelined=True),
+}
