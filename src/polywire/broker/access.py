@@ -11,13 +11,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import msgspec
 
 from polywire.broker.actions import ADMINISTRATION, Action
 from polywire.broker.audit import AuditEvent, AuditSink, Outcome, unheard
-from polywire.broker.authorization import Authorization, Where, told_place
+from polywire.broker.authorization import Authorization, KnownStreams, Where, told_place
 from polywire.broker.login_queue import Origin, origin_of
 from polywire.broker.owners import ANONYMOUS
 from polywire.broker.passwords import Passwords
@@ -41,11 +41,8 @@ from polywire.broker.users import (
 )
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
-from polywire.log.base import Loop
+from polywire.log.base import Done, Loop
 from polywire.types import Level
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 __all__ = [
     "DEFAULT_NAME",
@@ -74,6 +71,22 @@ LoggedIn = Callable[[Principal | BrokerError], None]
 UserMade = Callable[[User | None, BrokerError | None], None]
 
 
+class Host(Protocol):
+    """What users ask of the broker."""
+
+    @property
+    def streams(self) -> KnownStreams:
+        """Which streams there are."""
+
+    def wire_state(self, wire: str, /) -> Mapping[str, bytes]:
+        """A live view of what is kept under this name."""
+
+    def set_wire_state(
+        self, wire: str, key: str, value: bytes | None, *, level: Level, done: Done | None = None
+    ) -> None:
+        """Keep a value, None removes it. Raises Busy."""
+
+
 class Access(Authorization):
     """All users of this broker.
 
@@ -93,13 +106,15 @@ class Access(Authorization):
         "_passwords",
         "_rights",
         "_settings",
+        "_streams",
         "_users",
         "audit",
         "is_open",
     )
 
-    def __init__(self, broker: Broker, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+    def __init__(self, broker: Host, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         self._broker = broker
+        self._streams = broker.streams
         self._settings = settings
         self._clock = clock
         self._loop = loop

@@ -7,7 +7,7 @@ same whether or not there is such a topic. Must not know: passwords, tokens, wir
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from polywire.broker.actions import ANYBODY, Action
 from polywire.broker.permissions import Grants
@@ -16,11 +16,15 @@ from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
-
 Where = Topic | TopicName | str | None
 """What an action is asked for: a topic, one by its name, a stream by its name, or everything."""
+
+
+class KnownStreams(Protocol):
+    """Which streams there are."""
+
+    def exists(self, name: str, /) -> bool:
+        """Whether there is a stream of this name."""
 
 
 class Authorization(ABC):
@@ -29,7 +33,7 @@ class Authorization(ABC):
     __slots__ = ()
 
     is_open: bool
-    _broker: Broker
+    _streams: KnownStreams
 
     @abstractmethod
     def _rights_of(self, principal: Principal) -> Grants | None:
@@ -84,7 +88,7 @@ class Authorization(ABC):
         name = where.name if isinstance(where, Topic) else where
         if not rights.allow(action.bits, name.stream, name.topic):
             return False
-        if action is not Action.TOPIC_CREATE or self._broker.streams.exists(name.stream):
+        if action is not Action.TOPIC_CREATE or self._streams.exists(name.stream):
             return True
         # Nobody makes a stream in passing but who may make streams, or was given rights in this one before it was there.
         makes = rights.allow(Action.STREAM_CREATE.bits, name.stream, None)

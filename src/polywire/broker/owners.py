@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from polywire.broker.actions import Action
+from polywire.broker.users import Principal
 from polywire.errors import Denied, ErrorCode
-
-if TYPE_CHECKING:
-    from polywire.broker.access import Access, Principal
 
 UNOWNED: Final = 0
 ANONYMOUS: Final = "anonymous"  # the user that stands for all peers of a wire without a login
@@ -68,12 +66,23 @@ def heir(owner: int, caller: Caller) -> int:
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
 
 
+class Permissions(Protocol):
+    """Who may do what, as far as owners concern it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has to log in."""
+
+    def permits(self, principal: Principal | None, action: Action, /) -> bool:
+        """Whether somebody may do it everywhere."""
+
+
 class Owners:
     """Refuses what is somebody else's."""
 
     __slots__ = ("_access",)
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Permissions) -> None:
         self._access: Final = access
 
     def may_use(self, caller: Caller, owner: int) -> bool:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from polywire.client.base import PartitionBounds
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing
-
-if TYPE_CHECKING:
-    from polywire.client.polywire import PolywireClient
+from polywire.records.columns import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,17 @@ class PartitionLag:
     seconds: float | None
 
 
-async def lags_of(client: PolywireClient, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
+class Queries(Protocol):
+    """What lags are worked out from; ``PolywireClient`` answers it."""
+
+    async def bounds(self, topic: str, /) -> list[PartitionBounds]:
+        """Return where each partition of a topic begins and ends."""
+
+    async def fetch(self, topic: str, partition: int, offset: int, /, *, records_max: int) -> list[Record]:
+        """Return records from an offset on."""
+
+
+async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
     """Return the lag in every partition of the group's topic; none where the topic does not exist (any more).
 
     Args:
@@ -80,7 +88,7 @@ async def lags_of(client: PolywireClient, group: GroupInfo, *, clock: Clock | No
         return []
 
 
-async def _lag(client: PolywireClient, group: GroupInfo, part: PartitionBounds, now_us: int) -> PartitionLag:
+async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us: int) -> PartitionLag:
     position = group.positions.get(part.partition)
     if position is None:
         return PartitionLag(part.partition, None, part.next_offset, None, None)
@@ -93,7 +101,7 @@ async def _lag(client: PolywireClient, group: GroupInfo, part: PartitionBounds, 
     return PartitionLag(part.partition, position, part.next_offset, records, seconds)
 
 
-async def _stored_at_us(client: PolywireClient, topic: str, partition: int, offset: int) -> int | None:
+async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
     """When a record was stored; None when retention was faster."""
     try:
         records = await client.fetch(topic, partition, offset, records_max=1)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
 from polywire.server.idle import IdlePoll
-from polywire.server.logins import Identities, Logins
-from polywire.server.memory import ReceiveMemory
-from polywire.server.places import Places
-
-if TYPE_CHECKING:
-    from polywire.server.connection import Connection
+from polywire.server.logins import Guest, Identities, Logins
+from polywire.server.memory import ReceiveMemory, Receiver
+from polywire.server.places import Occupant, Places
 
 log = structlog.get_logger("polywire.server")
 
@@ -68,6 +65,30 @@ class Intake(Protocol):
         """Write this turn now."""
 
 
+class Peer(Receiver, Occupant, Guest, Protocol):
+    """A connection, as far as others are concerned."""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of answers the kernel has not taken."""
+
+    @property
+    def clogged_tick(self) -> int:
+        """Since when that is so."""
+
+    def sweep(self) -> None:
+        """Close what has stood still too long; called once a second."""
+
+    def stop_reading(self) -> None:
+        """Take no further request."""
+
+    def relieve(self) -> None:
+        """The intake has caught up."""
+
+    def close(self) -> None:
+        """Close once everything written was sent."""
+
+
 class Hub:
     """What the connections of one server share.
 
@@ -111,8 +132,8 @@ class Hub:
         self.logins: Final = Logins(identities, self.limits.connections_max)
         self.gathering = 0
         self.lending = False
-        self._held: set[Connection] = set()
-        self.connections: set[Connection] = set()
+        self._held: set[Peer] = set()
+        self.connections: set[Peer] = set()
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
         self.places: Final = Places(self.limits.connections_max, self.connections)
         self.draining = False
@@ -148,7 +169,7 @@ class Hub:
             )
             self.refused = 0
 
-    def hold(self, connection: Connection) -> None:
+    def hold(self, connection: Peer) -> None:
         """Let a connection whose peer produces wait until the intake has caught up."""
         if not self._held:
             self.intake.on_relief(self._relieved)
@@ -159,7 +180,7 @@ class Hub:
         for connection in held:
             connection.relieve()
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: Peer) -> bool:
         """Give a new connection a place; False when there is none."""
         if self.draining or not self.places.enter(connection):
             self.refused += 1
@@ -171,7 +192,7 @@ class Hub:
         self.connections.add(connection)
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Peer) -> None:
         """The connection is gone, or as good as gone."""
         if connection in self.connections:
             self.connections.discard(connection)
@@ -194,5 +215,5 @@ def _call_soon(callback: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_soon(callback)
 
 
-def _clogged_tick(connection: Connection) -> int:
+def _clogged_tick(connection: Peer) -> int:
     return connection.clogged_tick

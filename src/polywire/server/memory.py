@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from polywire.server.arena import Arena
 from polywire.server.landing import Landing
+from polywire.server.logins import Standing
 from polywire.server.unread import unread_bytes
-
-if TYPE_CHECKING:
-    from polywire.server.connection import Connection
 
 SMALL_BYTES: Final = 4 * 1024  # so much of a request may always wait: requests of most kinds are no longer
 STALLED_TICKS: Final = 2  # more than one second, at most two, after which a request that hardly arrives may have to go
@@ -53,6 +51,46 @@ class Progress:
         return unread > 0 and self.rate(tick, size + unread) >= SHORT_BYTES_PER_S_MIN
 
 
+class Receiver(Protocol):
+    """A connection, as far as its memory is concerned."""
+
+    @property
+    def host(self) -> str:
+        """Address of the peer, without its port."""
+
+    @property
+    def standing(self) -> Standing:
+        """How well the peer is known."""
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request has begun to arrive."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether that request hardly arrives."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of it."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes."""
+
+    def go_on_receiving(self) -> None:
+        """There may be memory now."""
+
+    def give_back_idle(self) -> None:
+        """Give back a buffer that holds no request."""
+
+    def abort(self, reason: str) -> None:
+        """Close at once."""
+
+    def let_go(self) -> None:
+        """Have nothing received any more."""
+
+
 class ReceiveMemory:
     """What the unfinished requests of one server take.
 
@@ -63,16 +101,16 @@ class ReceiveMemory:
     __slots__ = ("_beyond", "_connections", "_feeding", "_looked", "_soon", "_waiting", "arena", "landing", "tick")
 
     def __init__(
-        self, bytes_max: int, connections: Collection[Connection], soon: Callable[[Callable[[], None]], object]
+        self, bytes_max: int, connections: Collection[Receiver], soon: Callable[[Callable[[], None]], object]
     ) -> None:
         """soon: calls back in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
         self.landing: Final = Landing(self.arena)
         self._connections: Final = connections
         self._soon: Final = soon
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[Receiver, None] = {}
         self._feeding = False
-        self._beyond: Connection | None = None
+        self._beyond: Receiver | None = None
         self._looked = -1
         self.tick = 0
 
@@ -86,7 +124,7 @@ class ReceiveMemory:
         self.arena.settle()
         self.landing.settle()
 
-    def grant(self, grown: int, asking: Connection) -> bool:
+    def grant(self, grown: int, asking: Receiver) -> bool:
         """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""
         if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
@@ -111,7 +149,7 @@ class ReceiveMemory:
             self._feeding = True
             self._soon(self._feed)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Receiver) -> None:
         """The connection is gone."""
         self._waiting.pop(connection, None)
         if self._beyond is connection:
@@ -130,7 +168,7 @@ class ReceiveMemory:
                 self._waiting = dict.fromkeys([later[-1], *later[:-1]])
                 return
 
-    def _reclaim(self, grown: int, asking: Connection) -> None:
+    def _reclaim(self, grown: int, asking: Receiver) -> None:
         """Take back what holds no request, then close what hardly arrives; who that is changes with the seconds only."""
         if self._looked == self.tick:
             return

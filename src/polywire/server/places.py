@@ -9,15 +9,38 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from polywire.server.logins import Standing
 
-if TYPE_CHECKING:
-    from polywire.server.connection import Connection
-
 QUIET_TICKS: Final = 10  # seconds without a byte after which an idle peer may have to give way
 MOST: Final = 2  # an address with more than this part of all places gives way to one with less than half as many
+
+
+class Occupant(Protocol):
+    """A connection, as far as its place is concerned."""
+
+    @property
+    def host(self) -> str:
+        """Address of the peer, without its port."""
+
+    @property
+    def standing(self) -> Standing:
+        """How well the peer is known."""
+
+    @property
+    def seen_tick(self) -> int:
+        """When the peer last sent something."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is owed an answer."""
+
+    def abort(self, reason: str) -> None:
+        """Close at once."""
+
+    def vacate(self) -> None:
+        """Free the place."""
 
 
 class Places:
@@ -25,16 +48,16 @@ class Places:
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
-    def __init__(self, count_max: int, connections: Collection[Connection]) -> None:
+    def __init__(self, count_max: int, connections: Collection[Occupant]) -> None:
         self.count_max: Final = count_max
         self._connections: Final = connections
-        self._silent: dict[Connection, None] = {}
+        self._silent: dict[Occupant, None] = {}
         self._by_host: Counter[str] = Counter()
-        self._quiet: deque[Connection] = deque()
+        self._quiet: deque[Occupant] = deque()
         self._looked = -1
         self.tick = 0
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: Occupant) -> bool:
         """Give a new connection a place; False when there is none and nobody gives way."""
         if len(self._connections) >= self.count_max and not self._give_way(connection.host):
             return False
@@ -42,15 +65,15 @@ class Places:
         self._by_host[connection.host] += 1
         return True
 
-    def spoke(self, connection: Connection) -> None:
+    def spoke(self, connection: Occupant) -> None:
         """A peer has said something."""
         self._silent.pop(connection, None)
 
-    def is_silent(self, connection: Connection) -> bool:
+    def is_silent(self, connection: Occupant) -> bool:
         """Whether a peer never said anything."""
         return connection in self._silent
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Occupant) -> None:
         """The connection is gone."""
         self._silent.pop(connection, None)
         self._by_host[connection.host] -= 1
@@ -67,7 +90,7 @@ class Places:
         going.vacate()
         return True
 
-    def _quietest(self, host: str) -> Connection | None:
+    def _quietest(self, host: str) -> Occupant | None:
         """Who has been quiet for a while; who that is changes with the seconds only."""
         if self._looked != self.tick:
             self._looked = self.tick

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from polywire.spark.pipelines.quality import PartitionFacts, Quality
+from polywire.spark.pipelines.quality_facts import PartitionFacts, Quality
 
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
 WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26

@@ -1,0 +1,91 @@
+"""What a check of a topic or table has found, as values: counts, gaps and repeats of each partition and each producer.
+
+Promises: ``sound`` says that nothing is missing and nothing is there twice. Must not know: Spark, how a page looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition; ``topic`` is empty where rows do not say it.
+
+    ``missing`` are offsets between first and last that no row has, ``repeated`` rows beyond the first of an offset.
+    """
+
+    topic: str
+    partition: int
+    records: int
+    first_offset: int
+    last_offset: int
+    missing: int
+    repeated: int
+    corrupt: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFacts:
+    """Sequence numbers of one producer. ``missing`` counts from the lowest number (or the one told) to the highest."""
+
+    producer: str
+    records: int
+    first: int
+    last: int
+    missing: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The whole report.
+
+    ``rate`` is (start of the interval in seconds since 1970, index in ``partitions``, records), ``sizes`` (bytes up to, records).
+    """
+
+    title: str
+    partitions: tuple[PartitionFacts, ...]
+    producers: tuple[ProducerFacts, ...]
+    rate: tuple[tuple[float, int, int], ...]
+    interval_s: float
+    sizes: tuple[tuple[int, int], ...]
+    expected: int | None
+
+    @property
+    def records(self) -> int:
+        """Rows in all."""
+        return sum(part.records for part in self.partitions)
+
+    @property
+    def batches(self) -> int:
+        """A report is made at once."""
+        return 1
+
+    @property
+    def corrupt(self) -> int:
+        """Rows that could not be read."""
+        return sum(part.corrupt for part in self.partitions)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, in sentences; nothing when each record is there exactly once."""
+        found = []
+        for what, count in (
+            ("offsets are missing", sum(part.missing for part in self.partitions)),
+            ("rows repeat an offset", sum(part.repeated for part in self.partitions)),
+            ("sequence numbers are missing", sum(one.missing for one in self.producers)),
+            ("rows repeat a sequence number", sum(one.repeated for one in self.producers)),
+            ("rows could not be read", self.corrupt),
+        ):
+            if count:
+                found.append(f"{count:,} {what}")
+        if self.expected is not None and self.records != self.expected:
+            found.append(f"{self.expected:,} records were expected, {self.records:,} are there")
+        return tuple(found)
+
+    @property
+    def sound(self) -> bool:
+        """Whether each record is there exactly once."""
+        return not self.problems
