@@ -57,7 +57,7 @@ class Served:
     @property
     def connections(self) -> list[Connection]:
         """Open connections; only the server's thread may look."""
-        return list(self._hub.connections)
+        return [peer for peer in self._hub.connections if isinstance(peer, Connection)]
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
