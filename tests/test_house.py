@@ -40,8 +40,8 @@ MACHINE: Final = re.compile(
 CITED_FOLDERS: Final = {"spec": "specs", "concepts": "concepts", "protocols": "protocols"}
 CITATION: Final = re.compile(r"\b(spec|concepts|protocols): ([\w.-]+#[\w-]+(?:,\s+[\w.-]+#[\w-]+)*)")
 CITED_ELSEWHERE: Final = re.compile(
-    r"\bdossier|\bdesign(\.md)?[:,]? ?§|\bdesign\.md\b", re.IGNORECASE
-)  # what no reader has
+    r"\bdossier|\bdesign(\.md)?[:,]? ?§|\bdesign\.md\b|\.md §", re.IGNORECASE
+)  # what no reader has, and headings by a number
 CITED_RECORD: Final = re.compile(r"\bdecision (\d{4})\b")
 
 Branch = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.TryStar | ast.Match

@@ -1,4 +1,4 @@
-"""Who a connection of the `polywire` wire is, and what it may do (docs/protocols/polywire.md §4.6).
+"""Who a connection of the `polywire` wire is, and what it may do (protocols: polywire#46-login).
 
 Promises: every verb names its actions in one table, and nothing is carried out that was not asked for. Must not know: frames, how
 passwords are verified, what an action takes.

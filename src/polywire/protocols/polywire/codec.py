@@ -1,4 +1,4 @@
-"""Frames of the `polywire` wire: prefix, head, payload (docs/protocols/polywire.md §1–3).
+"""Frames of the `polywire` wire: prefix, head, payload (protocols: polywire#1-opening, polywire#2-frames, polywire#3-limits).
 
 Promises: what breaks the framing raises PeerError(fatal=True), what breaks only a head PeerError(fatal=False); payloads are never
 copied. Must not know: sockets, the broker, what a request means.

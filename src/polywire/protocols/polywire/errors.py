@@ -1,4 +1,4 @@
-"""Errors in the words of the `polywire` wire: code and kind numbers (docs/protocols/polywire.md §5).
+"""Errors in the words of the `polywire` wire: code and kind numbers (protocols: polywire#5-errors).
 
 Promises: total both ways for every ``ErrorCode``; a code this side does not know is raised by its kind. Must not know: frames.
 """

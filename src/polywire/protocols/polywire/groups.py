@@ -1,4 +1,4 @@
-"""Positions and groups on the `polywire` wire (docs/protocols/polywire.md §4.4).
+"""Positions and groups on the `polywire` wire (protocols: polywire#44-groups).
 
 Promises: each request is answered once, what changes something when it is written. Must not know: frames, sockets, how partitions are
 dealt out.

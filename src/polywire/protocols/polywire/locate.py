@@ -1,4 +1,5 @@
-"""LOCATE of the `polywire` wire: where sealed records lie, for who sees the broker's files (docs/protocols/polywire.md §4.5).
+"""LOCATE of the `polywire` wire: where sealed records lie, for those who see the broker's files
+(protocols: polywire#45-reading-around-the-broker).
 
 Promises: only what FETCH would send is told of. Must not know: files, frames.
 """

@@ -1,4 +1,4 @@
-"""The heads of the `polywire` wire's frames as values (docs/protocols/polywire.md §4).
+"""The heads of the `polywire` wire's frames as values (protocols: polywire#4-verbs).
 
 Promises: one msgpack array per struct, elements in the order of the page; elements missing at the end take the page's defaults.
 Must not know: frames, sockets, the broker.

@@ -1,4 +1,4 @@
-"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` wire (docs/protocols/polywire.md §4.2, §4.3).
+"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` wire (protocols: polywire#42-produce, polywire#43-staged-produce).
 
 Promises: nothing is stored before every batch of the request was validated; a request is answered once, when all its batches have reached
 their level or one has failed. Must not know: frames, sockets.

@@ -1,4 +1,4 @@
-"""What stays until somebody ends it: listing and deleting groups, transactional ids and writers (docs/protocols/polywire.md §4.7).
+"""What stays until somebody ends it: listing and deleting groups, transactional ids and writers (protocols: polywire#47-what-is-kept).
 
 Promises: nobody is told of, or deletes, what is another user's, but administrators; a list comes in pieces. Must not know: frames,
 sockets, how ownership is decided.

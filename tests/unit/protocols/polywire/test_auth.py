@@ -1,4 +1,4 @@
-"""Logging in on the `polywire` wire, and what each request asks for (docs/protocols/polywire.md §4.6)."""
+"""Logging in on the `polywire` wire, and what each request asks for (protocols: polywire#46-login)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listing and deleting what the broker keeps, over the `polywire` wire (docs/protocols/polywire.md §4.7)."""
+"""Listing and deleting what the broker keeps, over the `polywire` wire (protocols: polywire#47-what-is-kept)."""
 
 from __future__ import annotations
 
