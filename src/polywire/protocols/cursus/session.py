@@ -34,7 +34,7 @@ from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import Phase, Wait, believed
+from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
@@ -193,7 +193,7 @@ class CursusSession(PipelinedSession[Answer]):
             if not self._take(data[at + PREFIX_BYTES : end]):
                 break
             at = end
-            if self._phase >= Phase.ENDING or self._pushing is not None:
+            if self._phase >= ENDING or self._pushing is not None:
                 return stop
             if at < stop and now() >= quantum_end:
                 self._end_quantum()
@@ -215,7 +215,7 @@ class CursusSession(PipelinedSession[Answer]):
 
     def close(self) -> None:
         """The connection is gone."""
-        self._enter(Phase.CLOSED)
+        self._enter(CLOSED)
         self._slot = None
         self._timer.cancel()
         self._is_used()

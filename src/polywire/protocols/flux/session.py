@@ -25,7 +25,7 @@ from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import Phase
+from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
@@ -203,7 +203,7 @@ class FluxSession(PipelinedSession[Answer]):
         """The connection is gone."""
         if self._too_long is not None:
             self._too_long.cancel()
-        self._enter(Phase.CLOSED)
+        self._enter(CLOSED)
         self.append_queue.drop()
         self._abandon()
 

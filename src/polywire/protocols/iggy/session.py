@@ -25,7 +25,7 @@ from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import Phase, Wait, believed
+from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class IggySession(PipelinedSession[Answer]):
         at, stop = 0, len(data)
         now = self.broker.clock.monotonic
         quantum_end = now() + QUANTUM_S
-        while at < stop and self._phase < Phase.ENDING:
+        while at < stop and self._phase < ENDING:
             size = self._frame_bytes(data[at:])
             if size == 0 or size > stop - at:
                 self._wanted = believed(size, stop - at)
@@ -139,7 +139,7 @@ class IggySession(PipelinedSession[Answer]):
             if at < stop and now() >= quantum_end:
                 self._end_quantum()
                 break
-        if self._phase >= Phase.ENDING:
+        if self._phase >= ENDING:
             self._end_when_done()
             return stop
         return at
@@ -298,7 +298,7 @@ class IggySession(PipelinedSession[Answer]):
 
     def close(self) -> None:
         """The connection is gone: groups are left."""
-        self._enter(Phase.CLOSED)
+        self._enter(CLOSED)
         self.append_queue.drop()
         self._abandon()
         self.leave_groups()

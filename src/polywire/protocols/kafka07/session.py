@@ -38,7 +38,7 @@ from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.produce import Peer, Producer
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue, OffLoopWork
-from polywire.protocols.runtime.sequential import Phase, SequentialSession
+from polywire.protocols.runtime.sequential import CLOSED, SequentialSession
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
 
@@ -290,12 +290,12 @@ class KafkaSession(SequentialSession):
         self._append_queue.drop()
         self._stop_taking()
         self._leave_off_loop()
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not CLOSED:
             self.output.fail(error)
 
     def close(self) -> None:
         """The connection is gone."""
-        self._enter(Phase.CLOSED)
+        self._enter(CLOSED)
         if self._is_inside and not self._append_queue.waiting:
             with suppress(PeerError):  # a set of which something was stored is stored whole
                 any(self._storing)

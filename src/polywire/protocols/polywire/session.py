@@ -35,7 +35,7 @@ from polywire.protocols.polywire.produce import Appending
 from polywire.protocols.polywire.topics import Catalog
 from polywire.protocols.polywire.upkeep import Upkeep
 from polywire.protocols.polywire.words import find_partition
-from polywire.protocols.runtime.sequential import Phase, SequentialSession, Wait
+from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
 if TYPE_CHECKING:
@@ -88,39 +88,34 @@ class PolywireSession(SequentialSession):
         return self._admission.frame_bytes_max + PREFIX_BYTES
 
     def _receive(self, data: memoryview) -> int:
+        at = 0 if self._greeted else self._greet(data)
+        size, now = len(data), self.broker.clock.monotonic
+        quantum_end = now() + QUANTUM_S
+        self._wanted = 0
         self._busy = True
         try:
-            at = self._take(data, 0 if self._greeted else self._greet(data))
+            while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._reasons:
+                prefix = decode_prefix(data, at)
+                if prefix.length > NOBODY_FRAME_BYTES_MAX:
+                    decode_prefix(data, at, length_max=self._admission.frame_bytes_max)
+                end = at + PREFIX_BYTES + prefix.length
+                if end > size:
+                    self._wanted = end - at
+                    break
+                body = at + PREFIX_BYTES + prefix.head_bytes
+                self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
+                at = end
+                if at < size and now() >= quantum_end:
+                    self._end_quantum()
+                    break
+        except PeerError as error:
+            self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
+            raise
         finally:
             self._busy = False
             self._flush()
         if self._ready:
             self._pump()
-        return at
-
-    def _take(self, data: memoryview, at: int) -> int:
-        size = len(data)
-        self._wanted = 0
-        now = self.broker.clock.monotonic
-        quantum_end = now() + QUANTUM_S
-        while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._reasons:
-            try:
-                prefix = decode_prefix(data, at)
-                if prefix.length > NOBODY_FRAME_BYTES_MAX:
-                    decode_prefix(data, at, length_max=self._admission.frame_bytes_max)
-            except PeerError as error:
-                self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
-                raise
-            end = at + PREFIX_BYTES + prefix.length
-            if end > size:
-                self._wanted = end - at
-                break
-            body = at + PREFIX_BYTES + prefix.head_bytes
-            self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
-            at = end
-            if at < size and now() >= quantum_end:
-                self._end_quantum()
-                break
         return at
 
     def _waits(self) -> bool:
@@ -142,7 +137,7 @@ class PolywireSession(SequentialSession):
 
     def close(self) -> None:
         """The connection is gone."""
-        self._enter(Phase.CLOSED)
+        self._enter(CLOSED)
         for fetch in self._fetches.values():
             fetch.drop()
         self._fetches.clear()
@@ -172,13 +167,13 @@ class PolywireSession(SequentialSession):
 
     def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send an answer that was owed."""
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not CLOSED:
             self.answer(verb, correlation, head, payload)
         self._paid()
 
     def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
         """Send an error that was owed."""
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not CLOSED:
             self.refuse(verb, correlation, error)
         self._paid()
 
@@ -215,6 +210,7 @@ class PolywireSession(SequentialSession):
         if given != MAGIC:
             message = f"unknown version version={int.from_bytes(given[len(NAME) :], 'big')}"
             self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, message))
+            self._flush()
             raise PeerError(message, fatal=True)
         self._greeted = True
         self.answer(Verb.HELLO, 0, self._limits())
@@ -342,17 +338,17 @@ class PolywireSession(SequentialSession):
             self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._answers and self._phase is not Phase.CLOSED:
+        if self._answers and self._phase is not CLOSED:
             self.output.write(b"".join(self._answers))
             self._answers.clear()
 
     def _paid(self) -> None:
         self._owed -= 1
-        if self._phase is Phase.CLOSED:
+        if self._phase is CLOSED:
             return
         if self._answers and not self._busy:
             self._flush_soon()
-        if self._held or self._phase is not Phase.OPEN:
+        if self._held or self._phase is not OPEN:
             self._go_on()
 
 

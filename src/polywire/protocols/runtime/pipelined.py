@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from polywire.protocols.runtime.sequential import Phase, SequentialSession, Wait
+from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
 
@@ -81,7 +81,7 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
     @property
     def closed(self) -> bool:
         """Whether the connection is gone."""
-        return self._phase is Phase.CLOSED
+        return self._phase is CLOSED
 
     def _waits(self) -> bool:
         return bool(self._blocking or len(self._answers) >= ANSWERS_MAX) or super()._waits()
@@ -107,7 +107,7 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
 
     def answered(self) -> None:
         """An answer became known: send what is next in order, and go on with what had to wait."""
-        if self._phase is Phase.CLOSED:
+        if self._phase is CLOSED:
             return
         answers = self._answers
         parts: list[Buffer] = []
@@ -122,12 +122,12 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
             self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
         if not answers:
             self._reasons &= ~Wait.SETTLING
-        if self._held or self._phase is not Phase.OPEN:
+        if self._held or self._phase is not OPEN:
             self._go_on()
 
     def _abandon(self) -> None:
         """The connection is gone: nobody waits for anything."""
-        assert self._phase is Phase.CLOSED, "answers are dropped at the end"
+        assert self._phase is CLOSED, "answers are dropped at the end"
         answers, self._answers = self._answers, deque()  # an answer has its session: not each the other
         for answer in answers:
             if answer.cancel is not None:

@@ -36,11 +36,16 @@ class Phase(IntEnum):
     """The connection is gone: nobody is answered."""
 
 
+OPEN: Final = Phase.OPEN  # looked at for every request and answer: found by their own names in a tenth of the time
+FINISHING: Final = Phase.FINISHING
+ENDING: Final = Phase.ENDING
+CLOSED: Final = Phase.CLOSED
+
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    Phase.OPEN: frozenset({Phase.FINISHING, Phase.ENDING, Phase.CLOSED}),
-    Phase.FINISHING: frozenset({Phase.ENDING, Phase.CLOSED}),
-    Phase.ENDING: frozenset({Phase.CLOSED}),
-    Phase.CLOSED: frozenset(),
+    OPEN: frozenset({FINISHING, ENDING, CLOSED}),
+    FINISHING: frozenset({ENDING, CLOSED}),
+    ENDING: frozenset({CLOSED}),
+    CLOSED: frozenset(),
 }
 
 
@@ -94,7 +99,7 @@ class SequentialSession(ABC):
         self._resume: Final = resume
         self._held = False
         self._receiving = False
-        self._phase = Phase.OPEN
+        self._phase = OPEN
         self._reasons = 0
         self._rest = b""
         self._wanted = 0
@@ -122,7 +127,7 @@ class SequentialSession(ABC):
 
     def receive(self, data: memoryview) -> int:
         """Handle complete requests; returns how many bytes they had. Raises PeerError."""
-        if self._phase >= Phase.ENDING:
+        if self._phase >= ENDING:
             return len(data)
         self._receiving = True
         try:
@@ -142,11 +147,11 @@ class SequentialSession(ABC):
 
     def _go_on(self) -> None:
         """Take up what had to wait, unless it still must; never from inside ``receive``."""
-        if self._receiving or self._phase is Phase.CLOSED or self._waits():
+        if self._receiving or self._phase is CLOSED or self._waits():
             return
-        if self._phase is Phase.FINISHING:
+        if self._phase is FINISHING:
             self._take_rest()
-        if self._held and self._phase is not Phase.FINISHING:
+        if self._held and self._phase is not FINISHING:
             self._held = False
             self._resume()
         self._end_when_done()
@@ -157,8 +162,8 @@ class SequentialSession(ABC):
 
     def finish(self, data: memoryview) -> None:
         """The peer is done; a request that is not whole is none, whole ones that have to wait are still carried out."""
-        if self._phase is Phase.OPEN:
-            self._enter(Phase.FINISHING)
+        if self._phase is OPEN:
+            self._enter(FINISHING)
             self._rest = bytes(data)
             if not self._waits() or not data:
                 self._take_rest()
@@ -171,7 +176,7 @@ class SequentialSession(ABC):
             rest = rest[self.receive(memoryview(rest)) :] if rest else b""
         except PeerError:  # nobody is left to be told; what is owed still goes out
             rest = b""
-        if self._phase is Phase.FINISHING and rest and self._waits():
+        if self._phase is FINISHING and rest and self._waits():
             self._rest = rest
         else:
             self._stop_taking()
@@ -180,16 +185,16 @@ class SequentialSession(ABC):
         """Go on to another phase."""
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
         self._phase = phase
-        if phase is not Phase.FINISHING:
+        if phase is not FINISHING:
             self._rest = b""
 
     def _stop_taking(self) -> None:
         """Take no further request, also of those that wait; what is owed still goes out."""
-        if self._phase < Phase.ENDING:
-            self._enter(Phase.ENDING)
+        if self._phase < ENDING:
+            self._enter(ENDING)
 
     def _end_when_done(self) -> None:
-        if self._phase is Phase.ENDING and not self._owes():
+        if self._phase is ENDING and not self._owes():
             self._flush()
             self.output.close()
 
