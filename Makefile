@@ -27,7 +27,7 @@ PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ type: dev ## Check types
 
 contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo
+
+house: $(VENV)/.installed ## List what the house inspector finds: untrue headers, unused code, repeated functions, wide ports
+	@$(PYTHON) -m tools.inspect
 
 test: lint type contract ## Check everything and run all tests, compiled
 	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)

@@ -2,7 +2,7 @@
 
 Promises: nothing here waits. Verbs return what is known, raise what is refused, and call back on the loop, never from
 inside the call, what must reach the log first. State is changed by building a change, adding it to the write batch and
-applying it with the function recovery uses. Must not know: wires, sockets, files.
+applying it with the function recovery uses. Must not know: wires, sockets, how the log keeps its files.
 """
 
 from __future__ import annotations

@@ -69,10 +69,6 @@ class Places:
         """A peer has said something."""
         self._silent.pop(connection, None)
 
-    def is_silent(self, connection: Occupant) -> bool:
-        """Whether a peer never said anything."""
-        return connection in self._silent
-
     def leave(self, connection: Occupant) -> None:
         """The connection is gone."""
         self._silent.pop(connection, None)

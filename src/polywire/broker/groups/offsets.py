@@ -97,10 +97,6 @@ class Positions:
         kept = {} if held is None else held.partitions
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
-    def has_owner(self, topic: TopicKey, kind: PositionKind, name: str) -> bool:
-        """Whether somebody has any position in a topic."""
-        return (kind, name) in self._by_topic.get(topic, {})
-
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
         """All positions of one consumer or group: topic, partition, position."""
         for topic, owners in self._by_topic.items():

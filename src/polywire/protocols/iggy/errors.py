@@ -58,7 +58,6 @@ BAD_GROUP_NAME: Final = 5005
 NO_MEMBER: Final = 5006
 BAD_GROUP_ID: Final = 5002
 NOT_OWNED: Final = 5009
-ALREADY_APPLIED: Final = 59
 
 NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.INVALID_REQUEST: UNKNOWN_COMMAND,

@@ -16,7 +16,6 @@ from typing import Final
 from polywire.protocols.iggy.dialect import Dialect
 
 WIRE: Final = "iggy"
-GROUP_MEMBER_BYTES: Final = 12
 MALFORMED: Final = 3  # invalid command: what cannot be read
 NO_PARTITION: Final = 2**32 - 1
 

@@ -55,7 +55,6 @@ OPERATIONS: Final[dict[int, Code]] = {
 
 EVICT_NO_LOGIN: Final = 1
 EVICT_UNKNOWN: Final = 4
-EVICT_BODY: Final = 5
 EVICT_CREDENTIALS: Final = 9
 EVICT_TOKEN: Final = 10
 EVICT_BUSY: Final = 12

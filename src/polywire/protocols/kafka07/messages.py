@@ -23,7 +23,6 @@ EARLIEST: Final = -2
 ANY_PARTITION: Final = -1  # of PRODUCE: the broker picks one
 MAGIC_0: Final = 0
 MAGIC_1: Final = 1
-EMPTY_ANSWER: Final = b"\0\0\0\x02\0\0"
 NAME_UNITS_MAX: Final = 255  # of a topic that is made over this wire, in UTF-16 (spec: kafka-0.7#topic-names)
 NAME_BYTES_MAX: Final = 3 * FULL_NAME_BYTES_MAX  # of a topic's name that is spelled with escapes throughout
 ENTRY_BYTES_MIN: Final = 9  # of a message of magic 0 without a payload

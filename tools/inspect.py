@@ -1,0 +1,330 @@
+"""What the house inspector finds: import circles, headers that are not true, code nobody uses, functions that are there twice, wide ports.
+
+Promises: everything is read from the syntax trees, nothing is imported; each finding names its file and line. ``make house`` prints all
+of them, tests/house holds the lists empty, but for what ``ALLOWED`` names with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCE: Final = ROOT / "src"
+REPEATED_LINES_MIN: Final = 8
+PORT_VERBS_MAX: Final = 10
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """Something that should not be so. ``name`` is what an exception is given for."""
+
+    path: str
+    line: int
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file and its syntax tree."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """Its name as it is imported."""
+        parts = self.path.relative_to(SOURCE).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def finding(self, line: int, name: str, text: str) -> Finding:
+        """What is found in it."""
+        return Finding(self.path.relative_to(ROOT).as_posix(), line, name, text)
+
+
+@cache
+def modules(*folders: str) -> tuple[Module, ...]:
+    """All modules in some folders of the checkout."""
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return tuple(Module(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths)
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(module or name in it, line) of every import, those inside functions and for types, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+# Headers. A module says what it must not know; of these words it is known which imports they forbid.
+WORDS: Final[Mapping[str, str]] = {
+    "sockets": r"socket|ssl",
+    "asyncio": r"asyncio",
+    "the broker": r"polywire\.broker",
+    "broker": r"polywire\.broker",
+    "the log": r"polywire\.log\.(?!base\b)\w+",
+    "sessions": r"polywire\.protocols\.(\w+\.session|runtime\.(?!slices|off_loop)\w+)",
+    "any wire": r"polywire\.protocols\.(?!runtime\b)\w+",
+    "wires": r"polywire\.protocols\.(?!runtime\b)\w+",
+    "files": r"os|pathlib|polywire\.store",
+    "Spark": r"pyspark",
+}
+
+
+def forbidden(header: str) -> list[str]:
+    """What a module's header says it must not know, piece by piece; only pieces that are a word of ``WORDS`` say something exact."""
+    found = re.search(r"[Mm]ust not know:\s*(.*?)(?:\.(?:\s|$)|$)", " ".join(header.split()))
+    return [] if found is None else [piece.strip() for piece in re.split(r",| or ", found[1])]
+
+
+def false_headers() -> Iterator[Finding]:
+    """Modules that import what their header says they must not know."""
+    for module in modules("src"):
+        own = module.name.rpartition(".")[0] + "."
+        others = [(name, line) for name, line in imported(module.tree) if not name.startswith(own)]
+        words = [word for word in forbidden(ast.get_docstring(module.tree) or "") if word in WORDS]
+        for word, (name, line) in product(words, others):
+            if re.match(rf"(?:{WORDS[word]})(?:\.|$)", name):
+                yield module.finding(line, module.name, f"imports {name}, and says that it must not know {word}")
+
+
+# Code that nobody uses: a definition whose name stands nowhere else, as a name, an attribute, or a word of a text.
+
+
+def names_used() -> Counter[str]:
+    """How often each name is read anywhere: as a name, an attribute, an import or a word of a text that could be one."""
+    found: Counter[str] = Counter()
+    others = [one for one in modules("src", "examples", "benchmarks", "tools") if one.path != Path(__file__).resolve()]
+    for module in others:
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                    found[name] += 1
+                case ast.alias(name=name):
+                    found[name.rpartition(".")[2]] += 1
+                case ast.MatchClass(kwd_attrs=names):
+                    found.update(names)
+                case ast.Constant(value=str(text)) if len(text) < 80:
+                    found.update(re.findall(r"[A-Za-z_]\w*", text))
+                case _:
+                    pass
+    return found
+
+
+def texts_in(*folders: str) -> str:
+    """Everything written in Markdown in some folders."""
+    return "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.md"))
+
+
+def definitions(module: Module) -> Iterator[tuple[str, str, int]]:
+    """(name with its class, name, line) of the functions, methods, classes and constants of a module."""
+
+    def inside(body: list[ast.stmt], within: str) -> Iterator[tuple[str, str, int]]:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name):
+                    yield within + name, name, node.lineno
+                    yield from inside(node.body, f"{within}{name}.")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    yield within + name, name, node.lineno
+                case ast.AnnAssign(target=ast.Name(id=name)) if not within:
+                    yield name, name, node.lineno
+                case ast.Assign(targets=[ast.Name(id=name)]) if not within:
+                    yield name, name, node.lineno
+                case _:
+                    pass
+
+    return inside(module.tree.body, "")
+
+
+def is_called_by_others(module: Module) -> Callable[[str], bool]:
+    """Whether a name of a module is there for whom we do not see: a decorator took it, or a base class asks for it."""
+    taken = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function) and any("property" not in ast.unparse(one) for one in node.decorator_list):
+            taken.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            foreign = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            if any(base.startswith(("asyncio.", "ast.", "DataSource", "Simple", "logging.")) for base in foreign):
+                taken.update(one.name for one in node.body if isinstance(one, Function))
+    return lambda name: name in taken
+
+
+def unused() -> Iterator[Finding]:
+    """Definitions that nothing in the package, its tools or examples uses; tests do not count, pages for users do."""
+    used, pages = (
+        names_used(),
+        set(re.findall(r"\w+", texts_in("docs/protocols", "docs/spark", "docs/operate", "docs/start"))),
+    )
+    for module in modules("src"):
+        called = is_called_by_others(module)
+        for full, name, line in definitions(module):
+            dunder = name.startswith("__") and name.endswith("__")
+            if used[name] or dunder or called(name) or (name in pages and not name.startswith("_")):
+                continue
+            yield module.finding(line, full, f"nobody uses {full}")
+
+
+# Functions that are there twice: the same tree, whatever its names are called.
+
+
+class _Nameless(ast.NodeTransformer):
+    """Numbers names in the order in which they come, and leaves out what is only for readers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}
+
+    def _number(self, name: str) -> str:
+        return self._numbers.setdefault(name, f"n{len(self._numbers)}")
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._number(node.id), node.ctx)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return ast.Attribute(self.visit(node.value), self._number("." + node.attr), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(self._number(node.arg))
+
+
+def shape(function: Function) -> str:
+    """The tree of a function's body and parameters without names, texts for readers and types."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    numbered = _Nameless()
+    parameters = [
+        numbered.visit(one) for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    ]
+    copied = [numbered.visit(ast.parse(ast.unparse(node)).body[0]) for node in body]
+    return "\n".join(ast.dump(node) for node in (*parameters, *copied))
+
+
+def lines_of(function: Function) -> int:
+    """Lines of a function without its docstring; none where there is nothing else, as in a port."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def repeated() -> Iterator[Finding]:
+    """Functions of eight lines and more whose trees are equal but for names."""
+    places: dict[str, list[tuple[Module, Function]]] = defaultdict(list)
+    for module in modules("src"):
+        for node in ast.walk(module.tree):
+            if isinstance(node, Function) and lines_of(node) >= REPEATED_LINES_MIN:
+                places[shape(node)].append((module, node))
+    for found in places.values():
+        first, original = found[0]
+        for module, function in found[1:]:
+            where = f"{first.name}:{original.name}"
+            yield module.finding(function.lineno, function.name, f"{function.name} is {where} again")
+
+
+# Ports
+
+
+def wide_ports() -> Iterator[Finding]:
+    """Protocols with more than ten verbs of their own; properties and plain values count as one verb together."""
+    for module in modules("src"):
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef) or "Protocol" not in {
+                ast.unparse(base).partition("[")[0] for base in node.bases
+            }:
+                continue
+            verbs = [one for one in node.body if isinstance(one, Function) and not one.decorator_list]
+            if len(verbs) > PORT_VERBS_MAX:
+                yield module.finding(node.lineno, node.name, f"port {node.name} has {len(verbs)} verbs")
+
+
+CHECKS: Final[Mapping[str, Callable[[], Iterator[Finding]]]] = {
+    "headers that are not true": false_headers,
+    "code nobody uses": unused,
+    "functions that are there twice": repeated,
+    "wide ports": wide_ports,
+}
+
+
+_SHIPPED = "shipped for the tests of who uses the package"
+_CALLED = "called by the library whose class it derives from"
+_SHOWN = "what tests look at: nothing else tells whether memory was given back"
+_ORACLE = "one call of what runs inside compiled loops, for tests to compare with other implementations"
+_DRAWN = "one place of a drawn layout, between others that are used"
+
+ALLOWED: Final[Mapping[str, str]] = {
+    "stale_modules": "asked by the test suite before it runs: compiled modules older than their sources",
+    "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
+    "OrderedConnection.data_received": _CALLED,
+    "_Connection.data_received": _CALLED,
+    "PartitionLog.epoch_at": "the other half of epoch_end, by which the model of tests tells which start wrote a record",
+    "FilePartition.epoch_at": "see PartitionLog.epoch_at",
+    "MemoryPartition.epoch_at": "see PartitionLog.epoch_at",
+    "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
+    "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",
+    "scan_to_offset": _ORACLE,
+    "TOPIC_SIZE": _DRAWN,
+    "ACKS_SIZE": _DRAWN,
+    "SEQ_START": _DRAWN,
+    "SEQ_END": _DRAWN,
+    "PRODUCER_SIZE": _DRAWN,
+    "LAST_SIZE": _DRAWN,
+    "put_chunks": "put_more in one call, for property tests and the fuzz target",
+    "BALANCED": "a partitioning that users of the codec may ask for",
+    "RangeFetch.holds_bytes": _SHOWN,
+    "Arena.block_count": _SHOWN,
+    "crc32_at": _ORACLE,
+    "crc32_column": _ORACLE,
+    "BATCH_MAGIC": _DRAWN,
+    "PRODUCER_ID_BYTES_MAX": _DRAWN,
+    "WIDE_BYTES_MIN": _DRAWN,
+    "_MURMUR3": _DRAWN,
+    "fnv1a_32": _ORACLE,
+    "fnv1a_64": _ORACLE,
+    "murmur3_128": _ORACLE,
+    "xxh3": _ORACLE,
+    "xxh3_own": _ORACLE,
+    "ProgressListener.onQueryStarted": _CALLED,
+    "ProgressListener.onQueryProgress": _CALLED,
+    "ProgressListener.onQueryIdle": _CALLED,
+    "ProgressListener.onQueryTerminated": _CALLED,
+    "Folding.handleInitialState": _CALLED,
+    "Folding.handleInputRows": _CALLED,
+    "listed_files": "for who reads a streaming table without Spark",
+    "MemoryStore": _SHIPPED,
+    "MemoryBroker": _SHIPPED,
+    "FaultyStore": _SHIPPED,
+    "MemoryLog.take_snapshot": _SHIPPED,
+}
+"""What is found and meant so: the name within its module, which may move, and why."""
+
+
+def findings(check: str) -> list[Finding]:
+    """What a check finds that is not meant so, in the order of files."""
+    return sorted(found for found in CHECKS[check]() if found.name not in ALLOWED)
+
+
+def main() -> int:
+    """Print every list; whether all are empty."""
+    lists = {check: findings(check) for check in CHECKS}
+    for check, found in lists.items():
+        print(f"{check}: {len(found)}")
+        for one in found:
+            print(f"  {one}")
+    return int(any(lists.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
