@@ -17,7 +17,7 @@ from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import decoder, messages
-from polywire.protocols.kafka07.expansion import OpenedSet, PlainSet
+from polywire.protocols.kafka07.compression import OpenedSet, PlainSet
 from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
