@@ -19,7 +19,7 @@ from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import frame
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.messages import HEAD, U32, Code, Consumer
-from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
+from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     encode_fetch,

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
+from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     FetchEntry,

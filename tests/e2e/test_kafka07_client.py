@@ -97,7 +97,7 @@ def test_positions_outside_of_the_log_begin_anew(broker: BrokerProcess) -> None:
 
 def test_wrappers_have_one_place(broker: BrokerProcess) -> None:
     """As a real 0.7 broker hands them out."""
-    from polywire.protocols.kafka07.expansion import wrap
+    from polywire.protocols.kafka07.compression import wrap
 
     async def work(client: Kafka07Client) -> None:
         packed = wrap(encode_set([b"a", b"bb"]), CompressionCodec.GZIP)

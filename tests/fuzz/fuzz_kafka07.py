@@ -12,7 +12,7 @@ from typing import Final
 
 from polywire.errors import PeerError
 from polywire.protocols.kafka07 import decoder
-from polywire.protocols.kafka07.expansion import Expander, wrap
+from polywire.protocols.kafka07.compression import Expander, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     FetchEntry,

@@ -15,8 +15,8 @@ from pathlib import Path
 import cramjam
 import pytest
 
+from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     encode_fetch,

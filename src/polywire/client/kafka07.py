@@ -20,7 +20,7 @@ from polywire.client.connection import FramedConnection, Scope, understood
 from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import decoder
-from polywire.protocols.kafka07.expansion import Expander, PlainSet, wrap
+from polywire.protocols.kafka07.compression import Expander, PlainSet, wrap
 from polywire.protocols.kafka07.messages import (
     EARLIEST,
     ENTRY_BYTES_MIN,

@@ -21,8 +21,8 @@ from polywire.client.base import Client
 from polywire.client.kafka07 import FETCH_BYTES, Fetched, Kafka07Client
 from polywire.client.sync import SyncClient
 from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.protocols.kafka07.compression import wrap
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
-from polywire.protocols.kafka07.expansion import wrap
 from polywire.protocols.kafka07.messages import (
     ANY_PARTITION,
     EARLIEST,

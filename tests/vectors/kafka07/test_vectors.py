@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.protocols.kafka07 import messages
-from polywire.protocols.kafka07.expansion import Expander
+from polywire.protocols.kafka07.compression import Expander
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     Fetch,

@@ -16,7 +16,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Read
-from polywire.protocols.kafka07 import bridging, encoder
+from polywire.protocols.kafka07 import encoder, holes
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
 from polywire.protocols.kafka07.produce import Authorize, topic_name
@@ -324,7 +324,7 @@ class Answering:
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
         """Write what stands for the hole that lies before the first of these records; False to leave it to the next answer."""
         address, limit = entry.address + self._written, self._room(entry)
-        found = bridging.hole_at(chunks[0], address)
+        found = holes.hole_at(chunks[0], address)
         if found is None or self._bridges == BRIDGES_MAX:
             return False
         self._bridges += 1
@@ -333,7 +333,7 @@ class Answering:
             self._move_to_larger_block(entry, chunks[0], hole)
             limit = self._room(entry)
         begun = self._written > 0
-        bridge = bridging.bridge(chunks, address, limit, hole=hole, record_bytes=record_bytes, begun=begun)
+        bridge = holes.bridge(chunks, address, limit, hole=hole, record_bytes=record_bytes, begun=begun)
         if bridge is None:
             return False
         self._blocks[-1][self._at : self._at + len(bridge)] = bridge

@@ -17,7 +17,7 @@ from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import decoder, messages
-from polywire.protocols.kafka07.expansion import OpenedSet, PlainSet
+from polywire.protocols.kafka07.compression import OpenedSet, PlainSet
 from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
@@ -30,10 +30,8 @@ BATCH_ROOM_BYTES: Final = 1024  # header and alignment of a stored batch; a stor
 RECORD_ROOM_BYTES: Final = 9  # of a stored record beside its value: its place, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
-
-
 Authorize = Callable[[Action, str], None]
-"""Refuses what a peer may not do with a topic. Raises Denied."""
+"""Refuses what a peer may not do with the topic of this name. Raises Denied."""
 
 
 class Peer(NamedTuple):
@@ -41,9 +39,6 @@ class Peer(NamedTuple):
 
     authorize: Authorize
     caller: Callable[[], Caller]
-
-
-"""Refuses, by raising Denied, what the peer may not do with the topic of this name."""
 
 
 def topic_name(topic: bytes) -> str:

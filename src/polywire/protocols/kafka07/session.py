@@ -19,8 +19,8 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Done
 from polywire.protocols.kafka07 import decoder
+from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.fetch import Answering, Blocks, Parts, Release, Trail
 from polywire.protocols.kafka07.messages import (
     Fetch,

@@ -15,8 +15,8 @@ import pytest
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import ErrorCode
 from polywire.protocols.kafka07 import decoder
+from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.errors import WIRE_ERRORS
-from polywire.protocols.kafka07.expansion import EXPANDED_BYTES_MAX, wrap
 from polywire.protocols.kafka07.messages import (
     CompressionCodec,
     FetchEntry,

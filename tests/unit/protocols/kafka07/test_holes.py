@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from polywire.protocols.kafka07 import bridging, fetch
+from polywire.protocols.kafka07 import fetch, holes
 from polywire.protocols.kafka07.messages import (
     EARLIEST,
     encode_fetch,
@@ -206,7 +206,7 @@ def test_packing_has_an_end() -> None:
     rows = [row for number in range(2_000) for row in [*plain(b"x%d" % number), (b"12", False)]]
     partition = Compacted([rows])
     data = partition.fetch(0, 1 << 20)
-    assert len(data) <= fetch.BRIDGES_MAX * bridging.PACKED_BYTES_MAX
+    assert len(data) <= fetch.BRIDGES_MAX * holes.PACKED_BYTES_MAX
     assert [value for _, value, _ in partition.read(0, 1 << 20)] == partition.behind(0)
 
 
@@ -230,7 +230,7 @@ def test_everybody_reads_every_record_that_was_kept(
     address = 0 if data is None else data.draw(st.sampled_from(partition.boundaries))
     found = partition.read(address, size)
     values, wanted = [value for _, value, _ in found], partition.behind(address)
-    if size > 5_000 and all(hole >= bridging.FILLER_BYTES_MIN for hole in _holes(partition, address)):
+    if size > 5_000 and all(hole >= holes.FILLER_BYTES_MIN for hole in _holes(partition, address)):
         assert values == wanted, "each once, and nothing else"
     assert all(value in wanted or not value.strip(b"\0") for value in values)
     for number, (place, _, _) in enumerate(found[:20]):
@@ -258,12 +258,12 @@ def _is_subsequence(wanted: list[bytes], found: list[bytes]) -> bool:
 
 @pytest.mark.parametrize("inner", [b"", encode_set([b"a", b"bb"])])
 def test_a_wrapper_has_any_size_from_the_smallest_on(inner: bytes) -> None:
-    smallest = next(size for size in range(200) if bridging.wrapper(inner, size))
-    assert smallest == bridging.FILLER_BYTES_MIN or inner
+    smallest = next(size for size in range(200) if holes.wrapper(inner, size))
+    assert smallest == holes.FILLER_BYTES_MIN or inner
     for size in (*range(smallest, smallest + 50), *range(65_530 + smallest, 65_550 + smallest), 1_000_000):
-        wrapped = bridging.wrapper(inner, size)
+        wrapped = holes.wrapper(inner, size)
         assert len(wrapped or b"") == size
         assert wrapped is not None
         assert int.from_bytes(wrapped[:4], "big") == size - 4
         assert gzip.decompress(wrapped[HEAD_BYTES:]) == inner
-    assert all(bridging.wrapper(inner, size) is None for size in range(smallest))
+    assert all(holes.wrapper(inner, size) is None for size in range(smallest))
