@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from polywire.broker.actions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.long_answer import LongAnswer
+from polywire.protocols.polywire.arguments import Answering, check_name, find_partition, kind_of, level_of
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering, check_name, find_partition, kind_of, level_of
+from polywire.protocols.polywire.replies import LongAnswer
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import (
     ANSWER_BYTES_MAX,
@@ -29,12 +30,11 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.groups import Grouping
-from polywire.protocols.polywire.locate import locate
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.sealed_ranges import locate
 from polywire.protocols.polywire.topics import Catalog
-from polywire.protocols.polywire.upkeep import Upkeep
-from polywire.protocols.polywire.words import find_partition
+from polywire.protocols.polywire.transactions import Upkeep
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 

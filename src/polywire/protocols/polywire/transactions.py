@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import Answering
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.errors import BrokerError
+from polywire.protocols.polywire.arguments import Answering
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
