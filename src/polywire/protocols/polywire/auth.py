@@ -23,7 +23,7 @@ from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
-    from polywire.protocols.polywire.arguments import Answering
+    from polywire.protocols.polywire.replies import Answering
 
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"
