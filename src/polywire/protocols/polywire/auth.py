@@ -14,16 +14,16 @@ from polywire.broker.actions import ANYBODY, Action, Resource
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import TOPICS_MAX, kind_of
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import TOPICS_MAX, kind_of
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
-    from polywire.protocols.polywire.words import Answering
+    from polywire.protocols.polywire.replies import Answering
 
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from polywire.broker.actions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.long_answer import LongAnswer
+from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering, check_name, find_partition, kind_of, level_of
+from polywire.protocols.polywire.replies import Answering, LongAnswer
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
-Grouped = messages.Commit | messages.AskPosition | messages.Join | messages.Member | messages.AskGroups
+Grouped = (
+    messages.Commit | messages.AskPosition | messages.Join | messages.Member | messages.AskGroups | messages.DeleteGroup
+)
 GROUPS_MAX: Final = 1_000  # page §3: of one answer
 GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
@@ -57,6 +59,10 @@ class Grouping:
                 self._stay(verb, correlation, request)
             case messages.AskGroups():
                 self._groups(correlation, request)
+            case messages.DeleteGroup():
+                done = partial(self._done, Verb.DELETE_GROUP, correlation, Head())
+                self._broker.groups.delete(request.group, request.name, by=self._admission.caller, done=done)
+                self._session.owe()
 
     def _commit(self, correlation: int, request: messages.Commit) -> None:
         check_name("owner", request.owner)

@@ -16,9 +16,10 @@ from polywire.broker.staged_publish import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Done
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
+from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.splitting import Part, accepted_batches, split_by_key
-from polywire.protocols.polywire.words import Answering, check_name, level_of, partition_of
+from polywire.protocols.polywire.replies import Answering
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import (
     ANSWER_BYTES_MAX,
@@ -29,12 +30,11 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.groups import Grouping
-from polywire.protocols.polywire.locate import locate
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.sealed_ranges import locate
 from polywire.protocols.polywire.topics import Catalog
-from polywire.protocols.polywire.upkeep import Upkeep
-from polywire.protocols.polywire.words import find_partition
+from polywire.protocols.polywire.transactions import Transactions
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
@@ -65,7 +65,7 @@ class PolywireSession(SequentialSession):
         "_owed",
         "_pumping",
         "_ready",
-        "_upkeep",
+        "_transactions",
     )
 
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
@@ -74,7 +74,7 @@ class PolywireSession(SequentialSession):
         self._appending: Final = Appending(broker, self, self._admission, turns)
         self._catalog: Final = Catalog(broker, self, self._admission)
         self._grouping: Final = Grouping(broker, self, self._admission)
-        self._upkeep: Final = Upkeep(broker, self, self._admission)
+        self._transactions: Final = Transactions(broker, self, self._admission)
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
@@ -143,7 +143,12 @@ class PolywireSession(SequentialSession):
         self._fetches.clear()
         self._ready.clear()
         self._answers.clear()
-        del self._appending, self._catalog, self._grouping, self._upkeep  # they have the session: not each the other
+        del (
+            self._appending,
+            self._catalog,
+            self._grouping,
+            self._transactions,
+        )  # they have the session: not each the other
 
     # What the parts of a session ask for.
 
@@ -263,11 +268,19 @@ class PolywireSession(SequentialSession):
         elif isinstance(request, messages.Abandon):
             self._appending.abandon(correlation, request)
         elif isinstance(
-            request, (messages.Commit, messages.AskPosition, messages.Join, messages.Member, messages.AskGroups)
+            request,
+            (
+                messages.Commit,
+                messages.AskPosition,
+                messages.Join,
+                messages.Member,
+                messages.AskGroups,
+                messages.DeleteGroup,
+            ),
         ):
             self._grouping.handle(verb, correlation, request)
-        elif isinstance(request, (messages.DeleteGroup, messages.AskKept, messages.DeleteKept)):
-            self._upkeep.handle(verb, correlation, request)
+        elif isinstance(request, (messages.AskKept, messages.DeleteKept)):
+            self._transactions.handle(verb, correlation, request)
         else:
             self._catalog.handle(verb, correlation, request)
 

@@ -13,10 +13,10 @@ from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Found, Loop
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
-from polywire.protocols.polywire.long_answer import LongAnswer
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
-from polywire.protocols.polywire.words import TOPICS_MAX, Answering, level_of
+from polywire.protocols.polywire.replies import Answering, LongAnswer
 from polywire.types import KeyHash
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.auth import Admission
+from polywire.protocols.polywire.batches import SPAN_BYTES, STRETCH_BYTES, STRETCH_RECORDS, _stretches
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.splitting import SPAN_BYTES, STRETCH_BYTES, STRETCH_RECORDS, _stretches
 from polywire.records.batch import validate
 from polywire.records.partitioner import partitions_of
 from polywire.testing.broker import MemoryBroker
@@ -106,9 +106,9 @@ def test_one_batch_of_many_keys_is_looked_at_in_stretches(
         peer.loop.clock.advance(SLICE_S)
         return known(source, spans, count, kind)
 
-    monkeypatch.setattr("polywire.protocols.polywire.splitting.partitions_of", slowly)
-    monkeypatch.setattr("polywire.protocols.polywire.splitting.STRETCH_RECORDS", 300)
-    monkeypatch.setattr("polywire.protocols.polywire.splitting.MAPPED_BYTES_MIN", 1)
+    monkeypatch.setattr("polywire.protocols.polywire.batches.partitions_of", slowly)
+    monkeypatch.setattr("polywire.protocols.polywire.batches.STRETCH_RECORDS", 300)
+    monkeypatch.setattr("polywire.protocols.polywire.batches.MAPPED_BYTES_MIN", 1)
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
     while not peer.output.written:
@@ -137,7 +137,7 @@ def test_many_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, m
         peer.loop.clock.advance(SLICE_S / PER_SLICE)
         return validate(payload, at)
 
-    monkeypatch.setattr("polywire.protocols.polywire.splitting.validate", slowly)
+    monkeypatch.setattr("polywire.protocols.polywire.batches.validate", slowly)
     good = batch_of(b"v")
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE, 0), good * 50 + good[:-8])
     assert len(looked) <= PER_SLICE + 1

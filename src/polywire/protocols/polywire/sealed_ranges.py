@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 from polywire.errors import BrokerError
 from polywire.log.base import Located
 from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.fetch import check_identity
 from polywire.protocols.polywire.messages import Verb
-from polywire.protocols.polywire.words import Answering, find_partition
+from polywire.protocols.polywire.replies import Answering
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker

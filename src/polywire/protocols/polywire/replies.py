@@ -1,23 +1,41 @@
-"""An answer that takes long to make: the session takes no other request until it is there.
+"""How the parts of a session answer: at once, later, or with what takes long to make.
 
-Promises: others have their turn between two slices of it; the session takes requests again before it is sent. Must not know: what it says.
+Promises: while a long answer is made the session takes no other request, others have their turn between two slices of it, and the session
+takes requests again before it is sent. Must not know: frames, what is answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
 
 _Part = TypeVar("_Part")
+
+
+class Answering(Protocol):
+    """What the parts of a session ask of it."""
+
+    def owe(self) -> None: ...
+
+    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
+
+    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None: ...
+
+    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def pin(self) -> Callable[[], None]: ...
 
 
 class LongAnswer:

@@ -1,4 +1,4 @@
-"""What stays until somebody ends it: listing and deleting groups, transactional ids and writers (protocols: polywire#47-what-is-kept).
+"""Transactional ids and writers: what the broker remembers of them, listed and deleted (protocols: polywire#47-what-is-kept).
 
 Promises: nobody is told of, or deletes, what is another user's, but administrators; a list comes in pieces. Must not know: frames,
 sockets, how ownership is decided.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from polywire.errors import BrokerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.words import Answering
+from polywire.protocols.polywire.replies import Answering
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 ENTRIES_MAX: Final = 1_000  # page §3: of one answer
 US_PER_MS: Final = 1_000
 
-Kept = messages.DeleteGroup | messages.AskKept | messages.DeleteKept
+Kept = messages.AskKept | messages.DeleteKept
 _T = TypeVar("_T")
 
 
-class Upkeep:
-    """Requests about what is kept."""
+class Transactions:
+    """Requests about what the broker remembers of them."""
 
     __slots__ = ("_admission", "_broker", "_session")
 
@@ -41,9 +41,6 @@ class Upkeep:
         """Carry out one request. Raises BrokerError when it is refused at once."""
         by, done = self._admission.caller, partial(self._done, Verb(verb), correlation)
         match request:
-            case messages.DeleteGroup():
-                self._broker.groups.delete(request.group, request.name, by=by, done=done)
-                self._session.owe()
             case messages.AskKept() if verb == Verb.TRANSACTIONS:
                 self._session.answer(verb, correlation, self._transactions(request.after))
             case messages.AskKept():

@@ -9,7 +9,7 @@ from polywire.broker.permissions import parse_grants
 from polywire.errors import Denied, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.upkeep import ENTRIES_MAX
+from polywire.protocols.polywire.transactions import ENTRIES_MAX
 from polywire.types import TopicName
 from tests.unit.protocols.polywire.peer import Peer
 from tests.unit.protocols.polywire.test_auth import HASH, closed, log_in

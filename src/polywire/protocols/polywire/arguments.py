@@ -1,43 +1,23 @@
-"""Small translations that every part of the session needs: levels, partitions, names, and what a part asks of its session.
+"""What a request's numbers and names stand for: levels, kinds of owners, partitions (protocols: polywire#4-verbs).
 
-Promises: what a request says wrongly is refused as Invalid or Missing. Must not know: frames.
+Promises: what a request says wrongly is refused as Invalid or Missing. Must not know: frames, who asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
-from polywire.protocols.polywire.messages import Head
+from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.types import Level, PositionKind
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Partition, Topic
 
-NAME_BYTES_MAX: Final = 255  # page §3
-TOPICS_MAX: Final = 1000  # page §3: what one BOUNDS may name
+NAME_BYTES_MAX: Final = 255  # protocols: polywire#3-limits
+TOPICS_MAX: Final = 1000  # protocols: polywire#3-limits: what one BOUNDS may name
 LEVELS: Final = tuple(Level)
 KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
-
-
-class Answering(Protocol):
-    """What the parts of a session ask of it."""
-
-    def owe(self) -> None: ...
-
-    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
-
-    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None: ...
-
-    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def pin(self) -> Callable[[], None]: ...
 
 
 def level_of(number: int) -> Level:
