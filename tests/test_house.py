@@ -367,10 +367,10 @@ def test_citations_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "iggy.md").write_text("# Iggy\n## Poll messages\n## Errors\n", encoding="utf-8")
     text = (
-        "(spec: iggy#poll-messages,\n    iggy#errors)\nspec: iggy#eror, iggy#errors. spec: flux#errors. decision 0031"
+        "(spec: iggy#poll-messages,\n    iggy#errors)\nspec: iggy#faults, iggy#errors. spec: flux#errors. decision 0031"
     )
     assert list(unresolved(text, tmp_path)) == [
-        (3, "spec: iggy#eror"),
+        (3, "spec: iggy#faults"),
         (3, "spec: flux#errors"),
         (3, "decision 0031"),
     ]

@@ -106,7 +106,7 @@ def test_a_name_is_as_it_is_where_nothing_is_reserved(name: str) -> None:
     ("name", "good"),
     [
         ("a", True),
-        ("my stream: 50 % für alle", True),
+        ("my stream: 50 % für jeden", True),
         ("n" * NAME_BYTES_MAX, True),
         ("ü" * 127 + "n", True),
         ("😀", True),
