@@ -39,7 +39,6 @@ OPTIONS: Final = (
 )  # fmt: skip
 _STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _SOURCES: Final = ("subscribe", "subscribePattern", "assign")
-_BETWEEN_TOPICS: Final = names.WHITE | {","}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h)?")
 _DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -230,11 +229,6 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
             refuse(name, f"is not a regular expression ({error})")
         return Subscription(pattern=text)
     return Subscription(partitions=_assigned(text))
-
-
-def subscribed(topic: str) -> str:
-    """One topic as the option ``subscribe`` lists it: with ``%XX`` for commas and white space (decision 0037)."""
-    return names.spelled(topic, _BETWEEN_TOPICS)
 
 
 def _assigned(text: str) -> tuple[PartitionKey, ...]:

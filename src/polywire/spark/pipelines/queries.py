@@ -16,7 +16,6 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from polywire.client.login import split_login
 from polywire.spark.functions import CORRUPT, Parse, parser
-from polywire.spark.options import subscribed
 from polywire.spark.progress import BatchProgress, Told, follow, observed
 
 SOURCE: Final = "polywire"
@@ -79,10 +78,10 @@ def located(placed: _Placed, address: str) -> _Placed:
 def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
-    """A topic as a stream from its beginning, or from where the query's checkpoint says."""
+    """Topics, as the option ``subscribe`` lists them, as a stream from their beginning, or from where the query's checkpoint says."""
     _activate(spark)
     reader = located(spark.readStream.format(SOURCE), address)
-    reader = reader.option("subscribe", subscribed(topic)).option("startingOffsets", "earliest")
+    reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     reader = reader.option("includeHeaders", str(headers).lower())
     if batch_records_max is not None:
         reader = reader.option("maxOffsetsPerTrigger", batch_records_max)
@@ -90,9 +89,9 @@ def topic_stream(
 
 
 def topic_rows(spark: SparkSession, address: str, topic: str, *, headers: bool = False) -> DataFrame:
-    """Everything a topic holds now."""
+    """Everything that a topic, or several as the option ``subscribe`` lists them, hold now."""
     _activate(spark)
-    reader = located(spark.read.format(SOURCE), address).option("subscribe", subscribed(topic))
+    reader = located(spark.read.format(SOURCE), address).option("subscribe", topic)
     return reader.option("includeHeaders", str(headers).lower()).load()
 
 
