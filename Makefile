@@ -57,7 +57,7 @@ contract: dev ## Check who imports whom
 	$(BIN)/lint-imports --no-logo
 
 house: $(VENV)/.installed ## List what the house inspector finds: untrue headers, unused code, repeated functions, wide ports
-	@$(PYTHON) -m tools.inspect
+	@$(PYTHON) -m tools.inspector
 
 test: lint type contract ## Check everything and run all tests, compiled
 	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)

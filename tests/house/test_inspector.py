@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tools import inspect
+from tools import inspector
 
 REPEATED = """
 def {name}({value}: int) -> int:
@@ -27,22 +27,22 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Modules to inspect instead of the checkout's, by their path in the package."""
     texts: dict[str, str] = {}
 
-    def modules(*_: str) -> list[inspect.Module]:
-        return [inspect.Module(inspect.SOURCE / "polywire" / path, ast.parse(text)) for path, text in texts.items()]
+    def modules(*_: str) -> list[inspector.Module]:
+        return [inspector.Module(inspector.SOURCE / "polywire" / path, ast.parse(text)) for path, text in texts.items()]
 
-    monkeypatch.setattr(inspect, "modules", modules)
-    monkeypatch.setattr(inspect, "texts_in", lambda *_: "")
+    monkeypatch.setattr(inspector, "modules", modules)
+    monkeypatch.setattr(inspector, "texts_in", lambda *_: "")
     return texts
 
 
-@pytest.mark.parametrize("check", [check for check in inspect.CHECKS if check != "wide ports"])
+@pytest.mark.parametrize("check", [check for check in inspector.CHECKS if check != "wide ports"])
 def test_lists_are_empty(check: str) -> None:
-    assert not [str(found) for found in inspect.findings(check)]
+    assert not [str(found) for found in inspector.findings(check)]
 
 
 def test_exceptions_are_needed() -> None:
-    found = {one.name for check in inspect.CHECKS.values() for one in check()}
-    assert not set(inspect.ALLOWED) - found
+    found = {one.name for check in inspector.CHECKS.values() for one in check()}
+    assert not set(inspector.ALLOWED) - found
 
 
 def test_headers_that_are_not_true_are_found(sources: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ def test_headers_that_are_not_true_are_found(sources: dict[str, str]) -> None:
         '"""Two.\n\nMust not know: wires beyond their names.\n"""\nimport polywire.protocols.flux'
     )
     sources["protocols/iggy/three.py"] = '"""Three. Must not know: sockets, any wire."""\ndef f():\n    import socket'
-    assert [(found.path, found.line) for found in inspect.false_headers()] == [
+    assert [(found.path, found.line) for found in inspector.false_headers()] == [
         ("src/polywire/server/one.py", 5),
         ("src/polywire/protocols/iggy/three.py", 3),
     ]
@@ -62,17 +62,17 @@ def test_headers_that_are_not_true_are_found(sources: dict[str, str]) -> None:
 def test_code_that_nobody_uses_is_found(sources: dict[str, str]) -> None:
     sources["one.py"] = "LEFT = 1\nUSED = 2\nclass A:\n    def left(self): pass\n    def used(self): pass\nA().used()"
     sources["two.py"] = "from polywire.one import USED\n@register\ndef taken(): pass\ndef __getattr__(name): pass"
-    assert [found.name for found in inspect.unused()] == ["LEFT", "A.left"]
+    assert [found.name for found in inspector.unused()] == ["LEFT", "A.left"]
 
 
 def test_functions_that_are_there_twice_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = REPEATED.format(name="count", value="limit", text="Counts.", number=3)
     sources["two.py"] = REPEATED.format(name="total_of", value="size", text="Says it otherwise.", number=3)
     sources["three.py"] = REPEATED.format(name="other", value="size", text="Another number.", number=4)
-    assert [found.name for found in inspect.repeated()] == ["total_of"]
+    assert [found.name for found in inspector.repeated()] == ["total_of"]
 
 
 def test_wide_ports_are_found(sources: dict[str, str]) -> None:
     verbs = "".join(f"    def verb{number}(self): ...\n" for number in range(11))
     sources["one.py"] = f"class Wide(Protocol):\n{verbs}class Open:\n{verbs}"
-    assert [found.name for found in inspect.wide_ports()] == ["Wide"]
+    assert [found.name for found in inspector.wide_ports()] == ["Wide"]
