@@ -6,7 +6,6 @@ Must not know: sockets.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -36,32 +35,93 @@ READ_BYTES_MAX: Final = 2 * 1024 * 1024  # asked of the log at a time
 FRAMES_PER_PASS: Final = 2  # pushed before other connections get a turn
 
 
-class Push(ABC):
-    """A connection that is fed from one partition.
+class Stream:
+    """A connection that is fed with batches from one partition.
 
-    Invariant: at most one read or wait is under way; after ``drop`` nothing is sent.
+    The page of the positional dialect knows nothing but batches on a stream, and errors: there are no keepalives then (the connection's own
+    probes find a peer that is gone), and the stream ends with an error.
+
+    Invariant: at most one read or wait is under way; after ``drop`` nothing is sent. Registered under its key, if it has one, while it runs;
+    counted while it runs.
     """
 
-    __slots__ = ("_cancel", "_dropped", "_offset", "_partition", "_pumping", "_session")
+    __slots__ = (
+        "_begin",
+        "_cancel",
+        "_dialect",
+        "_dropped",
+        "_keepalive",
+        "_key",
+        "_offset",
+        "_partition",
+        "_pumping",
+        "_reader",
+        "_records_max",
+        "_session",
+        "_topic",
+    )
 
-    def __init__(self, session: CursusSession, partition: Partition, offset: int) -> None:
+    def __init__(self, session: CursusSession, request: Request, partition: Partition, offset: int) -> None:
+        """A stream for a group replaces the group's other one of the same partition."""
         self._session = session
         self._partition = partition
         self._offset = offset
         self._cancel: Callable[[], None] | None = None
         self._dropped = False
         self._pumping = False
+        self._topic = topic = partition.topic.name.full
+        self._dialect = request.dialect
+        self._begin = opening(topic_word(topic), partition.number, positional=request.dialect is Dialect.POSITIONAL)
+        self._records_max = batch_size(request)
+        group = request.options.get("group", "")
+        self._key = (topic, partition.number, group) if group else None
+        self._keepalive: Any = None
+        self._reader = session.state.guard.acting
+
+    def begin(self) -> None:
+        """Take over the connection."""
+        state = self._session.state
+        if self._key is not None:
+            earlier = state.streams.get(self._key)
+            if earlier is not None:
+                earlier.replace()
+            state.streams[self._key] = self
+        state.stream_count += 1
+        self._session.push(self)
+        if self._dialect is not Dialect.POSITIONAL:
+            self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
+        self._pump()
+
+    def _keep_alive(self) -> None:
+        """An empty frame, whether or not data flowed; a peer that does not read needs none."""
+        state = self._session.state
+        self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
+        output = self._session.output
+        if output.backlog < output.backlog_max:
+            output.write(KEEPALIVE)
 
     def drained(self) -> None:
         """The peer reads again."""
         self._schedule()
 
     def drop(self) -> None:
-        """The connection is gone, or its stream has ended."""
+        """The connection is gone, or the stream has ended."""
+        if self._dropped:
+            return
         self._dropped = True
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
+        state = self._session.state
+        state.stream_count -= 1
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+        if self._key is not None and state.streams.get(self._key) is self:
+            del state.streams[self._key]
+
+    def replace(self) -> None:
+        """Another connection reads this partition for this group."""
+        self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _schedule(self) -> None:
         """Go on on the loop: never inside a callback of the log, and in turns with other connections."""
@@ -85,17 +145,24 @@ class Push(ABC):
 
     def _step(self) -> bool:
         """Push one frame; False when there is nothing to push now. Raises BrokerError."""
+        broker = self._session.state.broker
+        topic = broker.find_topic(self._topic)
+        if topic is not None and not broker.access.permits(self._reader, Action.FETCH, topic):
+            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
+            self._leave("not_authorized", told)
+            return False
         log = self._partition.log
         if self._partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, "the partition was deleted")
-        if self._offset >= self._end():
-            return self._at_end()
+        end = log.readable_offset
+        if self._offset >= end:  # everything was pushed for now
+            self._cancel = broker.wait(self._partition, self._offset, self._woken)
+            return False
         if self._offset < log.first_offset:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, "what comes next was removed")
-        broker = self._session.state.broker
         self._cancel = _nothing  # a read is under way
         read = broker.fetch(
-            self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=self._end()
+            self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=end
         )
         if read is None:
             return False
@@ -120,9 +187,9 @@ class Push(ABC):
         self._schedule()
 
     def _send(self, read: Read) -> None:
-        filling = self._filling()
+        filling = Filling(self._session.state.scratch, self._begin, self._records_max)
         try:
-            filling.take(read, self._offset, self._end())
+            filling.take(read, self._offset, self._partition.log.readable_offset)
         except BrokerError:
             filling.drop()
             raise
@@ -134,105 +201,9 @@ class Push(ABC):
         if parts:
             self._session.output.write_many(parts, released)
 
-    @abstractmethod
-    def _filling(self) -> Filling:
-        """A frame, or some, still empty."""
-
-    def _end(self) -> int:
-        """Exclusive end of what is to be pushed for now."""
-        return self._partition.log.readable_offset
-
-    def _at_end(self) -> bool:
-        """Everything was pushed for now."""
-        broker = self._session.state.broker
-        self._cancel = broker.wait(self._partition, self._offset, self._woken)
-        return False
-
     def _woken(self) -> None:
         self._cancel = None
         self._schedule()
-
-    @abstractmethod
-    def _failed(self, error: BrokerError) -> None:
-        """The log cannot go on."""
-
-
-def _nothing() -> None:
-    """A read cannot be taken back; its result is dropped."""
-
-
-class Stream(Push):
-    """A stream of batches.
-
-    The page of the positional dialect knows nothing but batches on a stream, and errors: there are no keepalives then (the connection's own
-    probes find a peer that is gone), and the stream ends with an error.
-
-    Invariant: registered under its key, if it has one, while it runs; counted while it runs.
-    """
-
-    __slots__ = ("_begin", "_dialect", "_keepalive", "_key", "_reader", "_records_max", "_topic")
-
-    def __init__(self, session: CursusSession, request: Request, partition: Partition, offset: int) -> None:
-        """A stream for a group replaces the group's other one of the same partition."""
-        super().__init__(session, partition, offset)
-        self._topic = topic = partition.topic.name.full
-        self._dialect = request.dialect
-        self._begin = opening(topic_word(topic), partition.number, positional=request.dialect is Dialect.POSITIONAL)
-        self._records_max = batch_size(request)
-        group = request.options.get("group", "")
-        self._key = (topic, partition.number, group) if group else None
-        self._keepalive: Any = None
-        self._reader = session.state.guard.acting
-
-    def _filling(self) -> Filling:
-        return Filling(self._session.state.scratch, self._begin, self._records_max)
-
-    def _step(self) -> bool:
-        state = self._session.state
-        topic = state.broker.find_topic(self._topic)
-        if topic is not None and not state.broker.access.permits(self._reader, Action.FETCH, topic):
-            told = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
-            self._leave("not_authorized", told)
-            return False
-        return super()._step()
-
-    def begin(self) -> None:
-        """Take over the connection."""
-        state = self._session.state
-        if self._key is not None:
-            earlier = state.streams.get(self._key)
-            if earlier is not None:
-                earlier.replace()
-            state.streams[self._key] = self
-        state.stream_count += 1
-        self._session.push(self)
-        if self._dialect is not Dialect.POSITIONAL:
-            self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
-        self._pump()
-
-    def _keep_alive(self) -> None:
-        """An empty frame, whether or not data flowed; a peer that does not read needs none."""
-        state = self._session.state
-        self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
-        output = self._session.output
-        if output.backlog < output.backlog_max:
-            output.write(KEEPALIVE)
-
-    def drop(self) -> None:
-        """The connection is gone, or the stream has ended."""
-        if self._dropped:
-            return
-        super().drop()
-        state = self._session.state
-        state.stream_count -= 1
-        if self._keepalive is not None:
-            self._keepalive.cancel()
-        if self._key is not None and state.streams.get(self._key) is self:
-            del state.streams[self._key]
-
-    def replace(self) -> None:
-        """Another connection reads this partition for this group."""
-        self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _failed(self, error: BrokerError) -> None:
         if self._partition.ended:
@@ -255,6 +226,10 @@ class Stream(Push):
             text = encoded(f"STREAM_CONTROL type=CLOSE reason={reason} offset={self._offset}{facts}")
         self._session.output.write(frame(text))
         self._session.pull()
+
+
+def _nothing() -> None:
+    """A read cannot be taken back; its result is dropped."""
 
 
 def stream(session: CursusSession, request: Request, /) -> Reply | None:
