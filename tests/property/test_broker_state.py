@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from polywire.broker import changes
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, TopicSettings
-from polywire.broker.transactors import Scope
+from polywire.broker.transaction_state import Scope
 from polywire.errors import BrokerError
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
@@ -55,21 +55,21 @@ def append_event(key: bytes, version: int) -> Step:
 
 def transact(id_: str, topic: str, act: str, number: int) -> Step:
     def step(broker: Broker) -> None:
-        transacting = broker.transacting
-        held = transacting.find(id_)
+        transactions = broker.transactions
+        held = transactions.find(id_)
         if held is None or act == "epoch":
-            transacting.begin_epoch(id_, done=None)
+            transactions.begin_epoch(id_, done=None)
         elif not held.is_open:
-            transacting.begin(held, done=None)
+            transactions.begin(held, done=None)
         elif act == "stage":
-            transacting.stage(held, broker.ensure_topic(topic).partitions[0], number, batch_of(b"t"), done=None)
+            transactions.stage(held, broker.ensure_topic(topic).partitions[0], number, batch_of(b"t"), done=None)
         elif act == "offsets":
-            transacting.put_offsets(held, Scope(topic, "g", "m", 1), {number: number}, done=None)
+            transactions.put_offsets(held, Scope(topic, "g", "m", 1), {number: number}, done=None)
         elif act == "abort":
-            transacting.abort(held, done=None)
+            transactions.abort(held, done=None)
         else:
             positions = broker.positions_stored(topic, held.offsets, PositionKind.GROUP, "g")
-            transacting.commit(held, positions, done=None)
+            transactions.commit(held, positions, done=None)
 
     return step
 

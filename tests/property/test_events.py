@@ -81,7 +81,7 @@ class EventMachine(RuleBasedStateMachine):
     @rule(key=KEYS, first_version=st.integers(1, 6))
     def read(self, key: bytes, first_version: int) -> None:
         self.memory.run()
-        version, offsets = self.memory.broker.events.places(self.partition(), key, first_version)
+        version, offsets = self.memory.broker.events.offsets(self.partition(), key, first_version)
         kept = [
             (number, place)
             for number, place in enumerate(self.places[key], 1)

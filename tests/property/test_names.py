@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polywire import names
-from polywire.broker.permissions import parse_grants, place_of, split_place
+from polywire.broker.permissions import parse_grants, resource_name, split_resource_name
 from polywire.errors import Invalid
 from polywire.protocols.cursus import messages as cursus
 from polywire.protocols.flux import messages as flux
@@ -142,11 +142,11 @@ def test_both_parts_of_a_full_name_have_their_own_length() -> None:
 @example("a", "b/c")
 @example("a%2Fb", "c")
 def test_a_grant_names_one_stream_and_topic(stream: str, topic: str) -> None:
-    assert split_place(place_of(stream, topic)) == (stream, topic)
+    assert split_resource_name(resource_name(stream, topic)) == (stream, topic)
 
 
 @given(parts, parts)
 def test_a_word_of_permission_can_name_every_topic(stream: str, topic: str) -> None:
     reserved = frozenset("/@, \t") | names.WHITE
     word = f"consume@{names.spelled(stream, reserved)}/{names.spelled(topic, reserved)}"
-    assert list(parse_grants([word]).topics) == [place_of(stream, topic)]
+    assert list(parse_grants([word]).topics) == [resource_name(stream, topic)]

@@ -2,7 +2,7 @@
 
 Promises: users are changed by journalled changes and outlive restarts and snapshots; passwords are kept as Argon2id hashes, tokens as
 digests; the id of a user is never another's; a change counts from the next request on, for whoever is logged in already, and one that ends
-logins is told to who keeps the connections; nobody gives away, or takes from others, what it may not do itself. A broker without configured
+logins notifies who keeps the connections; nobody gives away, or takes from others, what it may not do itself. A broker without configured
 users is open: nobody has to log in, and the reference systems' default user is accepted. Must not know: wires, sockets, files.
 """
 
@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import msgspec
 
 from polywire.broker.actions import ADMINISTRATION, Action
-from polywire.broker.audit import AuditEvent, AuditSink, Outcome, unheard
-from polywire.broker.authorization import Authorization, KnownStreams, Where, told_place
+from polywire.broker.audit import AuditEvent, AuditSink, Outcome, discard
+from polywire.broker.authorization import Authorization, KnownStreams, Where, resource_text
 from polywire.broker.login_queue import Origin, origin_of
 from polywire.broker.owners import ANONYMOUS
 from polywire.broker.passwords import Passwords
@@ -62,7 +62,7 @@ ANONYMOUS_NAME: Final = (
 )
 NEXT_ID_KEY: Final = "next_id"  # beside them, so that an id is not given twice
 TOKEN_BYTES: Final = 32
-NAME_TOLD_MAX: Final = 255  # of a name that somebody made up, in the audit log
+NAME_LOGGED_MAX: Final = 255  # of a name that somebody made up, in the audit log
 # Verified when there is no such user, so that the time an answer takes does not tell: a hash of random bytes nobody kept.
 _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 
@@ -127,7 +127,7 @@ class Access(Authorization):
         self._by_name: dict[str, User] = {}
         self._by_digest: dict[bytes, tuple[int, Token]] = {}
         self._rights: dict[int, Grants] = {}
-        self.audit: AuditSink = unheard
+        self.audit: AuditSink = discard
         self.is_open = True
         self._next_id = ROOT_ID + 1
         for key, value in broker.wire_state(KEPT_AS).items():
@@ -177,7 +177,7 @@ class Access(Authorization):
         return self.is_open or (user is not None and user.configured)
 
     def log_in(self, name: str, password: str, done: LoggedIn, *, peer: str = "") -> None:
-        """Tell ``done``, later on the loop, who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
+        """Call ``done``, later, with who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
         when others had to go first. ``peer``: address of the connection, by which logins take turns.
 
         Raises Busy(BUSY) when too many logins wait to be verified.
@@ -228,12 +228,12 @@ class Access(Authorization):
     def _principal(self, user: User, peer: str = "") -> Principal:
         return Principal(user.id, user.name, self._logins.get(user.id, 0), peer=peer)
 
-    # What an auditor is told
+    # What an auditor sees
 
     def _record(
         self, action: str, outcome: Outcome, *, user: str = "", peer: str = "", resource: str = "", reason: str = ""
     ) -> None:
-        self.audit(AuditEvent(action, outcome, user[:NAME_TOLD_MAX], peer, resource, reason))
+        self.audit(AuditEvent(action, outcome, user[:NAME_LOGGED_MAX], peer, resource, reason))
 
     def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
         """Somebody changed who may do what; without ``by`` it was the operator."""
@@ -251,7 +251,7 @@ class Access(Authorization):
     # Logins that end
 
     def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call back, on the loop, with the id of a user of whom some logins do not count any more: look with ``is_current``."""
+        """Call back, on the loop, with the id of a user of whom some logins do not count any more: ask ``is_current``."""
         self._on_end = callback
 
     def is_current(self, principal: Principal) -> bool:
@@ -266,7 +266,7 @@ class Access(Authorization):
         )
 
     def is_administrator(self, principal: Principal) -> bool:
-        """Whether somebody may manage the server: places are kept for such."""
+        """Whether somebody may manage the server: connections are kept for such."""
         return self.permits(principal, Action.CLUSTER_ALTER)
 
     def renewed(self, principal: Principal) -> Principal:
@@ -277,8 +277,8 @@ class Access(Authorization):
     def _end_logins(self, user_id: int) -> None:
         self._logins[user_id] = self._logins.get(user_id, 0) + 1
 
-    def _tell_end(self, user_id: int) -> None:
-        """As late as that what was answered has been written: the connection that asked for it may be one of them."""
+    def _notify_end(self, user_id: int) -> None:
+        """Notify so late that what was answered has been written: the connection that asked for it may be one of them."""
         if self._on_end is not None:
             self._loop.call_soon(self._on_end, user_id)
 
@@ -293,7 +293,7 @@ class Access(Authorization):
     def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
         """Keep in the audit what somebody was allowed; on an open broker nobody is anybody."""
         if principal is not None and not self.is_open:
-            self._administered(action.word, principal, told_place(where))
+            self._administered(action.word, principal, resource_text(where))
 
     def refusal(self, principal: Principal | None, action: Action, where: Where = None) -> Denied:
         """The error for what was not permitted; it is kept in the audit."""
@@ -304,7 +304,7 @@ class Access(Authorization):
                 Outcome.REFUSED,
                 user=principal.name,
                 peer=principal.peer,
-                resource=told_place(where),
+                resource=resource_text(where),
                 reason=denied.message,
             )
         return denied
@@ -469,7 +469,7 @@ class Access(Authorization):
         by: Principal | None = None,
         done: UserMade | None = None,
     ) -> str:
-        """A new token, told this once. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED)."""
+        """A new token, shown this once. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED)."""
         check_name(name, self._settings.name_bytes_max)
         if user.id not in self._users or (by is not None and not self.is_current(by)):
             raise Denied(ErrorCode.DENIED, "who is not logged in, or only to an open broker, can have no tokens")
@@ -490,7 +490,7 @@ class Access(Authorization):
         rest = tuple(token for token in user.tokens if token.name != name)
         if len(rest) == len(user.tokens):
             raise Missing(ErrorCode.TOKEN_MISSING, f"no such token name={name!r}")
-        self._keep(msgspec.structs.replace(user, tokens=rest), self._telling(user.id, done))
+        self._keep(msgspec.structs.replace(user, tokens=rest), self._then_notify(user.id, done))
         self._administered("token.delete", by, f"{user.name}/{name}")
 
     # The operator's users
@@ -546,28 +546,28 @@ class Access(Authorization):
 
     def _keep(self, user: User, done: UserMade | None, *, ends: bool = False) -> None:
         """Journal a user as it is now and make it true; ``ends``: no login of before counts any more. Raises Busy(DISK_FULL)."""
-        told = _told(user, self._telling(user.id, done) if ends else done)
-        self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=told)
+        completed = _completion(user, self._then_notify(user.id, done) if ends else done)
+        self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)
         self._drop(user.id)
         self._put(user)
         if ends:
             self._end_logins(user.id)
 
     def _forget(self, user: User, done: UserMade | None) -> None:
-        told = _told(user, self._telling(user.id, done))
-        self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=told)
+        completed = _completion(user, self._then_notify(user.id, done))
+        self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=completed)
         self._drop(user.id)
         self._logins.pop(user.id, None)
 
-    def _telling(self, user_id: int, done: UserMade | None) -> UserMade:
-        """``done``, and then whoever keeps connections."""
+    def _then_notify(self, user_id: int, done: UserMade | None) -> UserMade:
+        """Call ``done``, then notify whoever keeps connections."""
 
-        def told(user: User | None, error: BrokerError | None) -> None:
+        def completed(user: User | None, error: BrokerError | None) -> None:
             if done is not None:
                 done(user, error)
-            self._tell_end(user_id)
+            self._notify_end(user_id)
 
-        return told
+        return completed
 
     def _put(self, user: User) -> None:
         self._users[user.id] = user
@@ -589,7 +589,7 @@ class Access(Authorization):
         self.is_open = not any(other.configured for other in self._users.values())
 
 
-def _told(user: User, done: UserMade | None) -> Callable[[int, BrokerError | None], None] | None:
+def _completion(user: User, done: UserMade | None) -> Callable[[int, BrokerError | None], None] | None:
     if done is None:
         return None
     return lambda _, error: done(None if error else user, error)

@@ -1,7 +1,7 @@
 """Aggregates: how many events each has, where they lie, and its snapshot (decision 0011).
 
 Promises: follows from the changes alone; a version is never given twice, also when its event or the whole aggregate's history was removed by
-retention; an aggregate counts for who began it, a place for who appended the event, a snapshot for who saved it. Must not know: the log,
+retention; an aggregate counts for who began it, an offset for who appended the event, a snapshot for who saved it. Must not know: the log,
 wires, when a change may be made.
 """
 
@@ -36,7 +36,7 @@ class Aggregate:
 
     @property
     def first_version(self) -> int:
-        """Oldest version whose place is known."""
+        """Oldest version whose offset is known."""
         return self.version - len(self.offsets) + 1
 
     def add(self, version: int, offset: int, owner: int) -> None:
@@ -49,11 +49,11 @@ class Aggregate:
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """How many of the oldest places count for whom."""
+        """How many of the oldest offsets count for whom."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
-        """The oldest places are not known any more."""
+        """Forget the oldest offsets."""
         del self.offsets[:count]
         if self.owners is not None:
             del self.owners[:count]
@@ -99,7 +99,7 @@ class Aggregates:
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Forget the places of events below each partition's first offset; their versions stay taken."""
+        """Forget the offsets of events below each partition's first offset; their versions stay taken."""
         for incarnation, keys in self._by_partition.items():
             first = first_offset_of(incarnation)
             for key, aggregate in keys.items():
@@ -113,12 +113,12 @@ class Aggregates:
         """Partitions ended."""
         for incarnation in incarnations:
             self._keys.changing(incarnation)
-            for place in self._keys_of(incarnation):
-                self._views.changing(place)
+            for identity in self._keys_of(incarnation):
+                self._views.changing(identity)
             for key, aggregate in self._by_partition.pop(incarnation, {}).items():
                 self._charge_aggregate(key, aggregate, -1)
-        for place in [place for place in self._snapshots if place[0] in incarnations]:
-            self._charge_snapshot(self._snapshots.pop(place), -1)
+        for identity in [identity for identity in self._snapshots if identity[0] in incarnations]:
+            self._charge_snapshot(self._snapshots.pop(identity), -1)
 
     def _charge_aggregate(self, key: bytes, aggregate: Aggregate, sign: int) -> None:
         self._usage.charge(Kind.AGGREGATES, aggregate.owner, sign, sign * aggregate_size(key))
@@ -143,8 +143,8 @@ class Aggregates:
     def _keys_of(self, incarnation: int) -> Sequence[tuple[int, bytes]]:
         return [(incarnation, key) for key in self._by_partition.get(incarnation, ())]
 
-    def _stored(self, place: tuple[int, bytes]) -> Sequence[AggregateState]:
-        incarnation, key = place
+    def _stored(self, identity: tuple[int, bytes]) -> Sequence[AggregateState]:
+        incarnation, key = identity
         found = self.find(incarnation, key)
         if found is None:
             return ()

@@ -32,6 +32,6 @@ class AuditEvent:
 AuditSink = Callable[[AuditEvent], None]
 
 
-def unheard(event: AuditEvent) -> None:
+def discard(event: AuditEvent) -> None:
     """Nobody listens."""
     del event

@@ -46,7 +46,7 @@ class Authorization(ABC):
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
         """Refuse what somebody may not do: with a topic, in a stream (by its name), or (without either) everywhere.
 
-        None is who has not logged in. A topic that does not exist is told by its name. Raises Denied(LOGIN_REQUIRED, DENIED).
+        None is who has not logged in. A topic that does not exist is given by its name. Raises Denied(LOGIN_REQUIRED, DENIED).
         """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
@@ -92,7 +92,7 @@ class Authorization(ABC):
             return True
         # Nobody makes a stream in passing but who may make streams, or was given rights in this one before it was there.
         makes = rights.allow(Action.STREAM_CREATE.bits, name.stream, None)
-        return makes or rights.name_place(action.bits, name.stream, name.topic)
+        return makes or rights.name(action.bits, name.stream, name.topic)
 
     def refusal(self, principal: Principal | None, action: Action, where: Where = None) -> Denied:
         """The error for what was not permitted."""
@@ -101,12 +101,12 @@ class Authorization(ABC):
         return Denied(
             ErrorCode.DENIED,
             f"not allowed, ask for the permission {action.permission_words} user={principal.name!r}"
-            f" action={action.word} where={told_place(where)!r}",
+            f" action={action.word} where={resource_text(where)!r}",
         )
 
 
-def told_place(where: Where) -> str:
-    """How a place is told."""
+def resource_text(where: Where) -> str:
+    """Name a resource for logs and errors."""
     if isinstance(where, Topic):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

@@ -31,7 +31,7 @@ from polywire.broker.staged_publish import NO_WRITE, PublishDone, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topic_verbs import ENTRY_BYTES, TopicVerbs
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transacting import Transacting
+from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import wire_change
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
@@ -74,7 +74,7 @@ class Broker(TopicVerbs, PositionVerbs):
         "sliced",
         "staging",
         "streams",
-        "transacting",
+        "transactions",
     )
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
@@ -101,7 +101,7 @@ class Broker(TopicVerbs, PositionVerbs):
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging: Final = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
-        self.transacting: Final = Transacting(
+        self.transactions: Final = Transactions(
             log,
             state,
             admission=self._admission,
@@ -186,7 +186,7 @@ class Broker(TopicVerbs, PositionVerbs):
 
     @property
     def topics_version(self) -> int:
-        """Goes up by one with every topic that begins or ends: whoever keeps a list knows when to look again."""
+        """Goes up by one with every topic that begins or ends: whoever keeps a list knows when to ask again."""
         return self._catalog.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
@@ -283,7 +283,7 @@ class Broker(TopicVerbs, PositionVerbs):
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: BoundsThen) -> None:
-        """Tell first and next offset, epoch and next address as of this call, once synced. Raises Missing(PARTITION_MISSING)."""
+        """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises Missing(PARTITION_MISSING)."""
         ask_bounds(self._log, partition, then)
 
     # Staged batches

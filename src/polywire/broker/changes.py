@@ -73,7 +73,7 @@ class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not told."""
+    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not known."""
 
     id: bytes
     full_name: str
@@ -125,7 +125,7 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class MemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group and the wire it joined over. connected: it lives as long as its connection (not told by older brokers)."""
+    """A member of a group and the wire it joined over. connected: it lives as long as its connection (not stored by older brokers)."""
 
     id: str
     wire: str
@@ -213,15 +213,15 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class TransactionState(Enum):
-    """How a transactor's latest transaction stands; before the first one it counts as aborted."""
+    """How the latest transaction of a transactional id stands; before the first one it counts as aborted."""
 
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
-class TransactorStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A transactor has this epoch and a transaction in this state, which holds nothing; ``token`` is what it stages under."""
+class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """A transactional id has this epoch, and a transaction in this state, which holds nothing; ``token`` is what it stages under."""
 
     id: str
     epoch: int
@@ -232,7 +232,7 @@ class TransactorStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """A transactor's transaction holds so many records; the last one has this sequence in this partition."""
+    """A transaction holds so many records; the last one has this sequence in this partition."""
 
     id: str
     incarnation: int
@@ -242,7 +242,7 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transactor's transaction holds these next offsets of a group, by partition number, beside those it had."""
+    """A transaction holds these next offsets of a group, by partition number, beside those it had."""
 
     id: str
     topic: str
@@ -253,7 +253,7 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transactor's transaction was published, and with it what is ``stored``, or what an older broker told singly."""
+    """A transaction was published, and with it what is ``stored``, or what an older broker stored singly."""
 
     id: str
     at_us: int
@@ -282,8 +282,8 @@ class GroupUnbound(msgspec.Struct, frozen=True, array_like=True, tag=27):
     name: str
 
 
-class TransactorDeleted(msgspec.Struct, frozen=True, array_like=True, tag=28):
-    """A transactor is forgotten, and its epoch with it."""
+class TransactionalIdDeleted(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """A transactional id is forgotten, and its epoch with it."""
 
     id: str
 
@@ -310,13 +310,13 @@ Change = (
     | PartitionsRemoved
     | EventAppended
     | SnapshotSaved
-    | TransactorStored
+    | TransactionalIdStored
     | TransactionStaged
     | TransactionOffsets
     | TransactionCommitted
     | GroupChanged
     | GroupUnbound
-    | TransactorDeleted
+    | TransactionalIdDeleted
     | WriterDeleted
     | PositionsStored
 )
@@ -335,7 +335,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
-    """A producer's batch in a snapshot; ``offset`` is -1 when its place was not known yet."""
+    """A producer's batch in a snapshot; ``offset`` is -1 when the log had not answered yet."""
 
     base: int
     last: int
@@ -367,8 +367,8 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
     owners: bytes = b""
 
 
-class TransactorState(msgspec.Struct, frozen=True, array_like=True):
-    """A transactor in a snapshot; ``scope`` is topic, group, member and generation."""
+class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
+    """A transactional id and its latest transaction in a snapshot; ``scope`` is topic, group, member and generation."""
 
     id: str
     epoch: int
@@ -396,7 +396,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     producers: tuple[ProducerState, ...]
     aggregates: tuple[AggregateState, ...] = ()
     aggregate_snapshots: tuple[SnapshotSaved, ...] = ()
-    transactors: tuple[TransactorState, ...] = ()
+    transactions: tuple[TransactionalIdState, ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -1,7 +1,7 @@
 """Event sourcing: events of aggregates with versions without gaps, and their snapshots (concepts: data-model#event-fields, decision 0011).
 
 Promises: checking the expected version, numbering the record and noting where it lies are one step and one group of the journal. Reading is
-by place, never by scanning. Must not know: wires.
+by offset, never by scanning. Must not know: wires.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Events:
         self._state.apply_change(change)
         return offset
 
-    def places(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
+    def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
         """The version of the first event from ``first_version`` on that can be read, and the offsets from it on."""
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:
@@ -104,7 +104,7 @@ class Events:
         """Keep a snapshot of an aggregate as of a version, in place of the one before.
 
         Raises Conflict(VERSION_CONFLICT) for a version it has not reached, Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST),
-        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when snapshots take too much room, Busy(DISK_FULL).
+        Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(BUSY) when snapshots take too much memory, Busy(DISK_FULL).
         """
         self._check_key(partition, key)
         current = self.version(partition, key)
@@ -157,7 +157,7 @@ class Events:
         self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
-        """Make room by what retention has removed; a pass over all aggregates, so not often."""
+        """Forget what retention has removed; a pass over all aggregates, so not often."""
         now = self._clock.monotonic()
         if now - self._forgot_at < FORGET_INTERVAL_S:
             return

@@ -76,25 +76,25 @@ class Expiry:
         """Look at the next things. Raises Busy(DISK_FULL)."""
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
-        self._state.transactors.forget_idle(now_us)
+        self._state.transactions.forget_idle(now_us)
         for _ in range(self._settings.expiry_count_max):
-            look = next(self._round, None)
-            if look is None:
+            check = next(self._round, None)
+            if check is None:
                 self._round = self._everything()
                 return
-            look()
+            check()
 
     def _everything(self) -> Iterator[Callable[[], None]]:
-        """One look at everything there is now; what comes later has its turn in the next round."""
+        """Checks of everything there is now; what comes later is checked in the next round."""
         for topic, name in list(self._state.groups):
-            yield lambda topic=topic, name=name: self._look_at_group(topic, name)  # type: ignore[misc]
+            yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
-            yield lambda key=key, reader=reader: self._look_at_reader(key, reader)  # type: ignore[misc]
+            yield lambda key=key, reader=reader: self._check_reader(key, reader)  # type: ignore[misc]
         for wire, name in list(self._state.bindings):
-            yield lambda wire=wire, name=name: self._look_at_binding(wire, name)  # type: ignore[misc]
+            yield lambda wire=wire, name=name: self._check_binding(wire, name)  # type: ignore[misc]
 
-    def _look_at_group(self, topic: str, name: str) -> None:
-        """One without members has its time; its positions are looked at with it."""
+    def _check_group(self, topic: str, name: str) -> None:
+        """One without members has its time; its positions are checked with it."""
         self._groups.sweep(name, topic)
         group = self._state.groups.get((topic, name))
         if group is None or group.members:
@@ -107,7 +107,7 @@ class Expiry:
         if ended:
             self._groups.delete(name, topic, by=ITSELF)
 
-    def _look_at_reader(self, key: changes.TopicKey, reader: Reader) -> None:
+    def _check_reader(self, key: changes.TopicKey, reader: Reader) -> None:
         """Positions of a consumer, or of a group that has no members."""
         held = self._state.positions.held(key, *reader)
         if held is None or not self._is_unused(held.used_at_us):
@@ -120,7 +120,7 @@ class Expiry:
         made = changes.PositionsDeleted(kind, name, *changes.split_key(key), None)
         self._host.change_all([made], level=Level.WRITTEN, done=None)
 
-    def _look_at_binding(self, wire: str, name: str) -> None:
+    def _check_binding(self, wire: str, name: str) -> None:
         """A bare name without a group behind it."""
         bound = self._state.bindings.get((wire, name))
         if bound is None or (bound.topic, name) in self._state.groups or not self._is_unused(bound.at_us):

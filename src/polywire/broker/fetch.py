@@ -36,17 +36,17 @@ ManyBoundsThen = Callable[[list[Bounds] | BrokerError], None]
 def check_alive(partition: Partition) -> None:
     """Refuse a partition that was deleted. Raises Missing(PARTITION_MISSING)."""
     if partition.ended:
-        raise _gone(partition)
+        raise _missing(partition)
 
 
 def ask_bounds(log: Log, partition: Partition, then: BoundsThen) -> None:
-    """Take the end as it is now and tell it once it is synced."""
+    """Take the end as it is now and call ``then`` with it once it is synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
-    log.barrier(Level.SYNCED, partial(_tell, log.epoch, partition, next_offset, next_address, then))
+    log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
 
 
-def _tell(
+def _notify(
     epoch: int,
     partition: Partition,
     next_offset: int,
@@ -58,7 +58,7 @@ def _tell(
     if error is not None:
         then(error)
     elif partition.ended:
-        then(_gone(partition))
+        then(_missing(partition))
     else:
         then(Bounds(partition.log.first_offset, next_offset, epoch, next_address))
 
@@ -89,7 +89,7 @@ class ManyBounds:
         while len(ends) < len(partitions):
             partition = partitions[len(ends)]
             if partition.ended:
-                self._then(_gone(partition))
+                self._then(_missing(partition))
                 return False
             ends.append((partition.log.next_offset, partition.log.next_address))
             if now() >= end:
@@ -108,7 +108,7 @@ class ManyBounds:
         while len(found) < len(partitions):
             partition = partitions[len(found)]
             if partition.ended:
-                self._then(_gone(partition))
+                self._then(_missing(partition))
                 return False
             next_offset, next_address = self._ends[len(found)]
             found.append(Bounds(partition.log.first_offset, next_offset, self._log.epoch, next_address))
@@ -118,5 +118,5 @@ class ManyBounds:
         return False
 
 
-def _gone(partition: Partition) -> Missing:
+def _missing(partition: Partition) -> Missing:
     return Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")

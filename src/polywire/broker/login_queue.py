@@ -34,7 +34,7 @@ class Origin:
 
 
 def origin_of(peer: str, name: str) -> Origin:
-    """peer: ``host:port``, as connections tell it."""
+    """peer: ``host:port``, as connections have it."""
     host = peer.rpartition(":")[0]
     try:
         address = ip_address(host.strip("[]").partition("%")[0])

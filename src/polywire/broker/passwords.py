@@ -106,7 +106,7 @@ class Passwords:
         self._wait(origin, lambda: check_password(kept, password), verified)
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Tell what needs no thread, as late as everything else is told: never from inside the call."""
+        """Notify of what needs no thread as late as of everything else: never from inside the call."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
@@ -150,9 +150,9 @@ class Passwords:
             return
         ready_at = self._queue.next_at()
         if ready_at is not None:
-            self._timer = self._loop.call_later(max(ready_at - now, 0.0), self._look_again)
+            self._timer = self._loop.call_later(max(ready_at - now, 0.0), self._on_timer)
 
-    def _look_again(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._go_on()
 

@@ -60,19 +60,19 @@ def opened(permissions: int) -> int:
     return permissions
 
 
-def place_of(stream: str, topic: str) -> str:
+def resource_name(stream: str, topic: str) -> str:
     """How grants name a topic: ``stream/topic``, where the stream's name is spelled without ``/`` (decision 0037)."""
     return f"{names.spelled(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
 
 
-def split_place(place: str) -> tuple[str, str]:
-    """Stream and topic of ``place_of``."""
-    stream, _, topic = place.partition(_BETWEEN)
+def split_resource_name(name: str) -> tuple[str, str]:
+    """Stream and topic of ``resource_name``."""
+    stream, _, topic = name.partition(_BETWEEN)
     return names.read(stream), topic
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
-    """Permissions as they were given; a stream is named by its name, a topic as ``place_of`` does."""
+    """Permissions as they were given; a stream is named by its name, a topic as ``resource_name`` does."""
 
     everywhere: int = 0
     streams: dict[str, int] = {}
@@ -81,10 +81,10 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
     def opened(self) -> Grants:
         """The same with everything that is included, and each topic under its stream, however it was spelled."""
         topics: dict[str, int] = {}
-        for place, given in self.topics.items():
-            stream, topic = split_place(place)
+        for resource, given in self.topics.items():
+            stream, topic = split_resource_name(resource)
             name = TopicName.parse(TopicName(stream, topic).full)
-            key = place if "." in stream else place_of(name.stream, name.topic)
+            key = resource if "." in stream else resource_name(name.stream, name.topic)
             topics[key] = opened(topics.get(key, 0) | given)
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
@@ -96,7 +96,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
             return False
         if bits & self.streams.get(stream, 0):
             return True
-        return topic is not None and bool(bits & self.topics.get(place_of(stream, topic), 0))
+        return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
         """Whether opened grants hold everything that these opened ones do."""
@@ -105,20 +105,20 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         for stream, given in others.streams.items():
             if given & ~(self.everywhere | self.streams.get(stream, 0)):
                 return False
-        for place, given in others.topics.items():
-            stream, _ = split_place(place)
-            if given & ~(self.everywhere | self.streams.get(stream, 0) | self.topics.get(place, 0)):
+        for resource, given in others.topics.items():
+            stream, _ = split_resource_name(resource)
+            if given & ~(self.everywhere | self.streams.get(stream, 0) | self.topics.get(resource, 0)):
                 return False
         return True
 
     def allow_somewhere(self, bits: int) -> bool:
         """Whether opened grants hold one of these permissions for anything."""
-        places = (self.everywhere, *self.streams.values(), *self.topics.values())
-        return any(bits & given for given in places)
+        granted = (self.everywhere, *self.streams.values(), *self.topics.values())
+        return any(bits & given for given in granted)
 
-    def name_place(self, bits: int, stream: str, topic: str) -> bool:
+    def name(self, bits: int, stream: str, topic: str) -> bool:
         """Whether opened grants hold one of these permissions for this very stream or topic, not for everything."""
-        return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(place_of(stream, topic), 0))
+        return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(resource_name(stream, topic), 0))
 
 
 EVERYTHING: Final = Grants(int(ALL))
@@ -130,18 +130,18 @@ def parse_grants(words: Iterable[str]) -> Grants:
     Raises Invalid(INVALID_REQUEST), and Invalid(INVALID_TOPIC) where an escape spells no name.
     """
     everywhere = 0
-    places: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    granted: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for word in words:
-        name, at, place = word.partition("@")
+        name, at, resource = word.partition("@")
         permission = _WORDS.get(name)
-        if permission is None or (at and not place):
+        if permission is None or (at and not resource):
             known = ", ".join(sorted(_WORDS))
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission word={word!r} known={known}")
         if at:
-            stream, between, topic = place.partition(_BETWEEN)
-            named = place_of(names.read(stream), names.read(topic)) if between else names.read(stream)
-            kept = places[bool(between)]
+            stream, between, topic = resource.partition(_BETWEEN)
+            named = resource_name(names.read(stream), names.read(topic)) if between else names.read(stream)
+            kept = granted[bool(between)]
             kept[named] = kept.get(named, 0) | permission
         else:
             everywhere |= permission
-    return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in places))
+    return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in granted))

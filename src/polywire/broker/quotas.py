@@ -16,11 +16,11 @@ from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 
-# Bytes of memory that one of each takes beside its names and values, measured with objects, keys and table places.
+# Bytes of memory that one of each takes beside its names and values, measured with objects, keys and slots of tables.
 GROUP_BYTES: Final = 600
 MEMBER_BYTES: Final = 300
 BINDING_BYTES: Final = 250
-TRANSACTOR_BYTES: Final = 500
+TRANSACTIONAL_ID_BYTES: Final = 500
 WRITER_BYTES: Final = 300
 READER_BYTES: Final = 400
 POSITION_BYTES: Final = 150
@@ -36,7 +36,7 @@ class Kind(Enum):
     GROUPS = "groups"
     MEMBERS = "members of groups"
     BINDINGS = "names of groups"
-    TRANSACTORS = "transactional ids"
+    TRANSACTIONAL_IDS = "transactional ids"
     WRITERS = "writers"
     READERS = "owners of positions"
     POSITIONS = "positions"
@@ -110,7 +110,7 @@ class Quotas:
             Kind.GROUPS: settings.groups_max,
             Kind.MEMBERS: settings.members_total_max,
             Kind.BINDINGS: settings.groups_max,
-            Kind.TRANSACTORS: settings.transactors_max,
+            Kind.TRANSACTIONAL_IDS: settings.transactional_ids_max,
             Kind.WRITERS: settings.writers_max,
             Kind.READERS: settings.position_owners_max,
             Kind.POSITIONS: settings.positions_max,

@@ -51,7 +51,7 @@ class Retention:
         self.run_pass()
 
     def run_pass(self) -> int:
-        """Look at the next partitions; returns how many were trimmed. Where the log has no room for more just now, the next pass goes on."""
+        """Look at the next partitions; returns how many were trimmed. Where the log is too busy for more just now, the next pass goes on."""
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()

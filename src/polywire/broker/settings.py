@@ -151,17 +151,17 @@ class BrokerSettings:
     state_bytes_max: bytes of memory that all of it takes, estimated: groups, positions, writers, transactional ids, aggregates,
         wires' own state.
     reserved_count, reserved_bytes: what a user may have of it, whatever the others have used up; users are made by administrators.
-    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose places are kept for reading streams, 8 bytes each, 16
+    aggregates_max, events_max: aggregates, some 300 bytes each, and events whose offsets are kept for reading streams, 8 bytes each, 16
         where several append to one aggregate.
     aggregate_key_bytes_max: longest key of an aggregate; it is kept in memory.
     aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
-    transactors_max, transactor_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one would let
-        an old holder back in, so a new one is refused when all are younger.
+    transactional_ids_max, transactional_id_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one
+        would let an old holder back in, so a new one is refused when all are younger.
     transaction_messages_max: records of one transaction, because the group that publishes it has a header for each.
     wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
     wire_state_keys_max: keys of one wire's own state.
     users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
-    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are told to come back, first those of the
+    logins_waiting_max: logins that wait for their password to be hashed, some 40 ms each; more are asked to come back, first those of the
         address with the most. Ten seconds: who waits longer has given up.
     logins_cached_max: verified logins that are remembered, so that who sends its password again does not wait again.
     """
@@ -209,8 +209,8 @@ class BrokerSettings:
     aggregate_key_bytes_max: int = 1024
     aggregate_snapshot_bytes_max: int = 1024 * 1024
     aggregate_snapshots_bytes_max: int = 64 * 1024 * 1024
-    transactors_max: int = 10_000
-    transactor_expiry_us: int = 7 * DAY_US
+    transactional_ids_max: int = 10_000
+    transactional_id_expiry_us: int = 7 * DAY_US
     transaction_messages_max: int = 100_000
     wire_state_bytes_max: int = 1024 * 1024
     wire_state_keys_max: int = 100_000

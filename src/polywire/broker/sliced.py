@@ -16,7 +16,7 @@ from polywire.log.base import Loop
 
 SLICE_S: Final = 0.002  # what a pass of the loop spends on it; small enough that an answer in passing waits for little
 
-BUSY_PAUSE_S: Final = 0.005  # before the log is asked again when it has no room
+BUSY_PAUSE_S: Final = 0.005  # before the log is asked again when it was busy
 
 Steps = Iterator[bool]
 """A change, step by step: each yields whether the log has to be given time before the next."""

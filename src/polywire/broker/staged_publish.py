@@ -191,7 +191,7 @@ class StagedPublish:
         self._stagers.note(token, by.owner, write, size=len(batch), expires_at_us=expires_at_us)
 
     def _admit_staged(self, by: Caller, size: int, now_us: int) -> None:
-        """Leave others room to stage. Raises Busy(STAGE_FULL)."""
+        """Leave others their share of what may be staged. Raises Busy(STAGE_FULL)."""
         share = int(self._settings.staged_bytes_max * self._settings.bulk_share)
         if by.owner != UNOWNED and self._stagers.size_of(by.owner, now_us) + size > share:
             raise Busy(

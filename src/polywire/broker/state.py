@@ -22,7 +22,7 @@ from polywire.broker.producers import Producers, settled
 from polywire.broker.publish_dedup import PublishDedup
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.transactors import Transactors
+from polywire.broker.transaction_state import TransactionTable
 from polywire.broker.view import encoded
 from polywire.clock import Clock, ElapsedClock
 from polywire.log.base import Encoding
@@ -62,7 +62,7 @@ class Binding(NamedTuple):
 
 
 class State:
-    """Catalogue, positions, groups, producers, writers, aggregates, transactors and the wires' own state.
+    """Catalogue, positions, groups, producers, writers, aggregates, transactional ids and the wires' own state.
 
     Invariant: groups are keyed by (topic's full name, group's name); ``bindings`` say which topic a wire means by a group's bare name;
     ``usage`` counts what is there, by owner; ``touched`` holds the names of groups that have changed since somebody last took them, None
@@ -82,7 +82,7 @@ class State:
         "producers",
         "quotas",
         "touched",
-        "transactors",
+        "transactions",
         "usage",
         "writers",
     )
@@ -99,7 +99,7 @@ class State:
         self.producers = Producers(settings)
         self.writers = PublishDedup(settings, self.usage)
         self.aggregates = Aggregates(self.usage)
-        self.transactors = Transactors(settings, self.usage)
+        self.transactions = TransactionTable(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}
         self.touched: set[str] | None = None
@@ -167,8 +167,8 @@ class State:
                 self._bind(change)
             case changes.GroupUnbound():
                 self._unbind((change.wire, change.name))
-            case changes.TransactorDeleted():
-                self.transactors.forget(change.id)
+            case changes.TransactionalIdDeleted():
+                self.transactions.forget(change.id)
             case changes.WriterDeleted():
                 self.writers.forget(change.writer)
             case changes.Published():
@@ -180,14 +180,14 @@ class State:
                 self.aggregates.append(change)
             case changes.SnapshotSaved():
                 self.aggregates.save(change)
-            case changes.TransactorStored():
-                self.transactors.apply_stored(change)
+            case changes.TransactionalIdStored():
+                self.transactions.apply_stored(change)
             case changes.TransactionStaged():
-                self.transactors.apply_staged(change)
+                self.transactions.apply_staged(change)
             case changes.TransactionOffsets():
-                self.transactors.apply_offsets(change)
+                self.transactions.apply_offsets(change)
             case changes.TransactionCommitted():
-                self.transactors.apply_committed(change)
+                self.transactions.apply_committed(change)
                 self._store_positions(change.positions, change.stored)
             case _:
                 assert_never(change)
@@ -225,7 +225,7 @@ class State:
 
     def begin(self, clock: Clock) -> ElapsedClock:
         """Recovery is over: returns the clock that goes on from the latest time that anything was stamped with."""
-        latest = max(self.producers.latest_us, self.writers.latest_us, self.transactors.latest_us)
+        latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
         self.producers.begin(elapsed.now_us())
@@ -346,7 +346,7 @@ class State:
             self.producers.encoded(),
             self.aggregates.encoded(),
             self.aggregates.encoded_snapshots(),
-            self.transactors.encoded(),
+            self.transactions.encoded(),
         )
 
     def restore(self, snapshot: bytes) -> None:
@@ -361,4 +361,4 @@ class State:
             self.apply_change(change)
         self.producers.restore(was.producers)
         self.aggregates.restore(was.aggregates)
-        self.transactors.restore(was.transactors)
+        self.transactions.restore(was.transactions)

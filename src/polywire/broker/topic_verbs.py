@@ -29,7 +29,7 @@ from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.state import State
-from polywire.broker.topic_work import AT_ONCE_MAX, when_there_is_room
+from polywire.broker.topic_work import AT_ONCE_MAX, retry_while_busy
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -76,7 +76,7 @@ class TopicVerbs(ABC):
         level: Level = Level.SYNCED,
         done: Done | None = None,
     ) -> Topic:
-        """Make a topic at once, however many partitions it has; it can be used in this same turn. ``make_topic`` is for what peers ask for.
+        """Make a topic at once, however many partitions it has; it can be used when this returns. ``make_topic`` is for what peers ask for.
 
         partition_count_min: whoever allows none has topics that nobody can write to.
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
@@ -120,7 +120,7 @@ class TopicVerbs(ABC):
         return False
 
     def ensure_topic(self, full_name: str, *, by: Caller = NOBODY) -> Topic:
-        """The topic of this name, made in this turn with the default settings when it is missing.
+        """The topic of this name, made at once with the default settings when it is missing.
 
         Raises Missing(TOPIC_MISSING) when topics are not made automatically, else as ``create_topic``.
         """
@@ -310,10 +310,10 @@ class TopicVerbs(ABC):
         """As ``delete_topic``, but the log drops what it has of many partitions before anything else is done."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
-            yield from when_there_is_room(partial(self.delete_topic, topic, level=Level.MEMORY))
+            yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
             return
         change = changes.TopicDeleted(topic.id)
-        yield from when_there_is_room(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+        yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
         self._catalog.leaving += len(numbers)
         yield from self._dropping(numbers, Level.MEMORY, None)
 
@@ -335,7 +335,7 @@ class TopicVerbs(ABC):
     def _dropping(self, ended: Sequence[int], level: Level, done: Done | None) -> Steps:
         try:
             for incarnation in ended:
-                yield from when_there_is_room(partial(self._log.drop_partition, incarnation))
+                yield from retry_while_busy(partial(self._log.drop_partition, incarnation))
                 self._catalog.leaving -= 1
                 yield False
             self.change_all((), level=level, done=done)
@@ -355,10 +355,10 @@ class TopicVerbs(ABC):
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> bool:
         """Remove all records taken so far; offsets go on. Returns whether they cannot be read any more.
 
-        Else they are gone when ``done`` is told; some of them where it is told an error. Raises Missing(TOPIC_MISSING).
+        Else they are gone when ``done`` is called; some of them where that is with an error. Raises Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
-        self._log.write()  # so that what this turn has taken counts
+        self._log.write()  # so that what was taken so far counts
         if len(topic.partitions) > AT_ONCE_MAX:
             ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
             self._topic_work.put(self._purging(topic, ends, level, done))
@@ -381,17 +381,17 @@ class TopicVerbs(ABC):
     def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
         for partition, end in ends:
             if not partition.ended and partition.log.first_offset < end:
-                yield from when_there_is_room(partial(self._log.trim, partition.incarnation, end))
+                yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
             yield False
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Done) -> None:
         """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
         holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
 
-        ``done`` is told when all of it has its level, and of an error, which leaves some of them purged; few raise it.
+        ``done`` is called when all of it has its level, and with an error, which leaves some of them purged; few raise it.
         """
         if _are_many(topics):
-            self._log.write()  # so that what this turn has taken counts
+            self._log.write()  # so that what was taken so far counts
             self._topic_work.put(self._purging_all(topics, level, done))
             return
         for topic in topics:
@@ -404,7 +404,7 @@ class TopicVerbs(ABC):
                 yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
                 if self._catalog.find_id(topic.id) is topic:
                     change = changes.TopicPurged(topic.id, self.clock.now_us())
-                    yield from when_there_is_room(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+                    yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
                 yield False
             self.change_all((), level=level, done=done)
         except BrokerError as error:
@@ -424,5 +424,5 @@ class TopicVerbs(ABC):
 
 
 def _are_many(topics: Sequence[Topic]) -> bool:
-    """Whether they take longer to change than one turn has time for."""
+    """Whether they take longer to change than one pass of the loop has time for."""
     return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

@@ -1,6 +1,6 @@
 """Steps of changes of topics with thousands of partitions, for ``sliced.OrderedWork``.
 
-Promises: what the log has no room for now is done as soon as it has. Must not know: what a change is.
+Promises: what the log is too busy for now is done as soon as it is not. Must not know: what a change is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 from polywire.broker.sliced import Steps
 from polywire.errors import Busy, ErrorCode
 
-AT_ONCE_MAX: Final = 500  # partitions that one turn opens, trims or drops, in up to 7 ms; more go in slices
+AT_ONCE_MAX: Final = 500  # partitions that one pass of the loop opens, trims or drops, in up to 7 ms; more go in slices
 
 
-def when_there_is_room(addition: Callable[[], None]) -> Steps:
-    """Add something to the log, as soon as it takes it. Raises what it refuses for another reason than that it has no room now."""
+def retry_while_busy(addition: Callable[[], None]) -> Steps:
+    """Add something to the log, again and again while it is busy. Raises what it refuses for another reason."""
     while True:
         try:
             addition()

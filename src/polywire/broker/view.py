@@ -21,7 +21,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """All views of one table that are open. The table tells of every key before what it records of it changes."""
+    """All views of one table that are open. The table calls ``changing`` with every key before what it records of it changes."""
 
     __slots__ = ("_kept", "_records_of")
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
-from polywire.broker.audit import AuditEvent, AuditSink, Outcome, unheard
+from polywire.broker.audit import AuditEvent, AuditSink, Outcome, discard
 from polywire.errors import Busy, ErrorCode
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Logins:
         self._known: dict[Guest, tuple[Principal, bool]] = {}
         self._by_user: dict[int, set[Guest]] = {}
         self._administrators = 0
-        self.audit: AuditSink = unheard
+        self.audit: AuditSink = discard
         self.places_max = places_max
         self.tick = 0
 

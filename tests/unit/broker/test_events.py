@@ -33,7 +33,7 @@ def append(memory: MemoryBroker, key: bytes, version: int) -> int:
 
 def places(memory: MemoryBroker, key: bytes, first_version: int = 1) -> tuple[int, list[int]]:
     broker = memory.broker
-    version, offsets = broker.events.places(partition_of(broker), key, first_version)
+    version, offsets = broker.events.offsets(partition_of(broker), key, first_version)
     return version, list(offsets)
 
 

@@ -92,7 +92,7 @@ def test_positions_end_after_seven_days_without_use(idle: MemoryBroker) -> None:
 def test_a_clock_that_is_set_ends_nothing(idle: MemoryBroker) -> None:
     commit(idle)
     join(idle)
-    idle.broker.transacting.begin_epoch("x", done=None)
+    idle.broker.transactions.begin_epoch("x", done=None)
     clock = idle.clock
     assert isinstance(clock, SimulatedClock)
     clock.step(31 * DAY)
@@ -102,8 +102,8 @@ def test_a_clock_that_is_set_ends_nothing(idle: MemoryBroker) -> None:
     idle.restart()
     idle.advance(2 * HOUR)
     assert position(idle) == 5
-    assert idle.broker.transacting.find("x") is not None
-    assert idle.broker.transacting.begin_epoch("x", done=None).epoch == 1
+    assert idle.broker.transactions.find("x") is not None
+    assert idle.broker.transactions.begin_epoch("x", done=None).epoch == 1
 
 
 def test_what_was_stored_without_a_time_counts_from_the_start() -> None:
@@ -158,14 +158,14 @@ def test_a_full_disk_puts_it_off(idle: MemoryBroker, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
-    transacting = idle.broker.transacting
-    transacting.begin(transacting.begin_epoch("x", done=None), done=None)
+    transactions = idle.broker.transactions
+    transactions.begin(transactions.begin_epoch("x", done=None), done=None)
     idle.broker.publish("w", 7, [], done=None)
     join(idle)
     commit(idle)
     commit(idle, "alone")
     idle.run()
-    transacting.delete("x")
+    transactions.delete("x")
     idle.broker.staging.delete_writer("w", by=NOBODY, done=None)
     idle.broker.groups.delete("g", "t")
     idle.broker.groups.delete("alone", "t")
@@ -176,7 +176,7 @@ def test_what_is_deleted_is_forgotten_for_good(idle: MemoryBroker) -> None:
         assert counts == {Kind.TOPICS, Kind.PARTITIONS}, again
         assert state.usage.owners() == {}
         with pytest.raises(Missing):
-            idle.broker.transacting.delete("x")
+            idle.broker.transactions.delete("x")
         with pytest.raises(Missing):
             idle.broker.staging.delete_writer("w", by=NOBODY, done=None)
         with pytest.raises(Missing):

@@ -10,7 +10,7 @@ from polywire.broker import changes
 from polywire.broker.groups.assignment import assign
 from polywire.broker.groups.coordinator import Membership
 from polywire.broker.settings import BrokerSettings
-from polywire.broker.transactors import Scope, Transactors
+from polywire.broker.transaction_state import Scope, TransactionTable
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
@@ -376,19 +376,19 @@ def test_a_change_is_as_large_as_what_changed_however_many_members_stay(
 
 
 def test_positions_of_a_transaction_are_told_once_each(memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    transacting = memory.broker.transacting
-    transactor = transacting.begin_epoch("x", done=None)
-    transacting.begin(transactor, done=None)
-    transactor = transacting.find("x") or transactor
+    transactions = memory.broker.transactions
+    transaction = transactions.begin_epoch("x", done=None)
+    transactions.begin(transaction, done=None)
+    transaction = transactions.find("x") or transaction
     told: list[changes.TransactionOffsets] = []
-    apply = memory.broker._state.transactors.apply_offsets
+    apply = memory.broker._state.transactions.apply_offsets
 
-    def applied(_: Transactors, change: changes.TransactionOffsets) -> None:
+    def applied(_: TransactionTable, change: changes.TransactionOffsets) -> None:
         told.append(change)
         apply(change)
 
-    monkeypatch.setattr(Transactors, "apply_offsets", applied)
+    monkeypatch.setattr(TransactionTable, "apply_offsets", applied)
     for partition in range(3):
-        transacting.put_offsets(transactor, Scope("t", "g", "m", 1), {partition: 5}, done=None)
+        transactions.put_offsets(transaction, Scope("t", "g", "m", 1), {partition: 5}, done=None)
     assert [change.offsets for change in told] == [{partition: 5} for partition in range(3)]
-    assert transactor.offsets == {0: 5, 1: 5, 2: 5}
+    assert transaction.offsets == {0: 5, 1: 5, 2: 5}

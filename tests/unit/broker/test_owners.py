@@ -73,8 +73,8 @@ def _produce(memory: MemoryBroker, by: Caller) -> object:
 
 
 VERBS: dict[str, Verb] = {
-    "fence": lambda m, by: m.broker.transacting.begin_epoch("x", by=by, done=None),
-    "look at transaction": lambda m, by: m.broker.transacting.find("x", by=by),
+    "fence": lambda m, by: m.broker.transactions.begin_epoch("x", by=by, done=None),
+    "look at transaction": lambda m, by: m.broker.transactions.find("x", by=by),
     "publish": lambda m, by: m.broker.publish("w", 2, [], by=by, done=None),
     "publish the last number": lambda m, by: m.broker.publish("w", LAST_NUMBER, [], by=by, done=None),
     "publish a token": lambda m, by: m.broker.publish("other", 1, [B], by=by, done=None),
@@ -100,7 +100,7 @@ VERBS: dict[str, Verb] = {
 def fill(memory: MemoryBroker, by: Caller) -> None:
     """Everything that can belong to somebody."""
     broker = memory.broker
-    broker.transacting.begin_epoch("x", by=by, done=None)
+    broker.transactions.begin_epoch("x", by=by, done=None)
     stage(memory, by, A)
     publish(memory, by, 1, A)
     stage(memory, by, B, ("w", 2))
@@ -157,20 +157,20 @@ def test_owners_outlive_a_restart(guarded: MemoryBroker, verb: str) -> None:
 
 def test_what_an_administrator_has_used_stays_its_owners(guarded: MemoryBroker) -> None:
     fill(guarded, user(guarded, "alice"))
-    guarded.broker.transacting.begin_epoch("x", by=user(guarded, "root"), done=None)
+    guarded.broker.transactions.begin_epoch("x", by=user(guarded, "root"), done=None)
     publish(guarded, user(guarded, "root"), 2)
     _join(guarded, user(guarded, "root"))
     for verb in ("fence", "publish", "join"):
         with pytest.raises(Denied):
             VERBS[verb](guarded, user(guarded, "bob"))
-    assert guarded.broker.transacting.begin_epoch("x", by=user(guarded, "alice"), done=None).epoch == 2
+    assert guarded.broker.transactions.begin_epoch("x", by=user(guarded, "alice"), done=None).epoch == 2
 
 
 def test_what_was_nobodys_is_the_first_users_who_uses_it(memory: MemoryBroker) -> None:
     fill(memory, NOBODY)
     guard(memory)
     _join(memory, user(memory, "bob"))
-    memory.broker.transacting.begin_epoch("x", by=user(memory, "bob"), done=None)
+    memory.broker.transactions.begin_epoch("x", by=user(memory, "bob"), done=None)
     for verb in ("join", "fence"):
         with pytest.raises(Denied):
             VERBS[verb](memory, user(memory, "alice"))

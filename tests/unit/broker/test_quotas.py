@@ -25,7 +25,7 @@ SETTINGS = BrokerSettings(
     positions_max=200,
     position_owners_max=50,
     writers_max=40,
-    transactors_max=40,
+    transactional_ids_max=40,
     wire_state_keys_max=40,
     aggregates_max=40,
     events_max=60,
@@ -58,7 +58,7 @@ def save_snapshot(memory: MemoryBroker, by: Caller, key: str) -> None:
 
 
 FILLS: dict[str, Fill] = {
-    "transactional ids": lambda m, by, name: m.broker.transacting.begin_epoch(name, by=by, done=None),
+    "transactional ids": lambda m, by, name: m.broker.transactions.begin_epoch(name, by=by, done=None),
     "writers": lambda m, by, name: m.broker.publish(name, 1, [], by=by, done=None),
     "groups": lambda m, by, name: m.broker.groups.join(name, "t", "m", wire="flux", named_alone=True, by=by),
     "groups without members": lambda m, by, name: m.broker.groups.create(name, "t", by=by),
@@ -123,11 +123,11 @@ def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_i
     for number, how in enumerate(FILLS.values()):
         for name in "ab":
             how(memory, caller_of(None, f"10.0.0.{number}:1"), name if number != 3 else name * 2)
-    transacting = memory.broker.transacting
-    transacting.begin(transacting.begin_epoch("a", by=HOSTILE, done=None), done=None)
-    open_one = transacting.find("a")
+    transactions = memory.broker.transactions
+    transactions.begin(transactions.begin_epoch("a", by=HOSTILE, done=None), done=None)
+    open_one = transactions.find("a")
     assert open_one is not None
-    transacting.stage(open_one, topic.partitions[0], 1, batch_of(b"v"), done=None)
+    transactions.stage(open_one, topic.partitions[0], 1, batch_of(b"v"), done=None)
     memory.broker.groups.leave("b", "t", "m", None, wire="flux")
     memory.broker.commit_position("t", 0, PositionKind.CONSUMER, "a", 2, by=Caller(None, 9))
     memory.run()
@@ -146,22 +146,22 @@ def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_i
         memory.broker.set_wire_state("flux", name, None)
         memory.broker.delete_positions(PositionKind.GROUP, "g")
     kinds = [kind for kind in Kind if replayed.usage.count(kind)]
-    assert kinds == [Kind.TRANSACTORS, Kind.WRITERS]
+    assert kinds == [Kind.TRANSACTIONAL_IDS, Kind.WRITERS]
 
 
 def test_a_transaction_counts_what_it_holds() -> None:
     memory = MemoryBroker(SETTINGS)
-    transacting = memory.broker.transacting
-    transacting.begin(transacting.begin_epoch("x", by=HOSTILE, done=None), done=None)
-    transactor = transacting.find("x")
-    assert transactor is not None
-    scope = type(transactor.scope)("t", "g", "m", 1)
+    transactions = memory.broker.transactions
+    transactions.begin(transactions.begin_epoch("x", by=HOSTILE, done=None), done=None)
+    transaction = transactions.find("x")
+    assert transaction is not None
+    scope = type(transaction.scope)("t", "g", "m", 1)
     held = fill(
-        memory, HOSTILE, lambda m, by, name: transacting.put_offsets(transactor, scope, {int(name[:5]): 1}, done=None)
+        memory, HOSTILE, lambda m, by, name: transactions.put_offsets(transaction, scope, {int(name[:5]): 1}, done=None)
     )
     assert held > 10
     assert memory.broker._state.usage.bytes <= SETTINGS.state_bytes_max // 2
-    transacting.abort(transactor, done=None)
+    transactions.abort(transaction, done=None)
     assert memory.broker._state.usage.bytes < 1_000
 
 

@@ -48,11 +48,11 @@ class Changing:
             self.wire_state,
             self.event,
             self.save,
-            self.transactor,
+            self.transaction,
             self.stage,
             self.move,
             self.commit,
-            self.forget_transactor,
+            self.forget_transactional_id,
             self.batch,
             self.expire,
         ]
@@ -167,12 +167,12 @@ class Changing:
         incarnation = self.incarnation()
         return incarnation and changes.SnapshotSaved(incarnation, b"k%d" % self.number(3), 1, b"s" * self.number(99))  # type: ignore[return-value]
 
-    def transactor(self) -> changes.Change | None:
+    def transaction(self) -> changes.Change | None:
         state = self.chance.choice(list(changes.TransactionState))
-        return changes.TransactorStored(f"x{self.number(3)}", self.number(9), state, b"t" * 16, NOW_US)
+        return changes.TransactionalIdStored(f"x{self.number(3)}", self.number(9), state, b"t" * 16, NOW_US)
 
     def known(self) -> str | None:
-        found = [known.id for known in self.state.transactors]
+        found = [known.id for known in self.state.transactions]
         return self.chance.choice(found) if found else None
 
     def stage(self) -> changes.Change | None:
@@ -188,8 +188,8 @@ class Changing:
         known = self.known()
         return known and changes.TransactionCommitted(known, NOW_US, (self.stored(),))  # type: ignore[return-value]
 
-    def forget_transactor(self) -> changes.Change | None:
-        return changes.TransactorDeleted(f"x{self.number(3)}")
+    def forget_transactional_id(self) -> changes.Change | None:
+        return changes.TransactionalIdDeleted(f"x{self.number(3)}")
 
     def batch(self) -> None:
         """A producer's batch, which no change tells of."""
@@ -262,5 +262,5 @@ def test_views_that_were_looked_through_cost_nothing() -> None:
     for _ in changing.state.encoding().go_on():
         changing.step()
     state = changing.state
-    tables = (state.catalog, state.positions, state.producers, state.aggregates, state.transactors)
+    tables = (state.catalog, state.positions, state.producers, state.aggregates, state.transactions)
     assert not any(table._views._kept for table in tables)

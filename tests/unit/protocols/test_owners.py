@@ -27,7 +27,7 @@ REASON = "it belongs to another user, ask an administrator"
 def test_cursus_says_not_authorized() -> None:
     world = guarded()
     broker = world.memory.broker
-    broker.transacting.begin_epoch("T1", by=SOMEONE, done=None)
+    broker.transactions.begin_epoch("T1", by=SOMEONE, done=None)
     broker.groups.join("g", "orders", "m", wire="cursus", named_alone=True, by=SOMEONE)
     writer, reader = logged_in(world, "writer"), logged_in(world, "reader")
     for peer, text in (

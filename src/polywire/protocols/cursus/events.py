@@ -219,7 +219,7 @@ class StreamReading:
         if snapshot is not None and snapshot.version >= self._first_version:
             self._snapshot = snapshot
             self._first_version = snapshot.version + 1
-        _, self._offsets = events.places(self._partition, self._key, self._first_version)
+        _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
         self._filling = Filling(self._session.state.scratch, self._opening, decoder.RECORDS_MAX)
         self._go_on()
 

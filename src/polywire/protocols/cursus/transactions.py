@@ -14,7 +14,7 @@ from typing import Final
 from polywire.broker.actions import Action
 from polywire.broker.changes import PositionsStored, TransactionState
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transactors import Scope, Transactor
+from polywire.broker.transaction_state import Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
@@ -46,7 +46,7 @@ def _name(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks to change a transaction: names a transactor, its producer id and an epoch."""
+    """Who asks to change a transaction: names a transactional id, its producer id and an epoch."""
 
     session: CursusSession
     request: Request
@@ -63,8 +63,8 @@ class Asked:
             raise Refused("invalid_epoch", f"command={request.name}")
         return cls(session, request, name, epoch)
 
-    def transactor(self, failure: str) -> Transactor:
-        """The transactor, if it is still this one.
+    def transaction(self, failure: str) -> Transaction:
+        """The transaction, if it is still this one.
 
         Raises Refused ``transaction_not_found``, or ``failure`` for one that was fenced, with the word by which clients know it.
         """
@@ -80,16 +80,16 @@ class Asked:
             raise Refused(failure, f"reason={quote(f'producer mismatch {facts}')}")
         return found
 
-    def opened(self, failure: str) -> Transactor:
+    def opened(self, failure: str) -> Transaction:
         """The same, with a transaction under way."""
-        found = self.transactor(failure)
+        found = self.transaction(failure)
         if not found.is_open:
             raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
         return found
 
 
-def _find(session: CursusSession, name: str) -> Transactor:
-    found = session.state.broker.transacting.find(name, by=session.caller)
+def _find(session: CursusSession, name: str) -> Transaction:
+    found = session.state.broker.transactions.find(name, by=session.caller)
     if found is None:
         raise Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
     return found
@@ -100,27 +100,27 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
-        transactor = session.state.broker.transacting.begin_epoch(name, by=session.caller, done=answer.done)
+        transaction = session.state.broker.transactions.begin_epoch(name, by=session.caller, done=answer.done)
     except (Invalid, Busy) as error:
         raise Refused("init_producer_failed", f"reason={quote(error.message)}") from None
-    answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transactor.epoch}")
+    answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transaction.epoch}")
     return None
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
     """BEGIN_TXN: also after a transaction of the same epoch has ended, and again while nothing was staged yet."""
     asked = Asked.read(session, request)
-    transactor = asked.transactor("transaction_begin_failed")
-    if transactor.is_open and (transactor.messages or transactor.offsets):
+    transaction = asked.transaction("transaction_begin_failed")
+    if transaction.is_open and (transaction.messages or transaction.offsets):
         raise Refused("producer_reinitialization_required", f"transactional_id={asked.name} epoch={asked.epoch}")
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
         f"OK transactional_id={asked.name} state=open producerId={producer_of(asked.name)} epoch={asked.epoch}"
     )
-    if transactor.is_open:
+    if transaction.is_open:
         session.state.broker.settle(Level.SYNCED, answer.done)
     else:
-        session.state.broker.transacting.begin(transactor, done=answer.done)
+        session.state.broker.transactions.begin(transaction, done=answer.done)
     return None
 
 
@@ -138,7 +138,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     topic = _writable(session, request.options["topic"])
     key = encoded(request.options.get("key", ""))
     partition = _partition(session, request, topic, key, sequence)
-    transactor = asked.opened("transaction_publish_failed")
+    transaction = asked.opened("transaction_publish_failed")
     run = Run(0, 1, encoded(request.options["producerId"]), asked.epoch, sequence, checked=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
@@ -146,7 +146,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     )
     try:
         batch = one_record(key, message, run)
-        session.state.broker.transacting.stage(transactor, partition, sequence, batch, done=answer.done)
+        session.state.broker.transactions.stage(transaction, partition, sequence, batch, done=answer.done)
     except (Invalid, Missing, Conflict, Busy) as error:
         raise Refused("transaction_publish_failed", f"reason={quote(error.message)}") from None
     return None
@@ -180,19 +180,19 @@ def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     asked = Asked.read(session, request)
     within = _group_request(session, request)
     pairs = _pairs(request, within)
-    transactor = asked.opened("transaction_offsets_failed")
+    transaction = asked.opened("transaction_offsets_failed")
     scope = Scope(within.topic, within.group, within.member, -1 if within.generation is None else within.generation)
     _check(within, pairs)
-    if transactor.offsets and transactor.scope != scope:
-        reason = f"transaction {asked.name} holds offsets of group={transactor.scope.group} topic={topic_word(transactor.scope.topic)}"
+    if transaction.offsets and transaction.scope != scope:
+        reason = f"transaction {asked.name} holds offsets of group={transaction.scope.group} topic={topic_word(transaction.scope.topic)}"
         raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
     for partition, offset in pairs.items():
-        staged = transactor.offsets.get(partition, offset)
+        staged = transaction.offsets.get(partition, offset)
         if offset < staged:
             raise _failed_offsets(_regression(within, partition, staged, offset))
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} staged_offsets={len(pairs)}")
-    session.state.broker.transacting.put_offsets(transactor, scope, pairs, done=answer.done)
+    session.state.broker.transactions.put_offsets(transaction, scope, pairs, done=answer.done)
     return None
 
 
@@ -245,65 +245,65 @@ def end(session: CursusSession, request: Request, /) -> Reply | None:
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
         raise Refused("invalid_transaction_result", f"value={request.options['result']}")
-    transactor = asked.transactor(FENCED)
+    transaction = asked.transaction(FENCED)
     if result == "abort":
-        return _abort(asked, transactor)
-    if transactor.state is TransactionState.ABORTED:
+        return _abort(asked, transaction)
+    if transaction.state is TransactionState.ABORTED:
         raise Refused("transaction_aborted", f"transactional_id={asked.name}")
-    return _commit(asked, transactor)
+    return _commit(asked, transaction)
 
 
-def _abort(asked: Asked, transactor: Transactor) -> Reply | None:
-    if transactor.state is TransactionState.COMMITTED:
+def _abort(asked: Asked, transaction: Transaction) -> Reply | None:
+    if transaction.state is TransactionState.COMMITTED:
         raise Refused("transaction_already_committed", f"transactional_id={asked.name}")
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=aborted")
     broker = asked.session.state.broker
-    if transactor.is_open:
-        broker.transacting.abort(transactor, done=answer.done)
+    if transaction.is_open:
+        broker.transactions.abort(transaction, done=answer.done)
     else:
         broker.settle(Level.SYNCED, answer.done)
     return None
 
 
-def _commit(asked: Asked, transactor: Transactor) -> Reply | None:
+def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
     broker = asked.session.state.broker
-    counts = f"messages={transactor.messages} offsets={len(transactor.offsets)}"
-    if transactor.is_open:
-        _check_rights(asked, transactor)
-    positions = _positions(asked, transactor) if transactor.is_open else None
+    counts = f"messages={transaction.messages} offsets={len(transaction.offsets)}"
+    if transaction.is_open:
+        _check_rights(asked, transaction)
+    positions = _positions(asked, transaction) if transaction.is_open else None
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
-    if not transactor.is_open:
+    if not transaction.is_open:
         broker.settle(Level.SYNCED, answer.done)
         return None
     try:
-        broker.transacting.commit(transactor, positions, done=answer.done)
+        broker.transactions.commit(transaction, positions, done=answer.done)
     except (Invalid, Missing, Busy) as error:
         raise _failed_commit(error) from None
     return None
 
 
-def _check_rights(asked: Asked, transactor: Transactor) -> None:
+def _check_rights(asked: Asked, transaction: Transaction) -> None:
     """What was allowed when it was staged must still be. Raises Refused."""
     state = asked.session.state
-    for topic in state.broker.staging.staged_topics([transactor.token]):
+    for topic in state.broker.staging.staged_topics([transaction.token]):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
-    if transactor.offsets:
-        state.guard.admit_topic(asked.session, state.broker.resource(transactor.scope.topic), Action.OFFSET_COMMIT)
+    if transaction.offsets:
+        state.guard.admit_topic(asked.session, state.broker.resource(transaction.scope.topic), Action.OFFSET_COMMIT)
 
 
-def _positions(asked: Asked, transactor: Transactor) -> PositionsStored | None:
+def _positions(asked: Asked, transaction: Transaction) -> PositionsStored | None:
     """What the commit stores of the group, which must still be the member's to store. Raises Refused."""
-    if not transactor.offsets:
+    if not transaction.offsets:
         return None
-    scope = transactor.scope
+    scope = transaction.scope
     within = GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation)
-    _check(within, transactor.offsets)
+    _check(within, transaction.offsets)
     try:
         return asked.session.state.broker.positions_stored(
             scope.topic,
-            transactor.offsets,
+            transaction.offsets,
             PositionKind.GROUP,
             scope.group,
             generation=scope.generation,

@@ -12,7 +12,7 @@ from typing import Final
 
 from polywire.broker.access import Principal, User, UserMade
 from polywire.broker.actions import Action
-from polywire.broker.permissions import Grants, Permission, place_of, split_place
+from polywire.broker.permissions import Grants, Permission, resource_name, split_resource_name
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.directory import Directory
@@ -164,7 +164,7 @@ def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) ->
             topic = directory.find_topic(stream, topic_number - base)
             if topic is None:
                 continue
-            topics[place_of(topic.name.stream, topic.name.topic)] = _granted(topic_rights, _IN_TOPIC)
+            topics[resource_name(topic.name.stream, topic.name.topic)] = _granted(topic_rights, _IN_TOPIC)
     return Grants(_granted(flags.everywhere, _EVERYWHERE), streams, topics)
 
 
@@ -177,8 +177,8 @@ def flags_of(grants: Grants | None, directory: Directory, base: int) -> Permissi
     if grants is None:
         return None
     inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
-    for place, rights in grants.topics.items():
-        space, name = split_place(place)
+    for resource, rights in grants.topics.items():
+        space, name = split_resource_name(resource)
         inner.setdefault(space, {})[name] = rights
     streams = []
     for space, topics in sorted(inner.items()):

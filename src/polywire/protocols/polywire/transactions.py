@@ -46,14 +46,14 @@ class Transactions:
             case messages.AskKept():
                 self._session.answer(verb, correlation, self._writers(request.after))
             case messages.DeleteKept() if verb == Verb.DELETE_TRANSACTION:
-                self._broker.transacting.delete(request.name, by=by, done=done)
+                self._broker.transactions.delete(request.name, by=by, done=done)
                 self._session.owe()
             case messages.DeleteKept():
                 self._broker.staging.delete_writer(request.name, by=by, done=done)
                 self._session.owe()
 
     def _transactions(self, after: str) -> messages.KeptList[messages.TransactionEntry]:
-        found = self._broker.transacting.transactors(by=self._admission.caller)
+        found = self._broker.transactions.visible(by=self._admission.caller)
         entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
         return messages.KeptList(
             [

@@ -1,4 +1,4 @@
-"""Transactors: who may hold transactions, each with an epoch that fences its predecessors, and what its latest transaction holds.
+"""Transactional ids, each with the epoch that fences whoever held it before, and what its latest transaction holds.
 
 Promises: follows from the changes alone, also what is forgotten when. Must not know: the log, staged bytes, wires.
 """
@@ -12,7 +12,7 @@ from typing import Final
 from polywire.broker import changes
 from polywire.broker.changes import TransactionState
 from polywire.broker.owners import UNOWNED
-from polywire.broker.quotas import NUMBER_BYTES, TRANSACTOR_BYTES, Kind, Usage
+from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.view import Views, encoded
 
@@ -28,8 +28,8 @@ class Scope:
 
 
 @dataclass(slots=True)
-class Transactor:
-    """One holder and its latest transaction.
+class Transaction:
+    """A transactional id and its latest transaction.
 
     at_us: when it last began, staged a record or ended. token: what its records are staged under. messages: how many.
     sequences: the last one by partition incarnation. offsets: next offsets that are committed with it, by partition number of the
@@ -51,7 +51,7 @@ class Transactor:
     def size(self) -> int:
         """Bytes that it counts for."""
         names = len(self.id) + sum(map(len, (self.scope.topic, self.scope.group, self.scope.member)))
-        return TRANSACTOR_BYTES + names + NUMBER_BYTES * (len(self.sequences) + len(self.offsets))
+        return TRANSACTIONAL_ID_BYTES + names + NUMBER_BYTES * (len(self.sequences) + len(self.offsets))
 
     @property
     def is_open(self) -> bool:
@@ -59,10 +59,10 @@ class Transactor:
         return self.state is TransactionState.OPEN
 
 
-class Transactors:
-    """All transactors, longest idle first.
+class TransactionTable:
+    """All transactional ids, longest idle first.
 
-    Invariant: one is forgotten only when it has been idle for ``transactor_expiry_us``: its epoch keeps older ones out.
+    Invariant: one is forgotten only when it has been idle for ``transactional_id_expiry_us``: its epoch keeps older ones out.
     """
 
     __slots__ = ("_by_id", "_settings", "_usage", "_views")
@@ -70,27 +70,27 @@ class Transactors:
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
         self._usage = usage
-        self._by_id: dict[str, Transactor] = {}
+        self._by_id: dict[str, Transaction] = {}
         self._views: Final = Views(self._stored)
 
-    def find(self, id_: str) -> Transactor | None:
-        """One transactor."""
+    def find(self, id_: str) -> Transaction | None:
+        """The latest transaction of a transactional id."""
         return self._by_id.get(id_)
 
-    def __iter__(self) -> Iterator[Transactor]:
+    def __iter__(self) -> Iterator[Transaction]:
         return iter(self._by_id.values())
 
-    def apply_stored(self, change: changes.TransactorStored) -> None:
-        """A transactor is as the change says; those idle for too long are forgotten."""
+    def apply_stored(self, change: changes.TransactionalIdStored) -> None:
+        """A transactional id is as the change says; those idle for too long are forgotten."""
         self.forget(change.id)
-        self._put(Transactor(change.id, change.epoch, change.state, change.token, change.at_us, owner=change.owner))
+        self._put(Transaction(change.id, change.epoch, change.state, change.token, change.at_us, owner=change.owner))
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
         """Forget those that have been idle for too long: what they staged has expired long ago."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
-            if now_us - oldest.at_us <= self._settings.transactor_expiry_us:
+            if now_us - oldest.at_us <= self._settings.transactional_id_expiry_us:
                 return
             self.forget(oldest.id)
 
@@ -99,11 +99,11 @@ class Transactors:
         self._views.changing(id_)
         known = self._by_id.pop(id_, None)
         if known is not None:
-            self._usage.charge(Kind.TRANSACTORS, known.owner, -1, -known.size)
+            self._usage.charge(Kind.TRANSACTIONAL_IDS, known.owner, -1, -known.size)
 
-    def _put(self, transactor: Transactor) -> None:
-        self._by_id[transactor.id] = transactor
-        self._usage.charge(Kind.TRANSACTORS, transactor.owner, 1, transactor.size)
+    def _put(self, transaction: Transaction) -> None:
+        self._by_id[transaction.id] = transaction
+        self._usage.charge(Kind.TRANSACTIONAL_IDS, transaction.owner, 1, transaction.size)
 
     def apply_staged(self, change: changes.TransactionStaged) -> None:
         """One more record is staged."""
@@ -130,10 +130,10 @@ class Transactors:
         found.sequences = {}
         self._resized(found, was)
 
-    def _resized(self, transactor: Transactor, was: int) -> None:
-        self._usage.charge(Kind.TRANSACTORS, transactor.owner, 0, transactor.size - was)
+    def _resized(self, transaction: Transaction, was: int) -> None:
+        self._usage.charge(Kind.TRANSACTIONAL_IDS, transaction.owner, 0, transaction.size - was)
 
-    def _touch(self, id_: str, at_us: int) -> Transactor:
+    def _touch(self, id_: str, at_us: int) -> Transaction:
         self._views.changing(id_)
         found = self._by_id.pop(id_)
         self._by_id[id_] = found
@@ -146,16 +146,16 @@ class Transactors:
         return max((known.at_us for known in self._by_id.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """All transactors as they are now, longest idle first, encoded in pieces."""
+        """All transactional ids as they are now, longest idle first, encoded in pieces."""
         found = self._views.open(list(self._by_id))
         return encoded(len(self._by_id), found, lambda known: (len(known.sequences) + len(known.offsets)) // 8)
 
-    def _stored(self, id_: str) -> Sequence[changes.TransactorState]:
+    def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
         known = self._by_id.get(id_)
         if known is None:
             return ()
         return (
-            changes.TransactorState(
+            changes.TransactionalIdState(
                 id=known.id,
                 epoch=known.epoch,
                 state=known.state,
@@ -169,10 +169,10 @@ class Transactors:
             ),
         )
 
-    def restore(self, states: tuple[changes.TransactorState, ...]) -> None:
-        """Take over transactors as they were."""
+    def restore(self, states: tuple[changes.TransactionalIdState, ...]) -> None:
+        """Take over transactional ids as they were."""
         for state in states:
-            transactor = Transactor(
+            transaction = Transaction(
                 id=state.id,
                 epoch=state.epoch,
                 state=state.state,
@@ -184,4 +184,4 @@ class Transactors:
                 offsets=dict(state.offsets),
                 owner=state.owner,
             )
-            self._put(transactor)
+            self._put(transaction)
