@@ -18,6 +18,7 @@ from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY
 from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka07.factory import COMMANDS as KAFKA07
 from polywire.protocols.kafka07.messages import (
     FetchEntry,
     RequestType,
@@ -28,9 +29,8 @@ from polywire.protocols.kafka07.messages import (
     encode_produce,
     encode_set,
 )
-from polywire.protocols.kafka07.session import ACTIONS as KAFKA
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.auth import ACTIONS as POLYWIRE
+from polywire.protocols.polywire.factory import COMMANDS as POLYWIRE
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
 
@@ -92,9 +92,9 @@ def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
     return {
         "cursus": cursus | {"a batch": (Action.PRODUCE,)},
         "flux": flux,
-        "iggy": {Code(code).name: command.actions for code, command in IGGY.items()},
-        "kafka07": {kind.name: actions for kind, actions in KAFKA.items()},
-        "polywire": {verb.name: actions for verb, actions in POLYWIRE.items()},
+        "iggy": {command.name.name: command.actions for command in IGGY.values()},
+        "kafka07": {kind.name: command.actions for kind, command in KAFKA07.items()},
+        "polywire": {command.name.name: command.actions for command in POLYWIRE.values()},
     }
 
 

@@ -35,7 +35,7 @@ from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
-from polywire.protocols.polywire.session import PolywireSessions
+from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.audit import AuditLog
@@ -294,7 +294,7 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         CursusFactory(broker, cursus, off_loop=off_loop),
         IggyFactory(broker, iggy),
         Kafka07Factory(broker, off_loop=off_loop),
-        PolywireSessions(broker),
+        PolywireFactory(broker),
     ]
 
 

@@ -12,7 +12,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.log.settings import LogSettings
-from polywire.protocols.polywire.session import PolywireSessions
+from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.server.config import Address
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
@@ -98,7 +98,7 @@ class Served:
         await self._listen(0)
 
     async def _listen(self, port: int) -> None:
-        factories = [PolywireSessions(self.broker)]
+        factories = [PolywireFactory(self.broker)]
         self._listeners: list[Listener] = await open_listeners(
             self._hub, {"polywire": Address("127.0.0.1", port)}, factories
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -10,8 +12,9 @@ from polywire.client import writing
 from polywire.client.bulk import BulkConnection
 from polywire.client.writing import ProduceWriter, StageWriter
 from polywire.errors import Busy, ErrorCode, Missing
-from polywire.protocols.polywire.messages import Stage
-from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.factory import COMMANDS
+from polywire.protocols.polywire.messages import Stage, Verb
+from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.records.split import with_producer
@@ -85,15 +88,15 @@ def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
     connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, refusals: int, published: bool
 ) -> None:
     left = iter(range(refusals))
-    stage = Appending.stage
+    stage = COMMANDS[Verb.STAGE]
 
-    def full(self: Appending, correlation: int, request: Stage, payload: memoryview) -> None:
+    def full(session: PolywireSession, correlation: int, request: Stage, payload: memoryview) -> None:
         if next(left, None) is not None:
             raise Busy(ErrorCode.STAGE_FULL, "too much is staged")
-        stage(self, correlation, request, payload)
+        stage.handler(session, correlation, request, payload)
 
     monkeypatch.setattr(writing, "BUSY_PAUSE_S", 0.0)
-    monkeypatch.setattr(Appending, "stage", full)
+    monkeypatch.setitem(cast("dict[int, Command]", COMMANDS), Verb.STAGE, replace(stage, handler=full))
     writer = StageWriter(connection)
     if published:
         fill(writer, 30)

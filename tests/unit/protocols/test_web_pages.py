@@ -12,7 +12,7 @@ from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
-from polywire.protocols.polywire.session import PolywireSessions
+from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.session import SessionFactory
 from tests.unit.protocols.dialogue import Dialogue, World
 
@@ -21,7 +21,7 @@ WIRES: list[Callable[[Broker], SessionFactory]] = [
     CursusFactory,
     IggyFactory,
     Kafka07Factory,
-    PolywireSessions,
+    PolywireFactory,
 ]
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH", "CONNECT", "TRACE", "PRI", "Post")
 BODY = b"\nV1|1|PRODUCE|stolen k:v\n" + frame(b"CREATE topic=stolen") + frame(enveloped("", b"CREATE topic=stolen"))

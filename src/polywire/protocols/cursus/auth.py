@@ -60,7 +60,7 @@ class AccessGuard:
     def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
         """Whether the command may begin, as ``Guard`` says."""
         self._payload = request.message
-        if command.open:
+        if command.anonymous:
             self._acting = None
             return
         self._acting = self._principal(session, request)
@@ -235,4 +235,4 @@ def authenticate(session: CursusSession, request: Request, /) -> Reply:
     return encoded(f"OK principal={words[0]} authenticated=true")
 
 
-COMMANDS: Final[Mapping[str, Command]] = {"AUTH": Command(authenticate, (Action.CONNECT,))}
+COMMANDS: Final = (Command("AUTH", authenticate, (Action.CONNECT,)),)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
@@ -312,10 +311,10 @@ class StreamReading:
         self._answer.ok(_failed(Refused("read_stream_failed", f"reason={quote(reason)}")))
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "APPEND_STREAM": Command(append, (Action.PRODUCE,)),
-    "SAVE_SNAPSHOT": Command(save_snapshot, (Action.PRODUCE,)),
-    "STREAM_VERSION": Command(version_of, (Action.FETCH,)),
-    "READ_SNAPSHOT": Command(read_snapshot, (Action.FETCH,)),
-    "READ_STREAM": Command(read_stream, (Action.FETCH,)),
-}
+COMMANDS: Final = (
+    Command("APPEND_STREAM", append, (Action.PRODUCE,)),
+    Command("SAVE_SNAPSHOT", save_snapshot, (Action.PRODUCE,)),
+    Command("STREAM_VERSION", version_of, (Action.FETCH,)),
+    Command("READ_SNAPSHOT", read_snapshot, (Action.FETCH,)),
+    Command("READ_STREAM", read_stream, (Action.FETCH,)),
+)

@@ -28,21 +28,22 @@ from polywire.protocols.cursus.compression import begins_compressed
 from polywire.protocols.cursus.context import WIRE, CursusSettings, CursusState
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
+from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    **introduction.COMMANDS,
-    **topics.COMMANDS,
-    **publish.COMMANDS,
-    **fetch.COMMANDS,
-    **streaming.COMMANDS,
-    **groups.COMMANDS,
-    **offsets.COMMANDS,
-    **events.COMMANDS,
-    **transactions.COMMANDS,
-    **auth.COMMANDS,
-}
+COMMANDS: Final[Mapping[str, Command]] = table(
+    *introduction.COMMANDS,
+    *topics.COMMANDS,
+    *publish.COMMANDS,
+    *fetch.COMMANDS,
+    *streaming.COMMANDS,
+    *groups.COMMANDS,
+    *offsets.COMMANDS,
+    *events.COMMANDS,
+    *transactions.COMMANDS,
+    *auth.COMMANDS,
+)
 
 _BLANKS: Final = b" \t\r\n"
 

@@ -6,7 +6,7 @@ Promises: a given offset is where reading begins; nothing of a read is used afte
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -299,6 +299,4 @@ class Consuming:
         self._answer.fail(error)
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "CONSUME": Command(consume, (Action.FETCH, Action.OFFSET_FETCH)),
-}
+COMMANDS: Final = (Command("CONSUME", consume, (Action.FETCH, Action.OFFSET_FETCH)),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -416,14 +416,14 @@ def _instant(time_us: int) -> str:
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "JOIN_GROUP": Command(join, (Action.GROUP_JOIN,)),
-    "SYNC_GROUP": Command(sync, (Action.GROUP_JOIN,)),
-    "HEARTBEAT": Command(heartbeat, (Action.GROUP_JOIN,)),
-    "LEAVE_GROUP": Command(leave, (Action.GROUP_JOIN,)),
-    "FIND_COORDINATOR": Command(find_coordinator, (Action.GROUP_LIST,)),
-    "REGISTER_GROUP": Command(register, (Action.GROUP_CREATE,)),
-    "GROUP_STATUS": Command(status, (Action.GROUP_LIST,)),
-    "LIST_GROUPS": Command(list_groups, (Action.GROUP_LIST,), alone=True),
-    "SUBSCRIBE": Command(subscribe, (Action.GROUP_CREATE,)),
-}
+COMMANDS: Final = (
+    Command("JOIN_GROUP", join, (Action.GROUP_JOIN,)),
+    Command("SYNC_GROUP", sync, (Action.GROUP_JOIN,)),
+    Command("HEARTBEAT", heartbeat, (Action.GROUP_JOIN,)),
+    Command("LEAVE_GROUP", leave, (Action.GROUP_JOIN,)),
+    Command("FIND_COORDINATOR", find_coordinator, (Action.GROUP_LIST,)),
+    Command("REGISTER_GROUP", register, (Action.GROUP_CREATE,)),
+    Command("GROUP_STATUS", status, (Action.GROUP_LIST,)),
+    Command("LIST_GROUPS", list_groups, (Action.GROUP_LIST,), alone=True),
+    Command("SUBSCRIBE", subscribe, (Action.GROUP_CREATE,)),
+)

@@ -6,7 +6,6 @@ Promises: a negotiation that is refused changes nothing. Must not know: topics, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
@@ -130,13 +129,13 @@ def no_cluster(session: CursusSession, request: Request, /) -> Reply:
     raise Refused("distribution_required", f"command={request.name}")
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "HELP": Command(show_help, (Action.CONNECT,), alone=True),
-    "PROTOCOL_INFO": Command(protocol_info, (Action.CONNECT,), alone=True),
-    "NEGOTIATE": Command(negotiate, (Action.CONNECT,), alone=True),
-    "EXIT": Command(leave, (Action.CONNECT,), alone=True),
-    "SETGROUP": Command(set_group, (Action.GROUP_LIST,)),
-    "LIST_CLUSTER": Command(list_cluster, (Action.SERVER_DESCRIBE,), alone=True),
-    "CLUSTER_STATUS": Command(no_cluster, (Action.SERVER_DESCRIBE,), alone=True),
-    "ELECT_LEADER": Command(no_cluster, (Action.CLUSTER_ALTER,)),
-}
+COMMANDS: Final = (
+    Command("HELP", show_help, (Action.CONNECT,), alone=True),
+    Command("PROTOCOL_INFO", protocol_info, (Action.CONNECT,), alone=True),
+    Command("NEGOTIATE", negotiate, (Action.CONNECT,), alone=True),
+    Command("EXIT", leave, (Action.CONNECT,), alone=True),
+    Command("SETGROUP", set_group, (Action.GROUP_LIST,)),
+    Command("LIST_CLUSTER", list_cluster, (Action.SERVER_DESCRIBE,), alone=True),
+    Command("CLUSTER_STATUS", no_cluster, (Action.SERVER_DESCRIBE,), alone=True),
+    Command("ELECT_LEADER", no_cluster, (Action.CLUSTER_ALTER,)),
+)

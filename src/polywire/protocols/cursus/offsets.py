@@ -170,9 +170,9 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     return encoded(f"OK offset={offset or 0}")
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "COMMIT": Command(commit_unfenced, (Action.OFFSET_COMMIT,)),
-    "COMMIT_OFFSET": Command(commit_offset, (Action.OFFSET_COMMIT,)),
-    "BATCH_COMMIT": Command(batch_commit, (Action.OFFSET_COMMIT,)),
-    "FETCH_OFFSET": Command(fetch_offset, (Action.OFFSET_FETCH,)),
-}
+COMMANDS: Final = (
+    Command("COMMIT", commit_unfenced, (Action.OFFSET_COMMIT,)),
+    Command("COMMIT_OFFSET", commit_offset, (Action.OFFSET_COMMIT,)),
+    Command("BATCH_COMMIT", batch_commit, (Action.OFFSET_COMMIT,)),
+    Command("FETCH_OFFSET", fetch_offset, (Action.OFFSET_FETCH,)),
+)

@@ -6,7 +6,6 @@ Promises: offsets follow the order of the requests whatever their acks; a failed
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -223,7 +222,7 @@ def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes
     return None
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "PUBLISH": Command(publish, (Action.PRODUCE,), pipelined=True),
-    BARE: Command(publish_bare, (Action.PRODUCE,), alone=True, pipelined=True),
-}
+COMMANDS: Final = (
+    Command("PUBLISH", publish, (Action.PRODUCE,), pipelined=True),
+    Command(BARE, publish_bare, (Action.PRODUCE,), alone=True, pipelined=True),
+)

@@ -7,11 +7,11 @@ connection was answered. No task and no future per request. Must not know: socke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
@@ -32,6 +32,7 @@ from polywire.protocols.cursus.messages import (
 )
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
@@ -54,22 +55,13 @@ class Handler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command of the wire.
+class Command(commands.Command[str, Handler]):
+    """A command of the wire; it asks for all of its actions (spec: cursus#credentials).
 
-    actions: what it asks for, all of it (spec: cursus#credentials). alone: whether it may stand without arguments. pipelined: whether it
-    may begin before earlier requests are answered.
+    alone: whether it may stand without arguments.
     """
 
-    handler: Handler
-    actions: tuple[Action, ...]
-    alone: bool = False
-    pipelined: bool = False
-
-    @property
-    def open(self) -> bool:
-        """Whether also those may use it who have not logged in."""
-        return ANYBODY.issuperset(self.actions)
+    alone: bool = field(default=False, kw_only=True)
 
 
 class Pushing(Protocol):
@@ -471,4 +463,4 @@ def _unknown(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 BARE: Final = ""  # name of the command that an envelope without one means
-_UNKNOWN: Final = Command(_unknown, (Action.SELF_DESCRIBE,), alone=True)
+_UNKNOWN: Final = Command("", _unknown, (Action.SELF_DESCRIBE,), alone=True)

@@ -6,7 +6,7 @@ Must not know: sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from polywire.broker.actions import Action
@@ -251,6 +251,4 @@ def stream(session: CursusSession, request: Request, /) -> Reply | None:
     return None
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "STREAM": Command(stream, (Action.FETCH, Action.OFFSET_FETCH)),
-}
+COMMANDS: Final = (Command("STREAM", stream, (Action.FETCH, Action.OFFSET_FETCH)),)

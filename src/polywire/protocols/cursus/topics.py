@@ -6,7 +6,7 @@ Promises: what a topic was created with is what is told of it; deleting removes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -263,11 +263,11 @@ def _offsets(name: str, partitions: Sequence[Partition]) -> Iterator[bytes]:
         comma = ","
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "CREATE": Command(create, (Action.TOPIC_CREATE, Action.TOPIC_ALTER)),
-    "DELETE": Command(delete, (Action.TOPIC_DELETE,)),
-    "LIST": Command(list_topics, (Action.TOPIC_LIST,), alone=True),
-    "DESCRIBE": Command(describe, (Action.TOPIC_DESCRIBE,)),
-    "METADATA": Command(metadata, (Action.TOPIC_DESCRIBE,)),
-    "LIST_OFFSETS": Command(list_offsets, (Action.TOPIC_DESCRIBE,)),
-}
+COMMANDS: Final = (
+    Command("CREATE", create, (Action.TOPIC_CREATE, Action.TOPIC_ALTER)),
+    Command("DELETE", delete, (Action.TOPIC_DELETE,)),
+    Command("LIST", list_topics, (Action.TOPIC_LIST,), alone=True),
+    Command("DESCRIBE", describe, (Action.TOPIC_DESCRIBE,)),
+    Command("METADATA", metadata, (Action.TOPIC_DESCRIBE,)),
+    Command("LIST_OFFSETS", list_offsets, (Action.TOPIC_DESCRIBE,)),
+)

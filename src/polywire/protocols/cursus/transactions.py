@@ -326,11 +326,11 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     )
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "INIT_PRODUCER_ID": Command(begin_epoch, (Action.TRANSACTION,)),
-    "BEGIN_TXN": Command(begin, (Action.TRANSACTION,)),
-    "TXN_PUBLISH": Command(publish, (Action.TRANSACTION, Action.PRODUCE)),
-    "SEND_OFFSETS_TO_TXN": Command(send_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
-    "END_TXN": Command(end, (Action.TRANSACTION,)),
-    "TXN_STATUS": Command(status, (Action.TRANSACTION,)),
-}
+COMMANDS: Final = (
+    Command("INIT_PRODUCER_ID", begin_epoch, (Action.TRANSACTION,)),
+    Command("BEGIN_TXN", begin, (Action.TRANSACTION,)),
+    Command("TXN_PUBLISH", publish, (Action.TRANSACTION, Action.PRODUCE)),
+    Command("SEND_OFFSETS_TO_TXN", send_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
+    Command("END_TXN", end, (Action.TRANSACTION,)),
+    Command("TXN_STATUS", status, (Action.TRANSACTION,)),
+)

@@ -16,35 +16,38 @@ from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Scratch
 from polywire.protocols.flux.session import Command, FluxSession
+from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
 
-DATA_COMMANDS: Final[Mapping[str, Command]] = {
-    "PING": Command(topics.ping, (Action.CONNECT,)),
-    "PRODUCE": Command(produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0),
-    "CONSUME": Command(fetch.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0, settled=True),
-    "JOIN": Command(groups.join, (Action.GROUP_JOIN,), topic_at=1),
-    "SYNC": Command(groups.sync, (Action.GROUP_JOIN,), topic_at=1),
-    "HEARTBEAT": Command(groups.heartbeat, (Action.GROUP_JOIN,), topic_at=1),
-    "LEAVE": Command(groups.leave, (Action.GROUP_JOIN,), topic_at=1),
-    "COMMIT": Command(groups.commit, (Action.OFFSET_COMMIT,), topic_at=1),
-    "OFFSET": Command(groups.offset, (Action.OFFSET_FETCH,), topic_at=1),
-    "REPLICA_FETCH": Command(replicas.replica_fetch, (Action.CLUSTER_ALTER,), settled=True),
-    "BROKER_FETCH": Command(fetch.broker_fetch, (Action.FETCH,), topic_at=0, settled=True),
-    "BROKER_REPLICA_ACK": Command(replicas.broker_replica_ack, (Action.CLUSTER_ALTER,), settled=True),
-}
+DATA_COMMANDS: Final[Mapping[str, Command]] = table(
+    Command("PING", topics.ping, (Action.CONNECT,), pipelined=True),
+    Command("PRODUCE", produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE), topic_at=0, pipelined=True),
+    Command("CONSUME", fetch.consume, (Action.FETCH, Action.TOPIC_CREATE), topic_at=0),
+    Command("JOIN", groups.join, (Action.GROUP_JOIN,), topic_at=1, pipelined=True),
+    Command("SYNC", groups.sync, (Action.GROUP_JOIN,), topic_at=1, pipelined=True),
+    Command("HEARTBEAT", groups.heartbeat, (Action.GROUP_JOIN,), topic_at=1, pipelined=True),
+    Command("LEAVE", groups.leave, (Action.GROUP_JOIN,), topic_at=1, pipelined=True),
+    Command("COMMIT", groups.commit, (Action.OFFSET_COMMIT,), topic_at=1, pipelined=True),
+    Command("OFFSET", groups.offset, (Action.OFFSET_FETCH,), topic_at=1, pipelined=True),
+    Command("REPLICA_FETCH", replicas.replica_fetch, (Action.CLUSTER_ALTER,)),
+    Command("BROKER_FETCH", fetch.broker_fetch, (Action.FETCH,), topic_at=0),
+    Command("BROKER_REPLICA_ACK", replicas.broker_replica_ack, (Action.CLUSTER_ALTER,)),
+)
 
-ADMIN_COMMANDS: Final[Mapping[str, Command]] = {
-    "SET_PARTITION_ROLE": Command(topics.set_partition_role, (Action.CLUSTER_ALTER, Action.TOPIC_CREATE), settled=True),
-    "ADMIN_CREATE_TOPIC": Command(topics.create_topic, (Action.TOPIC_CREATE, Action.TOPIC_ALTER), topic_at=0),
-    "ADMIN_REGISTER_BROKER": Command(topics.register_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_BROKER_HEARTBEAT": Command(topics.broker_heartbeat, (Action.CLUSTER_ALTER,)),
-    "ADMIN_SET_PARTITION_LEADER": Command(topics.set_partition_leader, (Action.CLUSTER_ALTER,), settled=True),
-    "ADMIN_GET_METADATA": Command(topics.get_metadata, (Action.TOPIC_LIST,)),
-    "ADMIN_FENCE_BROKER": Command(topics.fence_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_UNFENCE_BROKER": Command(topics.unfence_broker, (Action.CLUSTER_ALTER,)),
-    "ADMIN_RECONCILE_BROKER_HEALTH": Command(topics.reconcile_broker_health, (Action.CLUSTER_ALTER,)),
-    "ADMIN_ELECT_TOPIC_LEADERS": Command(topics.elect_topic_leaders, (Action.CLUSTER_ALTER,), settled=True),
-}
+ADMIN_COMMANDS: Final[Mapping[str, Command]] = table(
+    Command("SET_PARTITION_ROLE", topics.set_partition_role, (Action.CLUSTER_ALTER, Action.TOPIC_CREATE)),
+    Command(
+        "ADMIN_CREATE_TOPIC", topics.create_topic, (Action.TOPIC_CREATE, Action.TOPIC_ALTER), topic_at=0, pipelined=True
+    ),
+    Command("ADMIN_REGISTER_BROKER", topics.register_broker, (Action.CLUSTER_ALTER,), pipelined=True),
+    Command("ADMIN_BROKER_HEARTBEAT", topics.broker_heartbeat, (Action.CLUSTER_ALTER,), pipelined=True),
+    Command("ADMIN_SET_PARTITION_LEADER", topics.set_partition_leader, (Action.CLUSTER_ALTER,)),
+    Command("ADMIN_GET_METADATA", topics.get_metadata, (Action.TOPIC_LIST,), pipelined=True),
+    Command("ADMIN_FENCE_BROKER", topics.fence_broker, (Action.CLUSTER_ALTER,), pipelined=True),
+    Command("ADMIN_UNFENCE_BROKER", topics.unfence_broker, (Action.CLUSTER_ALTER,), pipelined=True),
+    Command("ADMIN_RECONCILE_BROKER_HEALTH", topics.reconcile_broker_health, (Action.CLUSTER_ALTER,), pipelined=True),
+    Command("ADMIN_ELECT_TOPIC_LEADERS", topics.elect_topic_leaders, (Action.CLUSTER_ALTER,)),
+)
 
 _VERSION: Final = text_of(VERSION)
 _PREFIX_BYTES: Final = 64  # white space and version token of the first line; a longer run of white space is nobody's

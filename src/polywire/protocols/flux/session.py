@@ -8,7 +8,7 @@ Must not know: sockets, the loop beyond its timers, other wires, what the comman
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -23,6 +23,7 @@ from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Answer, Produced, Run, Scratch
+from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
@@ -46,17 +47,13 @@ class Handler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command of the wire.
+class Command(commands.Command[str, Handler]):
+    """A command of the wire. It asks for the first of its actions always, for others where it finds them needed.
 
-    actions: what it asks for; the first always, of the topic that stands at ``topic_at`` among the arguments, where it has one; others
-    where the command finds them needed. settled: whether it waits until everything produced before it on this connection is readable.
+    topic_at: where among the arguments the topic stands that the first action is asked for.
     """
 
-    handler: Handler
-    actions: tuple[Action, ...]
-    topic_at: int | None = None
-    settled: bool = False
+    topic_at: int | None = field(default=None, kw_only=True)
 
 
 class FluxSession(PipelinedSession[Answer]):
@@ -162,7 +159,7 @@ class FluxSession(PipelinedSession[Answer]):
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
-        if command.settled and not self._settled():
+        if not command.pipelined and not self._settled():
             return False
         try:
             self._admit(command, request)
@@ -324,4 +321,4 @@ def _unknown(session: FluxSession, request: Request, /) -> bytes | None:
     raise Refused(WireCode.UNKNOWN_COMMAND, b"unsupported command")
 
 
-_UNKNOWN: Final = Command(_unknown, (Action.CONNECT,))
+_UNKNOWN: Final = Command("", _unknown, (Action.CONNECT,), pipelined=True)

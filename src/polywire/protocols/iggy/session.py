@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.access import Principal, Where
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.actions import Action
 from polywire.broker.owners import ITSELF, Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
@@ -23,6 +23,7 @@ from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
+from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
@@ -45,23 +46,17 @@ class Handler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """A command of the wire. ``actions``: what it may ask for. ``piled``: handled while earlier ones of its kind wait. ``bare``: it has no
-    payload, and the classic framing takes none with it (spec: iggy#d0-requests)."""
+class Command(commands.Command[Code, Handler]):
+    """A command of the wire.
 
-    handler: Handler
-    actions: tuple[Action, ...]
-    piled: bool = False
-    bare: bool = False
+    empty: whether it has no payload, and the classic framing takes none with it (spec: iggy#d0-requests).
+    """
 
-    @property
-    def anonymous(self) -> bool:
-        """Whether it is for everybody."""
-        return ANYBODY.issuperset(self.actions)
+    empty: bool = field(default=False, kw_only=True)
 
 
 class IggySession(PipelinedSession[Answer]):
-    """One peer. Only commands that may be piled up are handled while earlier ones wait for their answers."""
+    """One peer. Pipelined commands follow each other before they are answered; any other holds up what is behind it, too."""
 
     __slots__ = (
         "_caller",
@@ -194,19 +189,19 @@ class IggySession(PipelinedSession[Answer]):
 
     def _handle(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
         command = self._commands.get(code)
-        piled = command is not None and command.piled
-        if not piled and not self._settled():
+        pipelined = command is not None and command.pipelined
+        if not pipelined and not self._settled():
             return False
         if self._is_overlooked(code):
             return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
-        answer = self._slot(head, dialect, blocking=not piled)
+        answer = self._slot(head, dialect, blocking=not pipelined)
         try:
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
             if self.principal is None:
                 self._let_in(command)
-            if command.bare and head is None and len(payload) > 0:
+            if command.empty and head is None and len(payload) > 0:
                 raise Refused(errors.UNKNOWN_COMMAND)
             reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
             result = command.handler(self, answer, reader)

@@ -6,20 +6,30 @@ Must not know: sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.fetch import Blocks
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
 from polywire.protocols.kafka07.produce import Producer
-from polywire.protocols.kafka07.session import KafkaSession
+from polywire.protocols.kafka07.session import Command, KafkaSession
+from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
 WIRE: Final = "kafka07"
 _FIRST_BYTE_MAX: Final = (FRAME_BYTES_MAX >> 24).to_bytes()
+
+COMMANDS: Final[Mapping[RequestType, Command]] = table(
+    Command(RequestType.PRODUCE, KafkaSession.produce, (Action.PRODUCE, Action.TOPIC_CREATE), pipelined=True),
+    Command(RequestType.MULTIPRODUCE, KafkaSession.produce, (Action.PRODUCE, Action.TOPIC_CREATE), pipelined=True),
+    Command(RequestType.FETCH, KafkaSession.fetch, (Action.FETCH,)),
+    Command(RequestType.MULTIFETCH, KafkaSession.fetch, (Action.FETCH,)),
+    Command(RequestType.OFFSETS, KafkaSession.list_offsets, (Action.TOPIC_DESCRIBE,)),
+)
 MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
@@ -62,4 +72,4 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
-        return KafkaSession(self._broker, self._producer, self._blocks, self._off_loop, output, resume)
+        return KafkaSession(self._broker, self._producer, self._blocks, self._off_loop, COMMANDS, output, resume)

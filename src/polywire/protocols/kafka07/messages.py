@@ -78,9 +78,15 @@ class ProduceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """PRODUCE or MULTIPRODUCE; there is no answer."""
+    """PRODUCE, or MULTIPRODUCE with its entries; there is no answer."""
 
     entries: Sequence[ProduceEntry]
+    is_multiple: bool
+
+    @property
+    def kind(self) -> RequestType:
+        """Which of the five."""
+        return RequestType.MULTIPRODUCE if self.is_multiple else RequestType.PRODUCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,11 @@ class Fetch:
     entries: Sequence[FetchEntry]
     is_multiple: bool
 
+    @property
+    def kind(self) -> RequestType:
+        """Which of the five."""
+        return RequestType.MULTIFETCH if self.is_multiple else RequestType.FETCH
+
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
@@ -109,6 +120,11 @@ class Offsets:
     partition: int
     time_ms: int
     count_max: int
+
+    @property
+    def kind(self) -> RequestType:
+        """Which of the five."""
+        return RequestType.OFFSETS
 
 
 Request = Produce | Fetch | Offsets
@@ -180,9 +196,9 @@ def parse(data: Buffer, at: int, stop: int) -> Request:
     kind = reader.i16()
     match kind:
         case RequestType.PRODUCE:
-            return Produce([reader.produce_entry()])
+            return Produce([reader.produce_entry()], is_multiple=False)
         case RequestType.MULTIPRODUCE:
-            return Produce([reader.produce_entry() for _ in range(reader.count())])
+            return Produce([reader.produce_entry() for _ in range(reader.count())], is_multiple=True)
         case RequestType.FETCH:
             return Fetch([reader.fetch_entry()], is_multiple=False)
         case RequestType.MULTIFETCH:

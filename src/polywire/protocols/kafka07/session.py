@@ -6,10 +6,11 @@ acknowledgement there is; a producer is never sent anything. No task and no futu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
@@ -26,7 +27,6 @@ from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
     Produce,
-    ProduceEntry,
     Request,
     RequestType,
     encode_offsets_answer,
@@ -36,20 +36,12 @@ from polywire.protocols.kafka07.messages import (
 )
 from polywire.protocols.kafka07.offsets import Listing
 from polywire.protocols.kafka07.produce import Peer, Producer
+from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue, OffLoopWork
 from polywire.protocols.runtime.sequential import CLOSED, SequentialSession
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
-
-ACTIONS: Final[Mapping[RequestType, tuple[Action, ...]]] = {
-    RequestType.PRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
-    RequestType.MULTIPRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
-    RequestType.FETCH: (Action.FETCH,),
-    RequestType.MULTIFETCH: (Action.FETCH,),
-    RequestType.OFFSETS: (Action.TOPIC_DESCRIBE,),
-}
-"""What each request asks for, entry by entry."""
 
 LENGTH_BYTES: Final = 4
 BUSY_WAIT_S: Final = (
@@ -57,6 +49,17 @@ BUSY_WAIT_S: Final = (
 )
 ENTRIES_AT_ONCE_MAX: Final = 512  # of one request that is read on the loop: a millisecond or two
 SMALL_ANSWER_BYTES: Final = 16 * 1024  # below, a copy costs less than keeping the buffer
+
+
+class Handler(Protocol):
+    """Carries out one request, whose sets lie in ``data``. Raises PeerError."""
+
+    def __call__(self, session: KafkaSession, data: memoryview, request: Any, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command(commands.Command[RequestType, Handler]):
+    """A command of the wire; its actions are asked for entry by entry."""
 
 
 class KafkaSession(SequentialSession):
@@ -70,6 +73,7 @@ class KafkaSession(SequentialSession):
     __slots__ = (
         "_append_queue",
         "_blocks",
+        "_commands",
         "_dirty",
         "_is_inside",
         "_large",
@@ -87,6 +91,7 @@ class KafkaSession(SequentialSession):
         producer: Producer,
         blocks: Blocks,
         off_loop: OffLoopQueue,
+        commands: Mapping[RequestType, Command],
         output: Output,
         resume: Callable[[], None],
     ) -> None:
@@ -94,6 +99,7 @@ class KafkaSession(SequentialSession):
         self._producer = producer
         self._blocks = blocks
         self._off_loop = off_loop
+        self._commands = commands
         self._large: OffLoopWork | None = None
         self._storing: Iterator[bool] = iter(())
         self._is_inside = False
@@ -143,12 +149,8 @@ class KafkaSession(SequentialSession):
         """Carry out one request by the precise rules. Raises PeerError."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
             self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
-            return
-        request = parse(data, at, end)
-        if isinstance(request, Produce):
-            self._produce(data, request.entries)
         else:
-            self._answer(request)
+            self._begin(data, parse(data, at, end))
 
     def _prepared_many(self, prepared: Any) -> None:
         """A request of very many entries was read."""
@@ -161,27 +163,30 @@ class KafkaSession(SequentialSession):
             return
         self._leave_off_loop()
         try:
-            self._answer(request)
+            self._begin(memoryview(b""), request)
         except PeerError as error:
             self._fail(error)
 
-    def _answer(self, request: Fetch | Offsets) -> None:
-        """Begin an answer. Raises PeerError."""
-        if self._dirty:
+    def _begin(self, data: memoryview, request: Request) -> None:
+        """Carry out a request, whose sets lie in ``data``. Raises PeerError."""
+        command = self._commands[request.kind]
+        if self._dirty and not command.pipelined:
             self.broker.commit()
             self._dirty = False
-        if isinstance(request, Fetch):
-            if any(entry.bytes_max < 0 for entry in request.entries):
-                raise PeerError("a negative fetch size", fatal=True)
-            answering = Answering(
-                self.broker, self._blocks, self._trails, request, self._answered, authorize=self._authorize
-            )
-            self._pending = answering
-            answering.run()
-        else:
-            self._list(request)
+        command.handler(self, data, request)
 
-    def _list(self, request: Offsets) -> None:
+    def fetch(self, _: memoryview, request: Fetch) -> None:
+        """FETCH and MULTIFETCH. Raises PeerError."""
+        if any(entry.bytes_max < 0 for entry in request.entries):
+            raise PeerError("a negative fetch size", fatal=True)
+        answering = Answering(
+            self.broker, self._blocks, self._trails, request, self._answered, authorize=self._authorize
+        )
+        self._pending = answering
+        answering.run()
+
+    def list_offsets(self, _: memoryview, request: Offsets) -> None:
+        """OFFSETS."""
         listing = Listing(self.broker, request, self._listed, authorize=self._authorize)
         self._pending = listing
         listing.run()
@@ -218,8 +223,9 @@ class KafkaSession(SequentialSession):
 
     # What was produced
 
-    def _produce(self, data: memoryview, entries: Sequence[ProduceEntry]) -> None:
-        """Store the sets of one request, now or, when they expand to much, a little at a time. Raises PeerError."""
+    def produce(self, data: memoryview, request: Produce) -> None:
+        """PRODUCE and MULTIPRODUCE: store the sets now or, when they expand to much, a little at a time. Raises PeerError."""
+        entries = request.entries
         sets: list[OpenedSet] | None = None
         if not entries or entries[-1].stop - entries[0].start <= LONG_BYTES:
             with suppress(ExpandsTooFar):

@@ -1,16 +1,16 @@
 """Who a connection of the `polywire` wire is, and what it may do (protocols: polywire#46-login).
 
-Promises: every verb names its actions in one table, and nothing is carried out that was not asked for. Must not know: frames, how
-passwords are verified, what an action takes.
+Promises: nothing is carried out whose actions were not asked for; one that may ask for several is asked for the one that its request
+says, or for each at its time. Must not know: frames, how passwords are verified, what an action takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import ANYBODY, Action, Resource
+from polywire.broker.actions import Action, Resource
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.polywire import messages
@@ -24,43 +24,12 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
     from polywire.protocols.polywire.replies import Answering
+    from polywire.protocols.polywire.session import Command
 
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"
     " Spark's options user and password"
 )
-ACTIONS: Final[Mapping[Verb, tuple[Action, ...]]] = {
-    Verb.PING: (Action.CONNECT,),
-    Verb.CANCEL: (Action.CONNECT,),
-    Verb.LOGIN: (Action.CONNECT,),
-    Verb.TOPICS: (Action.TOPIC_LIST,),
-    Verb.CREATE_TOPIC: (Action.TOPIC_CREATE,),
-    Verb.DESCRIBE: (Action.TOPIC_DESCRIBE,),
-    Verb.GROW_TOPIC: (Action.TOPIC_ALTER,),
-    Verb.PURGE_TOPIC: (Action.TOPIC_PURGE,),
-    Verb.DELETE_TOPIC: (Action.TOPIC_DELETE,),
-    Verb.BOUNDS: (Action.TOPIC_DESCRIBE,),
-    Verb.FETCH: (Action.FETCH,),
-    Verb.PRODUCE: (Action.PRODUCE, Action.TOPIC_CREATE),
-    Verb.STAGE: (Action.PRODUCE,),
-    Verb.PUBLISH: (Action.STAGED_PUBLISH, Action.PRODUCE),
-    Verb.ABANDON: (Action.STAGED_PUBLISH, Action.PRODUCE),
-    Verb.LOCATE: (Action.FETCH,),
-    Verb.COMMIT: (Action.OFFSET_COMMIT, Action.POSITION_COMMIT),
-    Verb.POSITION: (Action.OFFSET_FETCH, Action.POSITION_FETCH),
-    Verb.JOIN: (Action.GROUP_JOIN,),
-    Verb.SYNC: (Action.GROUP_JOIN,),
-    Verb.HEARTBEAT: (Action.GROUP_JOIN,),
-    Verb.LEAVE: (Action.GROUP_JOIN,),
-    Verb.GROUPS: (Action.GROUP_LIST,),
-    Verb.DELETE_GROUP: (Action.GROUP_DELETE,),
-    Verb.TRANSACTIONS: (Action.TRANSACTION,),
-    Verb.DELETE_TRANSACTION: (Action.TRANSACTION,),
-    Verb.WRITERS: (Action.STAGED_PUBLISH,),
-    Verb.DELETE_WRITER: (Action.STAGED_PUBLISH,),
-}
-"""What a request asks for; with several, which of them it is depends on what it says, or each is asked for at its time."""
-
 _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
@@ -134,14 +103,16 @@ class Admission:
         except Denied:
             return None
 
-    def check(self, verb: int, request: Head) -> None:
+    def check(self, command: Command, request: Head) -> None:
         """Refuse what this connection may not do. Raises Denied."""
+        if command.anonymous:
+            return
         if self._access.is_open and self.principal is None:
             topic = self._broker.find_topic(getattr(request, "name", ""))
             if topic is None or topic.settings.access is None:
                 return  # nobody is asked for but by a topic's own list
-        action, *others = ACTIONS[Verb(verb)]
-        if self.principal is None and not self._access.is_open and action not in ANYBODY:
+        action, *others = command.actions
+        if self.principal is None and not self._access.is_open:
             raise Denied(ErrorCode.LOGIN_REQUIRED, LOGIN_HINT)
         if action.resource in _SOMEWHERE:
             self._access.authorize_somewhere(self.principal, action)

@@ -22,134 +22,132 @@ from polywire.types import Assignor, Level, PositionKind
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.groups.coordinator import GroupView
-    from polywire.protocols.polywire.auth import Admission
 
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
 
-Grouped = (
-    messages.Commit | messages.AskPosition | messages.Join | messages.Member | messages.AskGroups | messages.DeleteGroup
-)
 GROUPS_MAX: Final = 1_000  # page §3: of one answer
 GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
 
-class Grouping:
-    """Requests about positions and groups."""
-
-    __slots__ = ("_admission", "_broker", "_session")
-
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
-        self._admission: Final = admission
-        self._broker: Final = broker
-        self._session: Final = session
-
-    def handle(self, verb: int, correlation: int, request: Grouped) -> None:
-        """Carry out one request. Raises BrokerError when it is refused at once."""
-        match request:
-            case messages.Commit():
-                self._commit(correlation, request)
-            case messages.AskPosition():
-                kind = kind_of(request.kind)
-                offset = self._broker.position(request.name, request.partition, kind, request.owner)
-                self._session.answer(verb, correlation, messages.Position(offset))
-            case messages.Join():
-                self._join(correlation, request)
-            case messages.Member():
-                self._stay(verb, correlation, request)
-            case messages.AskGroups():
-                self._groups(correlation, request)
-            case messages.DeleteGroup():
-                done = partial(self._done, Verb.DELETE_GROUP, correlation, Head())
-                self._broker.groups.delete(request.group, request.name, by=self._admission.caller, done=done)
-                self._session.owe()
-
-    def _commit(self, correlation: int, request: messages.Commit) -> None:
-        check_name("owner", request.owner)
-        find_partition(self._broker, request.name, request.partition)
-        level = level_of(request.level)
-        done = partial(self._done, Verb.COMMIT, correlation, Head())
-        if request.member:
-            if kind_of(request.kind) is not PositionKind.GROUP:
-                raise Invalid(ErrorCode.INVALID_REQUEST, "a commit with a member is a group's")
-            self._broker.groups.commit(
-                request.owner,
-                request.name,
-                request.member,
-                request.generation,
-                request.partition,
-                request.offset,
-                wire=WIRE,
-                refresh=True,
-                by=self._admission.caller,
-                level=level,
-                done=done,
-            )
-        else:
-            self._broker.commit_position(
-                request.name,
-                request.partition,
-                kind_of(request.kind),
-                request.owner,
-                request.offset,
-                by=self._admission.caller,
-                level=level,
-                done=done,
-            )
-        self._session.owe()
-
-    def _join(self, correlation: int, request: messages.Join) -> None:
-        if request.assignor is not None and request.assignor not in _ASSIGNORS:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
-        self._broker.topic(request.name)
-        place: list[messages.Membership] = []
-
-        def done(_: int, error: BrokerError | None) -> None:
-            if error is None:
-                self._session.settle(Verb.JOIN, correlation, place[0])
-            else:
-                self._session.settle_error(Verb.JOIN, correlation, error)
-
-        membership = self._broker.groups.join(
-            request.group,
+def commit(session: Answering, correlation: int, request: messages.Commit, _: memoryview) -> None:
+    """COMMIT. Raises BrokerError when it is refused at once."""
+    broker, by = session.broker, session.admission.caller
+    check_name("owner", request.owner)
+    find_partition(broker, request.name, request.partition)
+    level = level_of(request.level)
+    done = partial(_done, session, Verb.COMMIT, correlation)
+    if request.member:
+        if kind_of(request.kind) is not PositionKind.GROUP:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "a commit with a member is a group's")
+        broker.groups.commit(
+            request.owner,
             request.name,
             request.member,
+            request.generation,
+            request.partition,
+            request.offset,
             wire=WIRE,
-            assignor=None if request.assignor is None else _ASSIGNORS[request.assignor],
-            by=self._admission.caller,
-            level=Level.WRITTEN,
+            refresh=True,
+            by=by,
+            level=level,
             done=done,
         )
-        place.append(messages.Membership(membership.generation, list(membership.partitions)))
-        self._session.owe()
+    else:
+        broker.commit_position(
+            request.name,
+            request.partition,
+            kind_of(request.kind),
+            request.owner,
+            request.offset,
+            by=by,
+            level=level,
+            done=done,
+        )
+    session.owe()
 
-    def _stay(self, verb: int, correlation: int, request: messages.Member) -> None:
-        groups, by = self._broker.groups, self._admission.caller
-        place = request.group, request.name, request.member, request.generation
-        if verb == Verb.LEAVE:
-            done = partial(self._done, Verb.LEAVE, correlation, Head())
-            groups.leave(*place, wire=WIRE, by=by, done=done)
-            self._session.owe()
-            return
-        ask = groups.sync if verb == Verb.SYNC else groups.heartbeat
-        membership = ask(*place, wire=WIRE, by=by)
-        self._session.answer(verb, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
-    def _groups(self, correlation: int, request: messages.AskGroups) -> None:
-        """Groups that have members or positions, by topic and name. Raises Invalid."""
-        if request.after and len(request.after) != 2:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
-        listing = _Listing(self._broker, request, self._sees)
-        LongAnswer(self._broker, self._session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
+def ask_position(session: Answering, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
+    """POSITION. Raises Invalid, Missing."""
+    kind = kind_of(request.kind)
+    offset = session.broker.position(request.name, request.partition, kind, request.owner)
+    session.answer(Verb.POSITION, correlation, messages.Position(offset))
 
-    def _sees(self, full_name: str) -> bool:
-        return self._admission.sees(self._broker.resource(full_name), Action.GROUP_DESCRIBE)
 
-    def _done(self, verb: Verb, correlation: int, head: Head, _: int, error: BrokerError | None) -> None:
+def join(session: Answering, correlation: int, request: messages.Join, _: memoryview) -> None:
+    """JOIN. Raises BrokerError when it is refused at once."""
+    if request.assignor is not None and request.assignor not in _ASSIGNORS:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
+    session.broker.topic(request.name)
+    place: list[messages.Membership] = []
+
+    def done(_: int, error: BrokerError | None) -> None:
         if error is None:
-            self._session.settle(verb, correlation, head)
+            session.settle(Verb.JOIN, correlation, place[0])
         else:
-            self._session.settle_error(verb, correlation, error)
+            session.settle_error(Verb.JOIN, correlation, error)
+
+    membership = session.broker.groups.join(
+        request.group,
+        request.name,
+        request.member,
+        wire=WIRE,
+        assignor=None if request.assignor is None else _ASSIGNORS[request.assignor],
+        by=session.admission.caller,
+        level=Level.WRITTEN,
+        done=done,
+    )
+    place.append(messages.Membership(membership.generation, list(membership.partitions)))
+    session.owe()
+
+
+def sync(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+    """SYNC. Raises BrokerError."""
+    membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
+    session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
+
+
+def heartbeat(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+    """HEARTBEAT. Raises BrokerError."""
+    membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
+    session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
+
+
+def leave(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+    """LEAVE. Raises BrokerError when it is refused at once."""
+    done = partial(_done, session, Verb.LEAVE, correlation)
+    session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
+    session.owe()
+
+
+def _place(request: messages.Member) -> tuple[str, str, str, int]:
+    return request.group, request.name, request.member, request.generation
+
+
+def list_groups(session: Answering, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
+    """GROUPS: those that have members or positions, by topic and name. Raises Invalid."""
+    if request.after and len(request.after) != 2:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
+    listing = _Listing(session.broker, request, partial(_sees, session))
+    LongAnswer(session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
+
+
+def _sees(session: Answering, full_name: str) -> bool:
+    return session.admission.sees(session.broker.resource(full_name), Action.GROUP_DESCRIBE)
+
+
+def delete(session: Answering, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
+    """DELETE_GROUP. Raises BrokerError when it is refused at once."""
+    done = partial(_done, session, Verb.DELETE_GROUP, correlation)
+    session.broker.groups.delete(request.group, request.name, by=session.admission.caller, done=done)
+    session.owe()
+
+
+def _done(session: Answering, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
+    if error is None:
+        session.settle(verb, correlation, Head())
+    else:
+        session.settle_error(verb, correlation, error)
 
 
 class _Listing:

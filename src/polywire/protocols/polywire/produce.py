@@ -2,6 +2,10 @@
 
 Promises: nothing is stored before every batch of the request was validated; a request is answered once, when all its batches have reached
 their level or one has failed. Must not know: frames, sockets.
+
+A request that takes longer than a quantum is carried out in slices, others' requests in between; its connection takes no further request
+until the last batch was handed over. It is no transaction: a stop in between leaves the batches handed over so far, unanswered, as a
+refusal in between does. The connection's end does not keep the rest from being stored.
 """
 
 from __future__ import annotations
@@ -25,10 +29,8 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.staged_publish import PublishAnswer
     from polywire.broker.topics import Topic
-    from polywire.protocols.polywire.auth import Admission
 
 TOKENS_MAX: Final = 10_000  # page §3: what one publish may name
 
@@ -117,166 +119,166 @@ class _PublishAnswer:
         self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
 
 
-class Appending:
-    """What one connection appends.
+def produce(session: Answering, correlation: int, request: messages.Produce, payload: memoryview) -> None:
+    """PRODUCE: append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
+    level, by = level_of(request.level), session.admission.caller
+    name, create, broker = request.name, request.create, session.broker
+    topic = broker.find_topic(name) if create else broker.topic(name)
 
-    A request that takes longer than a turn is carried out in slices, others' requests in between; its connection takes no further request
-    until the last batch was handed over. It is no transaction: a stop in between leaves the batches handed over so far, unanswered, as a
-    refusal in between does. The connection's end does not keep the rest from being stored.
-    """
+    def made() -> Topic:
+        return broker.ensure_topic(name, by=by) if topic is None else topic
 
-    __slots__ = ("_admission", "_broker", "_session", "_turns")
+    def append(part: Part, done: Done) -> None:
+        broker.produce(part.partition, part.batch, by=by, level=level, done=done)
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission, turns: Iterator[int]) -> None:
-        self._admission: Final = admission
-        self._broker: Final = broker
-        self._session: Final = session
-        self._turns: Final = turns
+    collected = _Collected(session, Verb.PRODUCE, correlation)
+    _begin(session, _carry_out(session, collected, made, request.partition, payload, append), collected.end)
 
-    def produce(self, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-        """Append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
-        level, by = level_of(request.level), self._admission.caller
-        name, create, broker = request.name, request.create, self._broker
-        topic = broker.find_topic(name) if create else broker.topic(name)
 
-        def made() -> Topic:
-            return broker.ensure_topic(name, by=by) if topic is None else topic
+def stage(session: Answering, correlation: int, request: messages.Stage, payload: memoryview) -> None:
+    """STAGE: store invisibly. Raises BrokerError when nothing was taken."""
+    level, by = level_of(request.level), session.admission.caller
+    if request.writer:
+        check_name("writer", request.writer)
+    token, write, broker = request.token, (request.writer, request.number), session.broker
+    topic = broker.topic(request.name)
 
-        def append(part: Part, done: Done) -> None:
-            broker.produce(part.partition, part.batch, by=by, level=level, done=done)
+    def stage(part: Part, done: Done) -> None:
+        broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
-        collected = _Collected(self._session, Verb.PRODUCE, correlation)
-        self._begin(self._carry_out(collected, made, request.partition, payload, append), collected.end)
+    collected = _Collected(session, Verb.STAGE, correlation)
+    _begin(session, _carry_out(session, collected, lambda: topic, request.partition, payload, stage), collected.end)
 
-    def stage(self, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-        """Store invisibly. Raises BrokerError when nothing was taken."""
-        level, by = level_of(request.level), self._admission.caller
-        if request.writer:
-            check_name("writer", request.writer)
-        token, write, broker = request.token, (request.writer, request.number), self._broker
-        topic = broker.topic(request.name)
 
-        def stage(part: Part, done: Done) -> None:
-            broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
+def _carry_out(
+    session: Answering,
+    collected: _Collected,
+    topic: Callable[[], Topic],
+    number: int,
+    payload: memoryview,
+    take: Callable[[Part, Done], None],
+) -> Iterator[None]:
+    """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
+    batches = []
+    for batch in accepted_batches(payload, by_key=number == BY_KEY):
+        batches.append(batch)
+        yield
+    for part in _parts(session, topic(), number, batches, collected.chosen):
+        if part is not None:
+            done = collected.expect(part)
+            try:
+                take(part, done)
+            except BrokerError as error:
+                done(-1, error)
+                return
+        yield
 
-        collected = _Collected(self._session, Verb.STAGE, correlation)
-        self._begin(self._carry_out(collected, lambda: topic, request.partition, payload, stage), collected.end)
 
-    def _carry_out(
-        self,
-        collected: _Collected,
-        topic: Callable[[], Topic],
-        number: int,
-        payload: memoryview,
-        take: Callable[[Part, Done], None],
-    ) -> Iterator[None]:
-        """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
-        batches = []
-        for batch in accepted_batches(payload, by_key=number == BY_KEY):
-            batches.append(batch)
-            yield
-        for part in self._parts(topic(), number, batches, collected.chosen):
-            if part is not None:
-                done = collected.expect(part)
-                try:
-                    take(part, done)
-                except BrokerError as error:
-                    done(-1, error)
-                    return
-            yield
+def _parts(
+    session: Answering, topic: Topic, number: int, batches: Sequence[memoryview], chosen: list[bytes]
+) -> Iterator[Part | None]:
+    if number != BY_KEY:
+        partition = partition_of(topic, number)
+        return map(partial(Part, partition), batches)
+    return chain.from_iterable(split_by_key(topic, batch, session.turns, chosen) for batch in batches)
 
-    def _parts(
-        self, topic: Topic, number: int, batches: Sequence[memoryview], chosen: list[bytes]
-    ) -> Iterator[Part | None]:
-        if number != BY_KEY:
-            partition = partition_of(topic, number)
-            return map(partial(Part, partition), batches)
-        return chain.from_iterable(split_by_key(topic, batch, self._turns, chosen) for batch in batches)
 
-    def _begin(self, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
-        """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
-        if self._are_done_at_once(steps):
-            self._session.owe()
-            end(None)
-        else:
-            self._session.hold()
-            Slices(self._broker, steps, partial(self._ended, end, self._session.pin()))
+def _begin(session: Answering, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
+    """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
+    if _are_done_at_once(session, steps):
+        session.owe()
+        end(None)
+    else:
+        session.hold()
+        Slices(session.broker, steps, partial(_ended, session, end, session.pin()))
 
-    def _are_done_at_once(self, steps: Iterator[None]) -> bool:
-        """Do what one turn has time for; whether that was all."""
-        now = self._broker.clock.monotonic
-        until = now() + QUANTUM_S
-        return not any(now() >= until for _ in steps)
 
-    def _ended(
-        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], result: list[None] | BrokerError
-    ) -> None:
-        """The last slice is done. What was handed over may view the request until it is written."""
-        error = result if isinstance(result, BrokerError) else None
-        over = partial(self._broker.loop.call_soon, self._over, end, unpin, error)
-        try:
-            self._broker.settle(Level.MEMORY, lambda *_: over())
-        except BrokerError:  # the log has ended: it looks at nothing any more
-            over()
+def _are_done_at_once(session: Answering, steps: Iterator[None]) -> bool:
+    """Do what one turn has time for; whether that was all."""
+    now = session.broker.clock.monotonic
+    until = now() + QUANTUM_S
+    return not any(now() >= until for _ in steps)
 
-    def _over(
-        self, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
-    ) -> None:
-        unpin()
-        self._session.release()
-        end(error)
 
-    def publish(self, correlation: int, request: messages.Publish) -> None:
-        """Make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
-        answer, work = _PublishAnswer(self._session, correlation), self._broker.publish_work
-        steps = self._publish(request, answer)
-        if work.is_idle and self._are_done_at_once(steps):
-            self._session.owe()
-            answer.end(None)
-        else:
-            self._session.hold()
-            work.put(self._publish_in_turn(steps, answer))
+def _ended(
+    session: Answering,
+    end: Callable[[BrokerError | None], None],
+    unpin: Callable[[], None],
+    result: list[None] | BrokerError,
+) -> None:
+    """The last slice is done. What was handed over may view the request until it is written."""
+    error = result if isinstance(result, BrokerError) else None
+    over = partial(session.broker.loop.call_soon, _over, session, end, unpin, error)
+    try:
+        session.broker.settle(Level.MEMORY, lambda *_: over())
+    except BrokerError:  # the log has ended: it looks at nothing any more
+        over()
 
-    def _publish(self, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
-        """Ask a little at a time whether this connection may, then publish. Raises BrokerError when nothing is published."""
-        for lot in lots(request.tokens[: TOKENS_MAX + 1]):
-            self._admission.check_tokens(lot)
-            yield
-        by = self._admission.caller
-        yield from self._broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
 
-    def _publish_in_turn(self, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
-        error: BrokerError | None = None
-        try:
-            for _ in steps:
-                yield False
-        except BrokerError as found:
-            error = found
-        self._broker.loop.call_soon(self._over, answer.end, _nothing, error)
+def _over(
+    session: Answering, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
+) -> None:
+    unpin()
+    session.release()
+    end(error)
 
-    def abandon(self, correlation: int, request: messages.Abandon) -> None:
-        """Drop staged batches. Raises BrokerError when refused at once."""
-        if len(request.tokens) > TOKENS_MAX:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
-        self._begin(self._abandon(request.tokens), partial(self._abandoned, correlation))
 
-    def _abandon(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
-        staged under one of the rest."""
-        by = self._admission.caller
-        for lot in lots(tokens):
-            self._admission.check_tokens(lot)
-            self._broker.staging.check_tokens(lot, by=by)
-            yield
-        for lot in lots(tokens):
-            self._broker.abandon(lot, by=by)
-            yield
+def publish(session: Answering, correlation: int, request: messages.Publish, _: memoryview) -> None:
+    """PUBLISH: make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
+    answer, work = _PublishAnswer(session, correlation), session.broker.publish_work
+    steps = _publish(session, request, answer)
+    if work.is_idle and _are_done_at_once(session, steps):
+        session.owe()
+        answer.end(None)
+    else:
+        session.hold()
+        work.put(_publish_in_turn(session, steps, answer))
 
-    def _abandoned(self, correlation: int, error: BrokerError | None) -> None:
-        if error is None:
-            self._session.settle(Verb.ABANDON, correlation, Head())
-        else:
-            self._session.settle_error(Verb.ABANDON, correlation, error)
+
+def _publish(session: Answering, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
+    """Ask a little at a time whether this connection may, then publish. Raises BrokerError when nothing is published."""
+    for lot in lots(request.tokens[: TOKENS_MAX + 1]):
+        session.admission.check_tokens(lot)
+        yield
+    by = session.admission.caller
+    yield from session.broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
+
+
+def _publish_in_turn(session: Answering, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
+    error: BrokerError | None = None
+    try:
+        for _ in steps:
+            yield False
+    except BrokerError as found:
+        error = found
+    session.broker.loop.call_soon(_over, session, answer.end, _nothing, error)
+
+
+def abandon(session: Answering, correlation: int, request: messages.Abandon, _: memoryview) -> None:
+    """ABANDON: drop staged batches. Raises BrokerError when refused at once."""
+    if len(request.tokens) > TOKENS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
+    _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
+
+
+def _abandon(session: Answering, tokens: Sequence[bytes]) -> Iterator[None]:
+    """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
+    staged under one of the rest."""
+    by = session.admission.caller
+    for lot in lots(tokens):
+        session.admission.check_tokens(lot)
+        session.broker.staging.check_tokens(lot, by=by)
+        yield
+    for lot in lots(tokens):
+        session.broker.abandon(lot, by=by)
+        yield
+
+
+def _abandoned(session: Answering, correlation: int, error: BrokerError | None) -> None:
+    if error is None:
+        session.settle(Verb.ABANDON, correlation, Head())
+    else:
+        session.settle_error(Verb.ABANDON, correlation, error)
 
 
 def _nothing() -> None:

@@ -16,12 +16,22 @@ from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
+    from polywire.protocols.polywire.auth import Admission
 
 _Part = TypeVar("_Part")
 
 
 class Answering(Protocol):
-    """What the parts of a session ask of it."""
+    """What commands ask of the session that they came to. ``turns``: over the partitions, of records without a key."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def admission(self) -> Admission: ...
+
+    @property
+    def turns(self) -> Iterator[int]: ...
 
     def owe(self) -> None: ...
 
@@ -41,10 +51,9 @@ class Answering(Protocol):
 class LongAnswer:
     """Holds the session from the beginning. Guards: settled once, by what ``make`` makes or by ``refuse``."""
 
-    __slots__ = ("_broker", "_correlation", "_session", "_verb")
+    __slots__ = ("_correlation", "_session", "_verb")
 
-    def __init__(self, broker: Broker, session: Answering, verb: Verb, correlation: int) -> None:
-        self._broker: Final = broker
+    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
@@ -52,7 +61,7 @@ class LongAnswer:
 
     def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
         """Answer with what ``whole`` makes of these parts, which are made a little at a time."""
-        Slices(self._broker, parts, partial(self._made, whole))
+        Slices(self._session.broker, parts, partial(self._made, whole))
 
     def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:
         if isinstance(parts, BrokerError):

@@ -7,7 +7,7 @@ Promises: only what FETCH would send is told of. Must not know: files, frames.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polywire.errors import BrokerError
 from polywire.log.base import Located
@@ -17,20 +17,15 @@ from polywire.protocols.polywire.fetch import check_identity
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.polywire.replies import Answering
 
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
-
-
 NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
-def locate(
-    broker: Broker, session: Answering, correlation: int, request: messages.Locate, *, tells_files: bool
-) -> None:
-    """Answer now or later; with nothing where the peer is not to know of files. Raises BrokerError when refused at once."""
+def locate(session: Answering, correlation: int, request: messages.Locate, _: memoryview) -> None:
+    """LOCATE: answer now or later; with nothing where the peer is not to know of files. Raises BrokerError when refused at once."""
+    broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
-    if not tells_files:
+    if not session.admission.sees_files():
         session.answer(Verb.LOCATE, correlation, NOTHING)
         return
     end = request.offset_end if request.offset_end >= 0 else None

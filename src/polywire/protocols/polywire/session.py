@@ -8,9 +8,9 @@ stores anything.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages
@@ -29,12 +29,8 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
-from polywire.protocols.polywire.groups import Grouping
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.produce import Appending
-from polywire.protocols.polywire.sealed_ranges import locate
-from polywire.protocols.polywire.topics import Catalog
-from polywire.protocols.polywire.transactions import Transactions
+from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
@@ -46,6 +42,19 @@ FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 
+class Handler(Protocol):
+    """Carries out one request, whose records are the payload, and answers now or later. Raises BrokerError when it is refused at once."""
+
+    def __call__(self, session: PolywireSession, correlation: int, request: Any, payload: memoryview, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command(commands.Command[Verb, Handler]):
+    """A verb of the wire. All of them are pipelined, since answers need no order; what waits for somebody holds up what is behind it."""
+
+    pipelined: bool = field(default=True, kw_only=True)
+
+
 class PolywireSession(SequentialSession):
     """One connection. Guards: every request is answered exactly once while the connection lives.
 
@@ -54,27 +63,31 @@ class PolywireSession(SequentialSession):
     """
 
     __slots__ = (
-        "_admission",
         "_answers",
-        "_appending",
         "_busy",
-        "_catalog",
+        "_commands",
         "_fetches",
         "_greeted",
-        "_grouping",
         "_owed",
         "_pumping",
         "_ready",
-        "_transactions",
+        "admission",
+        "turns",
     )
 
-    def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        commands: Mapping[int, Command],
+        turns: Iterator[int],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        """turns: over the partitions, of records without a key."""
         super().__init__(broker, output, resume)
-        self._admission: Final = Admission(broker, output)
-        self._appending: Final = Appending(broker, self, self._admission, turns)
-        self._catalog: Final = Catalog(broker, self, self._admission)
-        self._grouping: Final = Grouping(broker, self, self._admission)
-        self._transactions: Final = Transactions(broker, self, self._admission)
+        self.admission: Final = Admission(broker, output)
+        self.turns: Final = turns
+        self._commands: Final = commands
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
@@ -85,7 +98,7 @@ class PolywireSession(SequentialSession):
 
     @property
     def frame_bytes_max(self) -> int:
-        return self._admission.frame_bytes_max + PREFIX_BYTES
+        return self.admission.frame_bytes_max + PREFIX_BYTES
 
     def _receive(self, data: memoryview) -> int:
         at = 0 if self._greeted else self._greet(data)
@@ -97,7 +110,7 @@ class PolywireSession(SequentialSession):
             while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._reasons:
                 prefix = decode_prefix(data, at)
                 if prefix.length > NOBODY_FRAME_BYTES_MAX:
-                    decode_prefix(data, at, length_max=self._admission.frame_bytes_max)
+                    decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
                 end = at + PREFIX_BYTES + prefix.length
                 if end > size:
                     self._wanted = end - at
@@ -143,12 +156,6 @@ class PolywireSession(SequentialSession):
         self._fetches.clear()
         self._ready.clear()
         self._answers.clear()
-        del (
-            self._appending,
-            self._catalog,
-            self._grouping,
-            self._transactions,
-        )  # they have the session: not each the other
 
     # What the parts of a session ask for.
 
@@ -235,56 +242,36 @@ class PolywireSession(SequentialSession):
     def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
         try:
             request = decode_request(verb, head)
-            if isinstance(request, messages.LogIn):
-                self._end_fetches()
-                self._admission.log_in(self, correlation, request)
-                return
-            self._admission.check(verb, request)
-            if isinstance(request, messages.Produce):
-                self._appending.produce(correlation, request, payload)
-            elif isinstance(request, messages.Fetch):
-                self._fetch(correlation, request)
-            elif isinstance(request, messages.Stage):
-                self._appending.stage(correlation, request, payload)
-            else:
-                self._handle_rare(verb, correlation, request)
+            command = self._commands[verb]
+            self.admission.check(command, request)
+            command.handler(self, correlation, request, payload)
         except PeerError as error:
             self.refuse(verb, correlation, Invalid(ErrorCode.INVALID_REQUEST, error.message))
         except BrokerError as error:
             self.refuse(verb, correlation, error)
 
-    def _handle_rare(self, verb: int, correlation: int, request: Head) -> None:
-        if isinstance(request, messages.Cancel):
-            fetch = self._fetches.get(request.correlation)
-            if fetch is not None:
-                fetch.cancel(self.output)
-            self.answer(verb, correlation, Head())
-        elif verb == Verb.PING:
-            self.answer(verb, correlation, Head())
-        elif isinstance(request, messages.Locate):
-            locate(self.broker, self, correlation, request, tells_files=self._admission.sees_files())
-        elif isinstance(request, messages.Publish):
-            self._appending.publish(correlation, request)
-        elif isinstance(request, messages.Abandon):
-            self._appending.abandon(correlation, request)
-        elif isinstance(
-            request,
-            (
-                messages.Commit,
-                messages.AskPosition,
-                messages.Join,
-                messages.Member,
-                messages.AskGroups,
-                messages.DeleteGroup,
-            ),
-        ):
-            self._grouping.handle(verb, correlation, request)
-        elif isinstance(request, (messages.AskKept, messages.DeleteKept)):
-            self._transactions.handle(verb, correlation, request)
-        else:
-            self._catalog.handle(verb, correlation, request)
+    # Commands that are about the session itself
 
-    def _fetch(self, correlation: int, request: messages.Fetch) -> None:
+    def ping(self, correlation: int, _: Head, __: memoryview) -> None:
+        """PING."""
+        self.answer(Verb.PING, correlation, Head())
+
+    def log_in(self, correlation: int, request: messages.LogIn, _: memoryview) -> None:
+        """LOGIN: what the user before reads ends. Raises Busy."""
+        if self.admission.principal is not None:
+            for fetch in list(self._fetches.values()):
+                self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
+        self.admission.log_in(self, correlation, request)
+
+    def cancel(self, correlation: int, request: messages.Cancel, _: memoryview) -> None:
+        """CANCEL: end a fetch."""
+        fetch = self._fetches.get(request.correlation)
+        if fetch is not None:
+            fetch.cancel(self.output)
+        self.answer(Verb.CANCEL, correlation, Head())
+
+    def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
+        """FETCH: begin one. Raises BrokerError when it is refused at once."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
@@ -296,12 +283,6 @@ class PolywireSession(SequentialSession):
         self.owe()
         self._fetches[correlation] = fetch
         fetch.start(self.broker, request.wait_ms)
-
-    def _end_fetches(self) -> None:
-        """What a user reads ends with its login."""
-        if self._admission.principal is not None:
-            for fetch in list(self._fetches.values()):
-                self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
 
     def _schedule(self) -> None:
         """Go on with ready fetches on the loop: never inside a callback of the log, and in turns with other connections."""
@@ -363,26 +344,3 @@ class PolywireSession(SequentialSession):
             self._flush_soon()
         if self._held or self._phase is not OPEN:
             self._go_on()
-
-
-class PolywireSessions:
-    """The factory of this wire's sessions."""
-
-    __slots__ = ("_broker", "_turns")
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker: Final = broker
-        self._turns: Final = count()
-
-    @property
-    def wire(self) -> str:
-        return "polywire"
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        """By the name in the opening, whatever version follows."""
-        if prefix[: len(NAME)] != NAME[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(NAME) else None
-
-    def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
-        return PolywireSession(self._broker, output, resume, self._turns)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.log.base import Found, Loop
+from polywire.log.base import Found
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.fetch import Bounds
     from polywire.broker.topics import Partition, Topic
-    from polywire.protocols.polywire.auth import Admission
 
 TIMES_MAX: Final = 16
 BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time
@@ -39,98 +38,88 @@ _SETTINGS: Final = {
 }
 
 
-class Catalog:
-    """Requests about topics."""
+def list_topics(session: Answering, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
+    """TOPICS: those that the peer sees."""
+    topics = session.broker.topics(internal=request.internal)
+    LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 
-    __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
-        self._admission: Final = admission
-        self._broker: Final = broker
-        self._session: Final = session
+def _entries(session: Answering, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
+    sees = session.admission.sees
+    for topic in topics:
+        seen = sees(topic)
+        yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
 
-    def handle(self, verb: int, correlation: int, request: Head) -> None:
-        """Carry out one request. Raises BrokerError when it is refused at once."""
-        match request:
-            case messages.ListTopics():
-                self._list(correlation, request)
-            case messages.CreateTopic():
-                self._create(correlation, request)
-            case messages.Describe():
-                topic = self._broker.topic(request.name)
-                self._session.answer(verb, correlation, describe(topic))
-            case messages.GrowTopic():
-                topic, level = self._broker.topic(request.name), level_of(request.level)
-                change = self._change(Verb.GROW_TOPIC, correlation)
-                change.begun(self._broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
-            case messages.PurgeTopic():
-                topic, level = self._broker.topic(request.name), level_of(request.level)
-                change = self._change(Verb.PURGE_TOPIC, correlation)
-                change.begun(self._broker.purge_topic(topic, level=level, done=change.done))
-            case messages.DeleteTopic():
-                topic, level = self._broker.topic(request.name), level_of(request.level)
-                change = self._change(Verb.DELETE_TOPIC, correlation)
-                self._broker.delete_topic(topic, level=level, done=change.done)
-                change.begun(True)
-            case messages.AskBounds():
-                self._bounds(correlation, request)
-            case _:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown verb verb={verb}")
 
-    def _list(self, correlation: int, request: messages.ListTopics) -> None:
-        topics = self._broker.topics(internal=request.internal)
-        LongAnswer(self._broker, self._session, Verb.TOPICS, correlation).make(
-            self._entries(topics), messages.TopicList
+def create(session: Answering, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
+    """CREATE_TOPIC. Raises BrokerError when it is refused at once."""
+    change = _Change(session, Verb.CREATE_TOPIC, correlation)
+    name, settings = created_name(request), settings_of(request.settings)
+    begun = session.broker.make_topic(
+        name,
+        request.partition_count,
+        settings,
+        by=session.admission.caller,
+        level=level_of(request.level),
+        then=change.tell,
+        done=change.done,
+    )
+    change.begun(begun)
+
+
+def describe(session: Answering, correlation: int, request: messages.Describe, _: memoryview) -> None:
+    """DESCRIBE. Raises Missing."""
+    session.answer(Verb.DESCRIBE, correlation, description_of(session.broker.topic(request.name)))
+
+
+def grow(session: Answering, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
+    """GROW_TOPIC. Raises BrokerError when it is refused at once."""
+    topic, level = session.broker.topic(request.name), level_of(request.level)
+    change = _Change(session, Verb.GROW_TOPIC, correlation)
+    change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
+
+
+def purge(session: Answering, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
+    """PURGE_TOPIC. Raises BrokerError when it is refused at once."""
+    topic, level = session.broker.topic(request.name), level_of(request.level)
+    change = _Change(session, Verb.PURGE_TOPIC, correlation)
+    change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
+
+
+def delete(session: Answering, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
+    """DELETE_TOPIC. Raises BrokerError when it is refused at once."""
+    topic, level = session.broker.topic(request.name), level_of(request.level)
+    change = _Change(session, Verb.DELETE_TOPIC, correlation)
+    session.broker.delete_topic(topic, level=level, done=change.done)
+    change.begun(True)
+
+
+def ask_bounds(session: Answering, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
+    """BOUNDS: what is readable, and where times are. Raises Invalid, Missing."""
+    broker = session.broker
+    if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"too many names or times names={len(request.names)} limit={TOPICS_MAX} "
+            f"times={len(request.times_us)} limit={TIMES_MAX}",
         )
-
-    def _entries(self, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
-        sees = self._admission.sees
-        for topic in topics:
-            seen = sees(topic)
-            yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
-
-    def _create(self, correlation: int, request: messages.CreateTopic) -> None:
-        change = self._change(Verb.CREATE_TOPIC, correlation)
-        name, settings = created_name(request), settings_of(request.settings)
-        begun = self._broker.make_topic(
-            name,
-            request.partition_count,
-            settings,
-            by=self._admission.caller,
-            level=level_of(request.level),
-            then=change.tell,
-            done=change.done,
-        )
-        change.begun(begun)
-
-    def _change(self, verb: Verb, correlation: int) -> _Change:
-        return _Change(self._broker.loop, self._session, verb, correlation)
-
-    def _bounds(self, correlation: int, request: messages.AskBounds) -> None:
-        if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"too many names or times names={len(request.names)} limit={TOPICS_MAX} "
-                f"times={len(request.times_us)} limit={TIMES_MAX}",
-            )
-        topics = [self._broker.topic(name) for name in dict.fromkeys(request.names)]
-        count = sum([len(topic.partitions) for topic in topics]) * (1 + len(request.times_us))
-        if count > BOUNDS_MAX:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
-        # What this connection sent before counts; an empty turn costs next to nothing.
-        self._broker.commit()
-        answer = LongAnswer(self._broker, self._session, Verb.BOUNDS, correlation)
-        _BoundsAnswer(answer, topics, request.times_us).ask(self._broker)
+    topics = [broker.topic(name) for name in dict.fromkeys(request.names)]
+    count = sum([len(topic.partitions) for topic in topics]) * (1 + len(request.times_us))
+    if count > BOUNDS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many bounds in one request count={count} limit={BOUNDS_MAX}")
+    # What this connection sent before counts; an empty turn costs next to nothing.
+    broker.commit()
+    answer = LongAnswer(session, Verb.BOUNDS, correlation)
+    _BoundsAnswer(answer, topics, request.times_us).ask(broker)
 
 
 class _Change:
     """The answer to a change of a topic. Guards: settled once; where what was asked for is not true at once, the session is held until it is
     answered, so that its next request finds it."""
 
-    __slots__ = ("_correlation", "_holds", "_loop", "_session", "_topic", "_verb")
+    __slots__ = ("_correlation", "_holds", "_session", "_topic", "_verb")
 
-    def __init__(self, loop: Loop, session: Answering, verb: Verb, correlation: int) -> None:
-        self._loop: Final = loop
+    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
@@ -152,7 +141,7 @@ class _Change:
     def done(self, _: int, error: BrokerError | None) -> None:
         """The broker has done it, or could not."""
         if self._holds:  # never inside a callback of the log: the session takes further requests
-            self._loop.call_soon(self._over, error)
+            self._session.broker.loop.call_soon(self._over, error)
         else:
             self._settle(error)
 
@@ -164,7 +153,7 @@ class _Change:
         if error is not None:
             self._session.settle_error(self._verb, self._correlation, error)
         else:
-            told = Head() if self._topic is None else describe(self._topic)
+            told = Head() if self._topic is None else description_of(self._topic)
             self._session.settle(self._verb, self._correlation, told)
 
 
@@ -254,7 +243,7 @@ class _BoundsAnswer:
         return messages.BoundsList(topics)
 
 
-def describe(topic: Topic) -> messages.TopicDescription:
+def description_of(topic: Topic) -> messages.TopicDescription:
     """A topic in this wire's words."""
     settings: dict[str, SettingValue] = {
         "compaction": int(topic.settings.compaction),

@@ -9,89 +9,86 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.replies import Answering
 
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
-    from polywire.protocols.polywire.auth import Admission
-
 ENTRIES_MAX: Final = 1_000  # page §3: of one answer
 US_PER_MS: Final = 1_000
 
-Kept = messages.AskKept | messages.DeleteKept
 _T = TypeVar("_T")
 
 
-class Transactions:
-    """Requests about what the broker remembers of them."""
+def list_transactions(session: Answering, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+    """TRANSACTIONS."""
+    session.answer(Verb.TRANSACTIONS, correlation, _transactions(session, request.after))
 
-    __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
-        self._admission: Final = admission
-        self._broker: Final = broker
-        self._session: Final = session
+def delete_transaction(session: Answering, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+    """DELETE_TRANSACTION. Raises BrokerError when it is refused at once."""
+    done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
+    session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
+    session.owe()
 
-    def handle(self, verb: int, correlation: int, request: Kept) -> None:
-        """Carry out one request. Raises BrokerError when it is refused at once."""
-        by, done = self._admission.caller, partial(self._done, Verb(verb), correlation)
-        match request:
-            case messages.AskKept() if verb == Verb.TRANSACTIONS:
-                self._session.answer(verb, correlation, self._transactions(request.after))
-            case messages.AskKept():
-                self._session.answer(verb, correlation, self._writers(request.after))
-            case messages.DeleteKept() if verb == Verb.DELETE_TRANSACTION:
-                self._broker.transactions.delete(request.name, by=by, done=done)
-                self._session.owe()
-            case messages.DeleteKept():
-                self._broker.staging.delete_writer(request.name, by=by, done=done)
-                self._session.owe()
 
-    def _transactions(self, after: str) -> messages.KeptList[messages.TransactionEntry]:
-        found = self._broker.transactions.visible(by=self._admission.caller)
-        entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
-        return messages.KeptList(
-            [
-                messages.TransactionEntry(
-                    known.id,
-                    known.epoch,
-                    known.state.value,
-                    known.messages,
-                    len(known.offsets),
-                    self._idle_ms(known.at_us),
-                    self._broker.access.name_of(known.owner),
-                )
-                for known in entries
-            ],
-            more,
-        )
+def list_writers(session: Answering, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+    """WRITERS."""
+    session.answer(Verb.WRITERS, correlation, _writers(session, request.after))
 
-    def _writers(self, after: str) -> messages.KeptList[messages.WriterEntry]:
-        found = self._broker.staging.writers(by=self._admission.caller)
-        entries, more = _piece(dropwhile(lambda known: known.writer <= after, found))
-        return messages.KeptList(
-            [
-                messages.WriterEntry(
-                    known.writer, known.number, self._idle_ms(known.at_us), self._broker.access.name_of(known.owner)
-                )
-                for known in entries
-            ],
-            more,
-        )
 
-    def _idle_ms(self, at_us: int) -> int:
-        return max(self._broker.elapsed.now_us() - at_us, 0) // US_PER_MS
+def delete_writer(session: Answering, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+    """DELETE_WRITER. Raises BrokerError when it is refused at once."""
+    done = partial(_done, session, Verb.DELETE_WRITER, correlation)
+    session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
+    session.owe()
 
-    def _done(self, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
-        if error is None:
-            self._session.settle(verb, correlation, Head())
-        else:
-            self._session.settle_error(verb, correlation, error)
+
+def _transactions(session: Answering, after: str) -> messages.KeptList[messages.TransactionEntry]:
+    found = session.broker.transactions.visible(by=session.admission.caller)
+    entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
+    return messages.KeptList(
+        [
+            messages.TransactionEntry(
+                known.id,
+                known.epoch,
+                known.state.value,
+                known.messages,
+                len(known.offsets),
+                _idle_ms(session, known.at_us),
+                session.broker.access.name_of(known.owner),
+            )
+            for known in entries
+        ],
+        more,
+    )
+
+
+def _writers(session: Answering, after: str) -> messages.KeptList[messages.WriterEntry]:
+    found = session.broker.staging.writers(by=session.admission.caller)
+    entries, more = _piece(dropwhile(lambda known: known.writer <= after, found))
+    return messages.KeptList(
+        [
+            messages.WriterEntry(
+                known.writer, known.number, _idle_ms(session, known.at_us), session.broker.access.name_of(known.owner)
+            )
+            for known in entries
+        ],
+        more,
+    )
+
+
+def _idle_ms(session: Answering, at_us: int) -> int:
+    return max(session.broker.elapsed.now_us() - at_us, 0) // US_PER_MS
+
+
+def _done(session: Answering, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
+    if error is None:
+        session.settle(verb, correlation, Head())
+    else:
+        session.settle_error(verb, correlation, error)
 
 
 def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:

@@ -21,8 +21,8 @@ from polywire.protocols.polywire.codec import (
     encode_head,
 )
 from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.polywire.messages import Failure, Head, Verb
-from polywire.protocols.polywire.session import PolywireSessions
 from polywire.records.batch import from_spans
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
@@ -114,7 +114,7 @@ class Peer:
         )
         self.output = CapturedOutput()
         self.resumes = 0
-        self.session = PolywireSessions(self.broker).open(self.output, self._resume)
+        self.session = PolywireFactory(self.broker).open(self.output, self._resume)
         self.correlations: Iterator[int] = count(1)
         assert self.session.receive(memoryview(bytearray(MAGIC))) == len(MAGIC)
         self.opening = bytes(self.output.written)

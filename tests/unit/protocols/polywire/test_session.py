@@ -11,8 +11,9 @@ from polywire.broker.settings import BrokerSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, decode_prefix, encode_head
+from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.session import REQUESTS_MAX, PolywireSessions
+from polywire.protocols.polywire.session import REQUESTS_MAX
 from polywire.records.batch import read_header, walk
 from polywire.testing.clock import SimulatedClock
 from tests.unit.protocols.polywire.peer import CapturedOutput, Peer, batch_of
@@ -38,7 +39,7 @@ def test_opening_answers_magic_and_limits(peer: Peer) -> None:
 
 def test_another_version_is_told_ours_and_closed(peer: Peer) -> None:
     output = CapturedOutput()
-    session = PolywireSessions(peer.broker).open(output, lambda: None)
+    session = PolywireFactory(peer.broker).open(output, lambda: None)
     with pytest.raises(PeerError) as caught:
         session.receive(memoryview(b"\xf1PWIRE\x00\x02"))
     assert caught.value.fatal
@@ -47,14 +48,14 @@ def test_another_version_is_told_ours_and_closed(peer: Peer) -> None:
 
 @pytest.mark.parametrize("opening", [b"GET / HT", b"\xf1PWIRF", b"\x00"])
 def test_another_wire_is_refused_and_not_recognised(peer: Peer, opening: bytes) -> None:
-    factory = PolywireSessions(peer.broker)
+    factory = PolywireFactory(peer.broker)
     assert factory.recognise(opening) is False
     with pytest.raises(PeerError):
         factory.open(CapturedOutput(), lambda: None).receive(memoryview(opening))
 
 
 def test_recognises_itself_once_its_name_is_whole(peer: Peer) -> None:
-    factory = PolywireSessions(peer.broker)
+    factory = PolywireFactory(peer.broker)
     assert [factory.recognise(MAGIC[:size]) for size in (1, 5, 6, 8)] == [None, None, True, True]
 
 

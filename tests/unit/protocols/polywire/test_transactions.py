@@ -24,7 +24,7 @@ def kept() -> Peer:
         log_in(peer, name)
         peer.ask(Verb.PUBLISH, messages.Publish(f"{name}s", 1, []))
         peer.ask(Verb.JOIN, messages.Join(f"{name}s", "shop.orders", "m"))
-        peer.broker.transactions.begin_epoch(f"{name}s", by=peer.session._admission.caller, done=None)
+        peer.broker.transactions.begin_epoch(f"{name}s", by=peer.session.admission.caller, done=None)
     return peer
 
 

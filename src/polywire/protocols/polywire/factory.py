@@ -1,0 +1,77 @@
+"""The `polywire` wire as the server sees it: its table of commands, recognising its connections, opening sessions for them.
+
+Promises: what sessions of one listener share is made once. Must not know: sockets, frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from polywire.broker.actions import Action
+from polywire.protocols.polywire import groups, produce, sealed_ranges, topics, transactions
+from polywire.protocols.polywire.codec import NAME
+from polywire.protocols.polywire.messages import Verb
+from polywire.protocols.polywire.session import Command, PolywireSession
+from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.session import Output
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+COMMANDS: Final[Mapping[int, Command]] = table(
+    Command(Verb.PING, PolywireSession.ping, (Action.CONNECT,)),
+    Command(Verb.CANCEL, PolywireSession.cancel, (Action.CONNECT,)),
+    Command(Verb.LOGIN, PolywireSession.log_in, (Action.CONNECT,)),
+    Command(Verb.TOPICS, topics.list_topics, (Action.TOPIC_LIST,)),
+    Command(Verb.CREATE_TOPIC, topics.create, (Action.TOPIC_CREATE,)),
+    Command(Verb.DESCRIBE, topics.describe, (Action.TOPIC_DESCRIBE,)),
+    Command(Verb.GROW_TOPIC, topics.grow, (Action.TOPIC_ALTER,)),
+    Command(Verb.PURGE_TOPIC, topics.purge, (Action.TOPIC_PURGE,)),
+    Command(Verb.DELETE_TOPIC, topics.delete, (Action.TOPIC_DELETE,)),
+    Command(Verb.BOUNDS, topics.ask_bounds, (Action.TOPIC_DESCRIBE,)),
+    Command(Verb.FETCH, PolywireSession.fetch, (Action.FETCH,)),
+    Command(Verb.PRODUCE, produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE)),
+    Command(Verb.STAGE, produce.stage, (Action.PRODUCE,)),
+    Command(Verb.PUBLISH, produce.publish, (Action.STAGED_PUBLISH, Action.PRODUCE)),
+    Command(Verb.ABANDON, produce.abandon, (Action.STAGED_PUBLISH, Action.PRODUCE)),
+    Command(Verb.LOCATE, sealed_ranges.locate, (Action.FETCH,)),
+    Command(Verb.COMMIT, groups.commit, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
+    Command(Verb.POSITION, groups.ask_position, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),
+    Command(Verb.JOIN, groups.join, (Action.GROUP_JOIN,)),
+    Command(Verb.SYNC, groups.sync, (Action.GROUP_JOIN,)),
+    Command(Verb.HEARTBEAT, groups.heartbeat, (Action.GROUP_JOIN,)),
+    Command(Verb.LEAVE, groups.leave, (Action.GROUP_JOIN,)),
+    Command(Verb.GROUPS, groups.list_groups, (Action.GROUP_LIST,)),
+    Command(Verb.DELETE_GROUP, groups.delete, (Action.GROUP_DELETE,)),
+    Command(Verb.TRANSACTIONS, transactions.list_transactions, (Action.TRANSACTION,)),
+    Command(Verb.DELETE_TRANSACTION, transactions.delete_transaction, (Action.TRANSACTION,)),
+    Command(Verb.WRITERS, transactions.list_writers, (Action.STAGED_PUBLISH,)),
+    Command(Verb.DELETE_WRITER, transactions.delete_writer, (Action.STAGED_PUBLISH,)),
+)
+
+
+class PolywireFactory:
+    """Implements ``protocols.runtime.session.SessionFactory``."""
+
+    __slots__ = ("_broker", "_turns")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Final = broker
+        self._turns: Final = count()
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return "polywire"
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether the name in the opening stands there, whatever version follows."""
+        if prefix[: len(NAME)] != NAME[: len(prefix)]:
+            return False
+        return True if len(prefix) >= len(NAME) else None
+
+    def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
+        """A session for a new connection."""
+        return PolywireSession(self._broker, COMMANDS, self._turns, output, resume)

@@ -1,0 +1,71 @@
+"""The descriptor of commands, and every wire's table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from polywire.broker.actions import Action
+from polywire.protocols.cursus.factory import COMMANDS as CURSUS
+from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
+from polywire.protocols.iggy.factory import COMMANDS as IGGY
+from polywire.protocols.kafka07.factory import COMMANDS as KAFKA07
+from polywire.protocols.polywire.factory import COMMANDS as POLYWIRE
+from polywire.protocols.runtime.commands import Command, table
+
+TABLES: dict[str, Mapping[Any, Command[Any, Any]]] = {
+    "cursus": CURSUS,
+    "flux": {**DATA_COMMANDS, **ADMIN_COMMANDS},
+    "iggy": IGGY,
+    "kafka07": KAFKA07,
+    "polywire": POLYWIRE,
+}
+
+
+def handle() -> None:
+    """Stand for a handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Odd(Command[str, object]):
+    """A wire's own."""
+
+    odd: bool = False
+
+
+def test_a_command_is_for_those_who_may_do_all_that_it_asks_for() -> None:
+    assert Command("hello", handle, (Action.CONNECT,)).anonymous
+    assert not Command("whoami", handle, (Action.SELF_DESCRIBE,)).anonymous
+    assert not Command("both", handle, (Action.CONNECT, Action.FETCH)).anonymous
+
+
+def test_a_command_waits_for_those_before_it_unless_it_says_otherwise() -> None:
+    assert not Command("last", handle, (Action.CONNECT,)).pipelined
+    assert Command("next", handle, (Action.CONNECT,), pipelined=True).pipelined
+
+
+def test_a_wire_adds_words_of_its_own() -> None:
+    odd = Odd("odd", handle, (Action.CONNECT,), pipelined=True, odd=True)
+    assert (odd.anonymous, odd.pipelined, odd.odd) == (True, True, True)
+
+
+def test_a_command_without_an_action_is_none() -> None:
+    with pytest.raises(AssertionError, match="who may use it"):
+        Command("free", handle, ())
+
+
+def test_a_table_has_a_name_once() -> None:
+    one, other = (Command(name, handle, (Action.CONNECT,)) for name in ("one", "other"))
+    assert table(one, other) == {"one": one, "other": other}
+    with pytest.raises(AssertionError, match="one name"):
+        table(one, other, one)
+
+
+@pytest.mark.parametrize("wire", TABLES)
+def test_every_wire_has_its_commands_by_their_names(wire: str) -> None:
+    assert TABLES[wire]
+    assert all(command.name == name for name, command in TABLES[wire].items())
+    assert any(command.pipelined for command in TABLES[wire].values())
