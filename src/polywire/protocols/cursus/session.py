@@ -6,12 +6,12 @@ connection was answered. No task and no future per request. Must not know: socke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
-from polywire.broker.actions import ANYBODY, Action
+from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
@@ -66,11 +66,6 @@ class Command:
     alone: bool = False
     pipelined: bool = False
 
-    @property
-    def open(self) -> bool:
-        """Whether also those may use it who have not logged in."""
-        return ANYBODY.issuperset(self.actions)
-
 
 class Pushing(Protocol):
     """What took over the connection: a stream."""
@@ -98,6 +93,7 @@ class CursusSession(PipelinedSession[Answer]):
     __slots__ = (
         "_acting",
         "_caller",
+        "_commands",
         "_compression",
         "_heard_at",
         "_leader",
@@ -116,7 +112,14 @@ class CursusSession(PipelinedSession[Answer]):
         "state",
     )
 
-    def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: CursusState,
+        commands: Mapping[str, Command],
+        take_batch: TakeBatch,
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
         super().__init__(state.broker, output, resume)
         self.state: Final = state
         self.spoken = state.settings.dialect
@@ -124,6 +127,7 @@ class CursusSession(PipelinedSession[Answer]):
         self._acting: Principal | None = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
+        self._commands = commands
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
@@ -302,7 +306,7 @@ class CursusSession(PipelinedSession[Answer]):
             return True
         if isinstance(read, BarePublish):
             read = self._bare(read)
-        command = self.state.commands.get(read.name, _UNKNOWN)
+        command = self._commands.get(read.name, _UNKNOWN)
         if not command.pipelined and not self._settled():
             return False
         if read.telling:
@@ -325,7 +329,7 @@ class CursusSession(PipelinedSession[Answer]):
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            self.state.guard.admit(self, request, command)
+            self.state.guard.admit(self, request, command.actions)
             reply = command.handler(self, request)
         except Refused as error:
             refusal = error
