@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,6 @@ WORDS_REFUSED: Final = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 BROAD_EXCEPT: Final = {"server/connection.py", "server/hub.py", "server/lifecycle.py", "cli/main.py"}
 WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0003
 WITHOUT_PATTERNS: Final = {"records", "store", "log", "cluster", "broker", "protocols", "types.py", "matching.py"}
-WITHOUT_CIRCLES_OF_TYPES: Final = ("records", "store", "log", "broker", "server", "client", "spark", "cli", "testing")
 PATTERN_MODULES: Final = {"re", "regex", "fnmatch", "glob"}
 KINDS: Final = {"Invalid", "Denied", "Missing", "Conflict", "NotOwner", "Busy", "Unavailable", "Corrupt"}
 # Spelled in pieces, so that this file does not break its own rule.
@@ -185,77 +184,6 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield (node.module or "").partition(".")[0], node.lineno
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT / "src").with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_at_once(body: list[ast.stmt], *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports that are carried out with a module, and those for its ``types`` alone: not those inside functions, which wait until
-    they are called."""
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.Try) or (
-            isinstance(node, ast.If) and (types or ast.unparse(node.test) != "TYPE_CHECKING")
-        ):
-            inner = [node.body, node.orelse, *([node.finalbody] if isinstance(node, ast.Try) else [])]
-            yield from (found for part in inner for found in imported_at_once(part, types=types))
-
-
-def imported_modules(path: Path, known: Collection[str], *, types: bool) -> Iterator[str]:
-    for node in imported_at_once(TREES[path].body, types=types):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
-        elif node.module is not None and not node.level:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from inner & set(known)
-            if inner - set(known) and node.module in known:
-                yield node.module
-
-
-def import_graph(*folders: str, types: bool) -> dict[str, set[str]]:
-    """Modules of the package, or of these folders of it, and which of each other they import."""
-    roots = [PACKAGE / folder for folder in folders] or [ROOT / "src"]
-    names = {module_name(path): path for path in SOURCES if any(path.is_relative_to(root) for root in roots)}
-    return {name: set(imported_modules(path, names, types=types)) for name, path in names.items()}
-
-
-def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """What of a graph lies on circles, each set of nodes that reach each other once."""
-    reached: dict[str, set[str]] = {}
-    for start in graph:
-        seen: set[str] = set()
-        left = list(graph[start])
-        while left:
-            name = left.pop()
-            if name not in seen:
-                seen.add(name)
-                left += graph[name]
-        reached[start] = seen
-    found = {
-        tuple(sorted(other for other in reached[name] if name in reached[other]))
-        for name in graph
-        if name in reached[name]
-    }
-    return [list(circle) for circle in sorted(found)]
-
-
-def test_circles_are_found() -> None:
-    graph = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": [], "e": ["e"]}
-    assert circles(graph) == [["a", "b", "c"], ["e"]]
-
-
-def test_no_modules_import_each_other() -> None:
-    assert not circles(import_graph(types=False))
-
-
-@pytest.mark.parametrize("folder", WITHOUT_CIRCLES_OF_TYPES)
-def test_no_modules_name_each_other(folder: str) -> None:
-    """Where not even types are imported in a circle, each module can be read, and tested, before those that use it."""
-    assert not circles(import_graph(folder, types=True))
 
 
 def test_no_regular_expression_sees_bytes_of_peers() -> None:

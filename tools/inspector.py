@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -70,6 +70,53 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+# Circles
+
+
+def import_graph(found: Sequence[Module]) -> Mapping[str, Mapping[str, int]]:
+    """Modules, and which others of them each imports in which line: when it begins, inside functions, or for types only."""
+    known = {module.name for module in found}
+    graph: dict[str, dict[str, int]] = {}
+    for module in found:
+        others = graph[module.name] = {}
+        for name, line in imported(module.tree):
+            other = name if name in known else name.rpartition(".")[0]
+            if other in known:
+                others.setdefault(other, line)
+    return graph
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """What of a graph lies on circles, each set of nodes that reach each other once."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        left = list(graph[start])
+        while left:
+            name = left.pop()
+            if name not in seen:
+                seen.add(name)
+                left += graph[name]
+        reached[start] = seen
+    found = {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in graph
+        if name in reached[name]
+    }
+    return [list(circle) for circle in sorted(found)]
+
+
+def import_circles() -> Iterator[Finding]:
+    """Modules that import each other, be it for types: none of them can be read, or tested, before the others."""
+    found = {module.name: module for module in modules("src")}
+    graph = import_graph(list(found.values()))
+    for circle in circles(graph):
+        for name in circle:
+            others = {other: line for other, line in graph[name].items() if other in circle}
+            text = f"is on a circle with {', '.join(others)}"
+            yield found[name].finding(min(others.values()), name, text)
 
 
 # Headers. A module says what it must not know; of these words it is known which imports they forbid.
@@ -251,6 +298,7 @@ def wide_ports() -> Iterator[Finding]:
 
 
 CHECKS: Final[Mapping[str, Callable[[], Iterator[Finding]]]] = {
+    "circles of imports": import_circles,
     "headers that are not true": false_headers,
     "code nobody uses": unused,
     "functions that are there twice": repeated,

@@ -59,6 +59,25 @@ def test_headers_that_are_not_true_are_found(sources: dict[str, str]) -> None:
     ]
 
 
+def test_circles_are_found() -> None:
+    graph = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": [], "e": ["e"]}
+    assert inspector.circles(graph) == [["a", "b", "c"], ["e"]]
+
+
+def test_circles_of_imports_are_found_where_they_are_for_types_too(sources: dict[str, str]) -> None:
+    sources["one.py"] = (
+        "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from polywire.two import Two"
+    )
+    sources["two.py"] = "from polywire.three import THREE"
+    sources["three.py"] = "def three():\n    import polywire.one"
+    sources["four.py"] = "from polywire import one"
+    assert [str(found) for found in inspector.import_circles()] == [
+        "src/polywire/one.py:4 is on a circle with polywire.two",
+        "src/polywire/three.py:2 is on a circle with polywire.one",
+        "src/polywire/two.py:1 is on a circle with polywire.three",
+    ]
+
+
 def test_code_that_nobody_uses_is_found(sources: dict[str, str]) -> None:
     sources["one.py"] = "LEFT = 1\nUSED = 2\nclass A:\n    def left(self): pass\n    def used(self): pass\nA().used()"
     sources["two.py"] = "from polywire.one import USED\n@register\ndef taken(): pass\ndef __getattr__(name): pass"

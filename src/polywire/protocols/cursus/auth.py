@@ -6,15 +6,16 @@ counts also on a broker without users. Must not know: how passwords are verified
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.access import Access, Principal
-from polywire.broker.actions import ADMINISTRATION, Action, Resource
+from polywire.broker.actions import ADMINISTRATION, ANYBODY, Action, Resource
 from polywire.broker.permissions import Permission
 from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
-from polywire.errors import Busy, Denied
+from polywire.errors import BrokerError, Busy, Denied
+from polywire.protocols.cursus.context import Peer
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded, topic_word
@@ -23,7 +24,6 @@ from polywire.types import TopicName
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
-    from polywire.errors import BrokerError
 
 VERDICTS_MAX: Final = 100  # kept before those of connections that have gone are dropped
 WORDS: Final[Mapping[Permission, str]] = {
@@ -40,7 +40,7 @@ Words = tuple[str, str]
 
 
 class AccessGuard:
-    """Implements ``state.Guard`` over the broker's users.
+    """Implements ``context.Guard`` over the broker's users.
 
     Invariant: ``_acting`` is who the request that was admitted last acts for, None when nobody had to log in; ``_verdicts`` holds what
     came of words that had to be verified, until the request that brought them is offered again.
@@ -53,22 +53,22 @@ class AccessGuard:
         self._access: Final[Access] = broker.access
         self._acting: Principal | None = None
         self._payload: bytes | None = None
-        self._verdicts: dict[CursusSession, tuple[Words, Principal | None]] = {}
+        self._verdicts: dict[Peer, tuple[Words, Principal | None]] = {}
 
     # The port
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
+    def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
         """Whether the command may begin, as ``Guard`` says."""
         self._payload = request.message
-        if command.anonymous:
+        if ANYBODY.issuperset(actions):
             self._acting = None
             return
-        self._acting = self._principal(session, request)
+        self._acting = self._principal(peer, request)
         if self._acting is None:
             return
-        _identify(session, self._acting)
+        _identify(peer, self._acting)
         where = self._topic_name(request)
-        for action in command.actions:
+        for action in actions:
             if not self._allows(self._acting, action, where):
                 self._access.refusal(self._acting, action, where)  # for the audit
                 word = WORDS.get(action.permission, "admin")
@@ -76,20 +76,20 @@ class AccessGuard:
             if action in ADMINISTRATION:
                 self._access.administers(self._acting, action, where)
 
-    def admit_batch(self, session: CursusSession, /) -> None:
+    def admit_batch(self, peer: Peer, /) -> None:
         """Whether the connection may write batches; it must have logged in by AUTH. What it may write to is ``admit_topic``'s."""
         self._acting = None
         if not self._access.is_open:
-            self._acting = self._connected(session)
+            self._acting = self._connected(peer)
             if self._acting is None:
                 raise Refused("authentication_required", "command=BATCH")
-            _identify(session, self._acting)
+            _identify(peer, self._acting)
 
-    def admits_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> bool:
+    def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
         """Whether whoever acts may do this to the topic: by permission, and by the topic's own list."""
         return self._access.permits(self._acting, action, topic)
 
-    def admit_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> None:
+    def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
         """Refuse whoever acts what it may not do to the topic."""
         if not self._access.permits(self._acting, action, topic):
             self._access.refusal(self._acting, action, topic)  # for the audit
@@ -109,29 +109,29 @@ class AccessGuard:
 
     # Who it is
 
-    def _principal(self, session: CursusSession, request: Request) -> Principal | None:
+    def _principal(self, peer: Peer, request: Request) -> Principal | None:
         """Who the request acts for. Raises Refused, NotYet."""
         words = request.options.get("principal", ""), request.options.get("auth_token", "")
         if any(words):
-            found = self.verified(session, words)
+            found = self.verified(peer, words)
             if found is None:
                 raise Refused("authentication_failed", "mechanism=PLAIN")
             return found
         if self._access.is_open:
             return None
-        trailing = self._trailing(session, request)
+        trailing = self._trailing(peer, request)
         if trailing is not None:
             return trailing
-        principal = self._connected(session)
+        principal = self._connected(peer)
         if principal is None:
             raise Refused("authentication_required", f"command={_spoken(request)}")
         return principal
 
-    def _connected(self, session: CursusSession) -> Principal | None:
+    def _connected(self, peer: Peer) -> Principal | None:
         """Who the connection is: by AUTH, else by the peer's certificate."""
-        return session.output.certified if session.principal is None else session.principal
+        return peer.output.certified if peer.principal is None else peer.principal
 
-    def _trailing(self, session: CursusSession, request: Request) -> Principal | None:
+    def _trailing(self, peer: Peer, request: Request) -> Principal | None:
         """Clients append their words to the whole command, and so behind the payload; only right ones are taken for such."""
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None
@@ -141,37 +141,37 @@ class AccessGuard:
         name, token = _value(words[0], b"principal="), _value(words[1], b"auth_token=")
         if not name or not token:
             return None
-        found = self.verified(session, (name, token))
+        found = self.verified(peer, (name, token))
         if found is not None:
             self._payload = payload
         return found
 
-    def verified(self, session: CursusSession, words: Words) -> Principal | None:
+    def verified(self, peer: Peer, words: Words) -> Principal | None:
         """Whose words these are, None when they are nobody's, as on a broker without users.
 
         Raises NotYet while that is found out, Refused when too many wait.
         """
         if self._access.is_open:
             return None
-        verdict = self._verdicts.pop(session, None)
+        verdict = self._verdicts.pop(peer, None)
         if verdict is not None and verdict[0] == words:
             return verdict[1]
         name, token = words
-        peer = session.output.peer
-        known = self._access.recall(name, token, peer=peer) or self._holder(name, token, peer)
+        address = peer.output.peer
+        known = self._access.recall(name, token, peer=address) or self._holder(name, token, address)
         if known is not None:
             return known
 
         def done(result: Principal | BrokerError) -> None:
-            if session.closed:
+            if peer.closed:
                 return
             if len(self._verdicts) >= VERDICTS_MAX:
-                self._verdicts = {peer: kept for peer, kept in self._verdicts.items() if not peer.closed}
-            self._verdicts[session] = words, result if isinstance(result, Principal) else None
-            session.wake()
+                self._verdicts = {other: kept for other, kept in self._verdicts.items() if not other.closed}
+            self._verdicts[peer] = words, result if isinstance(result, Principal) else None
+            peer.wake()
 
         try:
-            self._access.log_in(name, token, done, peer=peer)
+            self._access.log_in(name, token, done, peer=address)
         except Busy as error:
             raise refused(error) from None
         raise NotYet
@@ -207,9 +207,9 @@ def _value(word: bytes, key: bytes) -> str:
     return value if value.split() == [value] else ""
 
 
-def _identify(session: CursusSession, principal: Principal) -> None:
+def _identify(peer: Peer, principal: Principal) -> None:
     try:
-        session.identify(principal)
+        peer.identify(principal)
     except BrokerError as error:
         raise refused(error) from None
 

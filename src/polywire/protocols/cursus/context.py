@@ -5,9 +5,9 @@ Promises: every setting has a reason; who may do what is asked at one place. Mus
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
@@ -19,10 +19,8 @@ from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.session import Output
 from polywire.types import TopicName
-
-if TYPE_CHECKING:
-    from polywire.protocols.cursus.session import Command, CursusSession
 
 GroupKey = tuple[str, str]
 """A group's topic and name."""
@@ -84,26 +82,48 @@ class CursusSettings:
             )
 
 
+class Peer(Protocol):
+    """What a guard asks of the connection that a request came over."""
+
+    @property
+    def output(self) -> Output:
+        """Where it is, and whom its certificate names."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who has logged in by AUTH."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+
+    def identify(self, principal: Principal | None, /) -> None:
+        """This is for whom it acts from now on. Raises Busy."""
+
+    def wake(self) -> None:
+        """What its request waited for has come: offer it again."""
+
+
 class Guard(Protocol):
     """Who may do what (spec: cursus#credentials)."""
 
-    def admit(self, session: CursusSession, request: Request, command: Command, /) -> None:
-        """Whether the command may begin.
+    def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
+        """Whether a command that asks for these actions may begin.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``; NotYet when the guard
-        needs time: it calls ``session.wake()`` later, and is asked again about the same request.
+        needs time: it calls ``peer.wake()`` later, and is asked again about the same request.
         """
 
-    def admit_batch(self, session: CursusSession, /) -> None:
+    def admit_batch(self, peer: Peer, /) -> None:
         """Whether the connection may write batches. Raises Refused, NotYet."""
 
-    def admits_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> bool:
+    def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool:
         """Whether the connection may do this to the topic."""
 
-    def admit_topic(self, session: CursusSession, topic: Topic | TopicName, action: Action, /) -> None:
+    def admit_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> None:
         """Refuse what the connection may not do to the topic. Raises Refused ``NOT_AUTHORIZED_FOR_TOPIC``."""
 
-    def verified(self, session: CursusSession, words: tuple[str, str], /) -> Principal | None:
+    def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
         """Whose name and token these are, None when they are nobody's. Raises Refused, NotYet."""
 
     @property
@@ -154,7 +174,7 @@ class GenerationsUsed:
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
-    commands: by name in upper case. turns: next partition of a keyless record, per topic id. scratch: reused memory.
+    turns: next partition of a keyless record, per topic id. scratch: reused memory.
     generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
@@ -164,7 +184,6 @@ class CursusState:
 
     broker: Broker
     settings: CursusSettings
-    commands: Mapping[str, Command]
     guard: Guard
     off_loop: OffLoopQueue
     turns: dict[bytes, int] = field(default_factory=dict)

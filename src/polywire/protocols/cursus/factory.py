@@ -58,7 +58,7 @@ class CursusFactory:
     ) -> None:
         """off_loop: the process's, where it has one."""
         self.state: Final = CursusState(
-            broker, settings or CursusSettings(), COMMANDS, AccessGuard(broker), off_loop or OffLoopQueue(broker.loop)
+            broker, settings or CursusSettings(), AccessGuard(broker), off_loop or OffLoopQueue(broker.loop)
         )
 
     @property
@@ -92,7 +92,7 @@ class CursusFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
         """A session for a new connection."""
-        return CursusSession(self.state, produce.take_batch, output, resume)
+        return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm
+from polywire.protocols.cursus.context import CursusState
 from polywire.protocols.runtime.off_loop import OffLoopWork
-
-if TYPE_CHECKING:
-    from polywire.protocols.cursus.session import CursusSession
+from polywire.protocols.runtime.session import Output
 
 STEP_S: Final = 0.002  # of one frame, before others get a turn
 
@@ -31,6 +30,27 @@ class Stored(Protocol):
         """Go on until ``end``, or to the end; None once that was reached, else in how many seconds to go on."""
 
 
+class Host(Protocol):
+    """The session that a long frame came over."""
+
+    @property
+    def state(self) -> CursusState:
+        """What it shares with others of its listener."""
+
+    @property
+    def output(self) -> Output:
+        """Where what was received is pinned."""
+
+    def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
+        """Begin what the frame asks for; a batch is returned, to be stored. Raises NotYet."""
+
+    def carried(self) -> None:
+        """The frame is carried out."""
+
+    def failed(self, error: PeerError, /) -> None:
+        """The frame makes no sense."""
+
+
 class LongFrame:
     """One such frame of one session, which takes no other request meanwhile.
 
@@ -39,7 +59,7 @@ class LongFrame:
 
     __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
 
-    def __init__(self, session: CursusSession, received: memoryview, packed: Algorithm | None) -> None:
+    def __init__(self, session: Host, received: memoryview, packed: Algorithm | None) -> None:
         self._session = session
         self._received = self._body = received
         self._packed = packed

@@ -6,7 +6,7 @@ connection was answered. No task and no future per request. Must not know: socke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -90,6 +90,7 @@ class CursusSession(PipelinedSession[Answer]):
     __slots__ = (
         "_acting",
         "_caller",
+        "_commands",
         "_compression",
         "_heard_at",
         "_leader",
@@ -108,7 +109,14 @@ class CursusSession(PipelinedSession[Answer]):
         "state",
     )
 
-    def __init__(self, state: CursusState, take_batch: TakeBatch, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: CursusState,
+        commands: Mapping[str, Command],
+        take_batch: TakeBatch,
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
         super().__init__(state.broker, output, resume)
         self.state: Final = state
         self.spoken = state.settings.dialect
@@ -116,6 +124,7 @@ class CursusSession(PipelinedSession[Answer]):
         self._acting: Principal | None = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
+        self._commands = commands
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
@@ -294,7 +303,7 @@ class CursusSession(PipelinedSession[Answer]):
             return True
         if isinstance(read, BarePublish):
             read = self._bare(read)
-        command = self.state.commands.get(read.name, _UNKNOWN)
+        command = self._commands.get(read.name, _UNKNOWN)
         if not command.pipelined and not self._settled():
             return False
         if read.telling:
@@ -317,7 +326,7 @@ class CursusSession(PipelinedSession[Answer]):
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            self.state.guard.admit(self, request, command)
+            self.state.guard.admit(self, request, command.actions)
             reply = command.handler(self, request)
         except Refused as error:
             refusal = error

@@ -6,10 +6,11 @@ Must not know: bytes, sockets.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from zlib import crc32
 
 from polywire.broker.broker import Broker
@@ -19,9 +20,10 @@ from polywire.protocols.iggy.messages import WIRE
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
+    from polywire.broker.access import Principal
     from polywire.broker.groups.coordinator import Membership
+    from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
-    from polywire.protocols.iggy.session import IggySession
 
 REPLY_BYTES: Final = 256 * 1024
 REPLY_BYTES_KEPT: Final = 8 * 1024 * 1024  # of reply buffers kept for reuse: the replies that a few backlogs hold
@@ -40,6 +42,37 @@ class IggySettings:
     dialect: str = "auto"
     reply_bytes_max: int = 8 * 1024 * 1024
     data_dir: Path | None = None
+
+
+class Client(Protocol):
+    """A connection, as far as the others of its listener see it."""
+
+    @property
+    def client_id(self) -> int:
+        """Its number."""
+
+    @property
+    def member_id(self) -> str:
+        """How groups know it."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the peer."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who has logged in."""
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks, for what belongs to somebody."""
+
+    @property
+    def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]:
+        """Groups joined over it, by topic id and group name."""
+
+    def joined(self) -> Sequence[tuple[Topic, str]]:
+        """Topic and name of every group it is a member of."""
 
 
 class Shared:
@@ -63,13 +96,13 @@ class Shared:
         self.directory: Final = Directory(broker)
         named = [dialect for dialect in DIALECTS if dialect.name == settings.dialect]
         self.forced: Final[Dialect | None] = named[0] if named else None
-        self.clients: Final[dict[int, IggySession]] = {}
+        self.clients: Final[dict[int, Client]] = {}
         self.epochs = int(time())  # a login's number in D3: rising, also over restarts
         self.started_at: Final = time()
         self._buffers: list[bytearray] = []
         self._kept_bytes = 0
 
-    def enter(self, session: IggySession, peer: str) -> int:
+    def enter(self, session: Client, peer: str) -> int:
         """A number for a new connection: that of its address, as the reference has it, unless it is taken."""
         number = crc32(peer.encode())
         while number == 0 or number in self.clients:
@@ -77,7 +110,7 @@ class Shared:
         self.clients[number] = session
         return number
 
-    def leave(self, session: IggySession) -> None:
+    def leave(self, session: Client) -> None:
         """The connection is gone."""
         self.clients.pop(session.client_id, None)
 
@@ -86,7 +119,7 @@ class Shared:
         self.epochs += 1
         return self.epochs
 
-    def membership(self, session: IggySession, topic: Topic, group: str) -> Membership:
+    def membership(self, session: Client, topic: Topic, group: str) -> Membership:
         """A member's place now; it stays one until its connection ends. Raises BrokerError."""
         return self.broker.groups.join(
             group,

@@ -19,6 +19,7 @@ from typing import Final
 from polywire.broker.actions import Action
 from polywire.build_info import VERSION
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.context import Client
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
@@ -46,7 +47,7 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 # Clients
 
 
-def _client_bytes(client: IggySession, dialect: Dialect) -> bytes:
+def _client_bytes(client: Client, dialect: Dialect) -> bytes:
     user = b""
     if dialect.has_login:
         known = client.principal is not None
@@ -56,7 +57,7 @@ def _client_bytes(client: IggySession, dialect: Dialect) -> bytes:
     return head + U32.pack(len(client.joined()))
 
 
-def _client_details(session: IggySession, client: IggySession, dialect: Dialect) -> bytes:
+def _client_details(session: IggySession, client: Client, dialect: Dialect) -> bytes:
     directory = session.shared.directory
     body = _client_bytes(client, dialect)
     for topic, group in client.joined():
