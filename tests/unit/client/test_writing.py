@@ -11,7 +11,7 @@ from polywire.client.bulk import BulkConnection
 from polywire.client.writing import ProduceWriter, StageWriter
 from polywire.errors import Busy, ErrorCode, Missing
 from polywire.protocols.polywire.messages import Stage
-from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.produce import ProduceRequests
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.records.split import with_producer
@@ -85,15 +85,15 @@ def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
     connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, refusals: int, published: bool
 ) -> None:
     left = iter(range(refusals))
-    stage = Appending.stage
+    stage = ProduceRequests.stage
 
-    def full(self: Appending, correlation: int, request: Stage, payload: memoryview) -> None:
+    def full(self: ProduceRequests, correlation: int, request: Stage, payload: memoryview) -> None:
         if next(left, None) is not None:
             raise Busy(ErrorCode.STAGE_FULL, "too much is staged")
         stage(self, correlation, request, payload)
 
     monkeypatch.setattr(writing, "BUSY_PAUSE_S", 0.0)
-    monkeypatch.setattr(Appending, "stage", full)
+    monkeypatch.setattr(ProduceRequests, "stage", full)
     writer = StageWriter(connection)
     if published:
         fill(writer, 30)

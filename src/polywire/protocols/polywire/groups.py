@@ -16,7 +16,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.replies import Answering, LongAnswer
+from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ GROUPS_MAX: Final = 1_000  # page §3: of one answer
 GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
 
-class Grouping:
+class GroupRequests:
     """Requests about positions and groups."""
 
     __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
+    def __init__(self, broker: Broker, session: ReplyOwner, admission: Admission) -> None:
         self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
@@ -167,10 +167,10 @@ class _Listing:
     def entries(self) -> Iterator[messages.GroupEntry | None]:
         """The groups of the answer; nothing is yielded for each that is looked at."""
         keys = self._broker.groups.pairs()
-        for _ in self._look(keys):
+        for _ in self._scan(keys):
             yield None
         known = set(keys)
-        for _ in self._look(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
+        for _ in self._scan(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
             yield None
         room = GROUP_ENTRIES_MAX
         for key in sorted(self._first)[:GROUPS_MAX]:
@@ -186,7 +186,7 @@ class _Listing:
         """What is told of these, and whether there are more."""
         return messages.GroupList(entries, len(entries) < self.wanted)
 
-    def _look(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
+    def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
         group, after = self._request.group, tuple(self._request.after)
         for key in keys:
             if group in (None, key[1]) and key > after and self._sees(key[0]):

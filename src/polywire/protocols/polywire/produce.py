@@ -19,7 +19,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.replies import Answering
+from polywire.protocols.polywire.replies import ReplyOwner
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
@@ -38,7 +38,7 @@ class _Collected:
 
     __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
 
-    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
@@ -86,7 +86,7 @@ class _PublishAnswer:
 
     __slots__ = ("_answer", "_correlation", "_over", "_session")
 
-    def __init__(self, session: Answering, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, correlation: int) -> None:
         self._session: Final = session
         self._correlation: Final = correlation
         self._over = False
@@ -117,7 +117,7 @@ class _PublishAnswer:
         self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
 
 
-class Appending:
+class ProduceRequests:
     """What one connection appends.
 
     A request that takes longer than a turn is carried out in slices, others' requests in between; its connection takes no further request
@@ -125,13 +125,13 @@ class Appending:
     refusal in between does. The connection's end does not keep the rest from being stored.
     """
 
-    __slots__ = ("_admission", "_broker", "_session", "_turns")
+    __slots__ = ("_admission", "_broker", "_round_robin", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission, turns: Iterator[int]) -> None:
+    def __init__(self, broker: Broker, session: ReplyOwner, admission: Admission, round_robin: Iterator[int]) -> None:
         self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
-        self._turns: Final = turns
+        self._round_robin: Final = round_robin
 
     def produce(self, correlation: int, request: messages.Produce, payload: memoryview) -> None:
         """Append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
@@ -191,7 +191,7 @@ class Appending:
         if number != BY_KEY:
             partition = partition_of(topic, number)
             return map(partial(Part, partition), batches)
-        return chain.from_iterable(split_by_key(topic, batch, self._turns, chosen) for batch in batches)
+        return chain.from_iterable(split_by_key(topic, batch, self._round_robin, chosen) for batch in batches)
 
     def _begin(self, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
         """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""

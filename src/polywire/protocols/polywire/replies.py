@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Part = TypeVar("_Part")
 
 
-class Answering(Protocol):
+class ReplyOwner(Protocol):
     """What the parts of a session ask of it."""
 
     def owe(self) -> None: ...
@@ -43,7 +43,7 @@ class LongAnswer:
 
     __slots__ = ("_broker", "_correlation", "_session", "_verb")
 
-    def __init__(self, broker: Broker, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, broker: Broker, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._broker: Final = broker
         self._session: Final = session
         self._verb: Final = verb

@@ -29,12 +29,12 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
-from polywire.protocols.polywire.groups import Grouping
+from polywire.protocols.polywire.groups import GroupRequests
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.produce import Appending
+from polywire.protocols.polywire.produce import ProduceRequests
 from polywire.protocols.polywire.sealed_ranges import locate
-from polywire.protocols.polywire.topics import Catalog
-from polywire.protocols.polywire.transactions import Transactions
+from polywire.protocols.polywire.topics import TopicRequests
+from polywire.protocols.polywire.transactions import TransactionRequests
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
 
@@ -71,10 +71,10 @@ class PolywireSession(SequentialSession):
     def __init__(self, broker: Broker, output: Output, resume: Callable[[], None], turns: Iterator[int]) -> None:
         super().__init__(broker, output, resume)
         self._admission: Final = Admission(broker, output)
-        self._appending: Final = Appending(broker, self, self._admission, turns)
-        self._catalog: Final = Catalog(broker, self, self._admission)
-        self._grouping: Final = Grouping(broker, self, self._admission)
-        self._transactions: Final = Transactions(broker, self, self._admission)
+        self._appending: Final = ProduceRequests(broker, self, self._admission, turns)
+        self._catalog: Final = TopicRequests(broker, self, self._admission)
+        self._grouping: Final = GroupRequests(broker, self, self._admission)
+        self._transactions: Final = TransactionRequests(broker, self, self._admission)
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()
@@ -262,7 +262,7 @@ class PolywireSession(SequentialSession):
         elif verb == Verb.PING:
             self.answer(verb, correlation, Head())
         elif isinstance(request, messages.Locate):
-            locate(self.broker, self, correlation, request, tells_files=self._admission.sees_files())
+            locate(self.broker, self, correlation, request, with_paths=self._admission.sees_files())
         elif isinstance(request, messages.Publish):
             self._appending.publish(correlation, request)
         elif isinstance(request, messages.Abandon):

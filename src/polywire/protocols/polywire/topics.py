@@ -16,7 +16,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
-from polywire.protocols.polywire.replies import Answering, LongAnswer
+from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import KeyHash
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ _SETTINGS: Final = {
 }
 
 
-class Catalog:
+class TopicRequests:
     """Requests about topics."""
 
     __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
+    def __init__(self, broker: Broker, session: ReplyOwner, admission: Admission) -> None:
         self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
@@ -98,7 +98,7 @@ class Catalog:
             settings,
             by=self._admission.caller,
             level=level_of(request.level),
-            then=change.tell,
+            then=change.set_topic,
             done=change.done,
         )
         change.begun(begun)
@@ -129,7 +129,7 @@ class _Change:
 
     __slots__ = ("_correlation", "_holds", "_loop", "_session", "_topic", "_verb")
 
-    def __init__(self, loop: Loop, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, loop: Loop, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._loop: Final = loop
         self._session: Final = session
         self._verb: Final = verb
@@ -137,7 +137,7 @@ class _Change:
         self._holds = False
         self._topic: Topic | None = None
 
-    def tell(self, topic: Topic) -> None:
+    def set_topic(self, topic: Topic) -> None:
         """Answer with a description of this topic."""
         self._topic = topic
 
@@ -164,8 +164,8 @@ class _Change:
         if error is not None:
             self._session.settle_error(self._verb, self._correlation, error)
         else:
-            told = Head() if self._topic is None else describe(self._topic)
-            self._session.settle(self._verb, self._correlation, told)
+            description = Head() if self._topic is None else describe(self._topic)
+            self._session.settle(self._verb, self._correlation, description)
 
 
 class _BoundsAnswer:

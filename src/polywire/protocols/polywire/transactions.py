@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from polywire.errors import BrokerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.replies import Answering
+from polywire.protocols.polywire.replies import ReplyOwner
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -27,12 +27,12 @@ Kept = messages.AskKept | messages.DeleteKept
 _T = TypeVar("_T")
 
 
-class Transactions:
+class TransactionRequests:
     """Requests about what the broker remembers of them."""
 
     __slots__ = ("_admission", "_broker", "_session")
 
-    def __init__(self, broker: Broker, session: Answering, admission: Admission) -> None:
+    def __init__(self, broker: Broker, session: ReplyOwner, admission: Admission) -> None:
         self._admission: Final = admission
         self._broker: Final = broker
         self._session: Final = session
