@@ -63,18 +63,18 @@ def jobs(spark: SparkSession, plan: Plan) -> dict[str, Callable[[], Ran]]:
     return {
         "land": lambda: land(
             spark, plan.address, plan.topics, place / "table", place / "land", ["_topic"], parse=FIELDS, batch_records_max=most,
-            told=told("land"),
+            on_progress=told("land"),
         ),
         "refine": lambda: refine(
             spark, plan.address, plan.topics, REFINED, place / "refine", FIELDS, id="concat(w, '-', n)", delay=DELAY,
-            batch_records_max=most, told=told("refine"),
+            batch_records_max=most, on_progress=told("refine"),
         ),
         "windows": lambda: windows(
             spark, plan.address, plan.topics, place / "windows", FIELDS, length="10 seconds", delay=DELAY, group_by=["w"],
-            measures=["sum(n) as total"], output=COUNTED, batch_records_max=most, told=told("windows"),
+            measures=["sum(n) as total"], output=COUNTED, batch_records_max=most, on_progress=told("windows"),
         ),
         "bridge": lambda: bridge(
-            spark, plan.address, plan.topics, COPIED, place / "bridge", batch_records_max=most, told=told("bridge")
+            spark, plan.address, plan.topics, COPIED, place / "bridge", batch_records_max=most, on_progress=told("bridge")
         ),
     }  # fmt: skip
 

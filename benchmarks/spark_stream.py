@@ -90,7 +90,7 @@ def _land_rate(made: Bench, place: Path) -> float:
     begun = time.perf_counter()
     landed = land(
         made.spark, made.address, "land", place / "table", place / "checkpoint", [],
-        batch_records_max=LAND_BATCH_RECORDS, told=told,
+        batch_records_max=LAND_BATCH_RECORDS, on_progress=told,
     )  # fmt: skip
     if landed.records != LAND_RECORDS:
         raise AssertionError(

@@ -118,15 +118,15 @@ def main() -> int:
 
 def run_pipelines(spark: SparkSession, address: str, total: int, output: Path) -> Ran:
     """The topic as a table, and as counts by day and carrier in another topic."""
-    with progress_bar("landing   ", total=total, console=console) as told:
+    with progress_bar("landing   ", total=total, console=console) as on_progress:
         landed = land(
             spark, address, TOPIC, output / "flights", output / "land", ["month"], parse=f"json:{FLIGHT}", files_max=1,
-            batch_records_max=BATCH_RECORDS_MAX, told=told,
+            batch_records_max=BATCH_RECORDS_MAX, on_progress=on_progress,
         )  # fmt: skip
-    with progress_bar("windows   ", total=total, console=console) as told:
+    with progress_bar("windows   ", total=total, console=console) as on_progress:
         windows(
             spark, address, TOPIC, output / "windows", f"json:{FLIGHT}", length="1 day", time="time_hour", delay=YEAR,
-            group_by=["carrier"], measures=["avg(dep_delay) as delay"], output=DAYS_TOPIC, told=told,
+            group_by=["carrier"], measures=["avg(dep_delay) as delay"], output=DAYS_TOPIC, on_progress=on_progress,
         )  # fmt: skip
     return landed
 

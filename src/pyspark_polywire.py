@@ -6,8 +6,8 @@ sources here leaves without a word. Must not know: anything else.
 
 from __future__ import annotations
 
-from polywire.spark.farewell import depart_quietly
 from polywire.spark.source import PolywireDataSource as DefaultSource
+from polywire.spark.worker_exit import depart_quietly
 
 __all__ = ["DefaultSource"]
 

@@ -23,11 +23,11 @@ _UNSAFE: Final = (
 )
 
 
-def _spelled(code: int) -> str:
+def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-_TEXT: Final[Mapping[int, str]] = {code: _spelled(code) for code in _UNSAFE}
+_TEXT: Final[Mapping[int, str]] = {code: _escape(code) for code in _UNSAFE}
 _JSON: Final[Mapping[int, str]] = {code: f"\\u{code:04x}" for code in _UNSAFE if code not in (0x09, 0x0A)}
 
 

@@ -27,14 +27,14 @@ def is_simple(name: str) -> bool:
     return consists_of(name, _NEVER_RESERVED)
 
 
-def spelled(name: str, reserved: Container[str] = ()) -> str:
+def escape(name: str, reserved: Container[str] = ()) -> str:
     """The name without reserved characters, and without anything that would be read as an escape."""
     if is_simple(name):
         return name
     return "".join(_escape(char) if char in reserved or _is_escape(name, at) else char for at, char in enumerate(name))
 
 
-def read(text: str) -> str:
+def unescape(text: str) -> str:
     """The name that a text spells. Raises Invalid(INVALID_TOPIC) where its escapes are no UTF-8, or control characters."""
     if ESCAPE not in text:
         return text

@@ -13,7 +13,7 @@ import pytest
 from polywire.errors import Corrupt
 from polywire.log.doctor import Finding, Severity, examine
 from polywire.log.partition.partition import FilePartition
-from polywire.log.repair import examining
+from polywire.log.repair import open_offline
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, records_of
 
@@ -69,7 +69,7 @@ def read_what_is_sound(rig: Rig, partition: FilePartition) -> tuple[dict[int, by
 
 
 def examined(directory: Path) -> list[Finding]:
-    with examining(directory, Memory, RigLoop()) as patient:
+    with open_offline(directory, Memory, RigLoop()) as patient:
         return examine(patient)
 
 

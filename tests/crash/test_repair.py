@@ -10,7 +10,7 @@ import pytest
 from polywire.clock import SystemClock
 from polywire.errors import Corrupt, Unavailable
 from polywire.log.journal.recovery import FoundGroup, find_chain
-from polywire.log.repair import Diagnosis, examining, finish, repair
+from polywire.log.repair import Diagnosis, finish, open_offline, repair
 from polywire.types import Level
 from tests.crash.test_flips import read_what_is_sound
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop
@@ -28,7 +28,7 @@ def write_groups(directory: Path, count: int = 6) -> list[FoundGroup]:
         rig.change(b"change-%d" % number)
         rig.settle()
     rig.log.close()
-    with examining(directory, Memory, RigLoop()) as patient:
+    with open_offline(directory, Memory, RigLoop()) as patient:
         chain = find_chain(patient.slots)
         assert chain is not None
         return list(chain.groups)[-count - 1 : -1]  # the closing group holds nothing
@@ -41,12 +41,12 @@ def flip(path: Path, at: int) -> None:
 
 
 def look(directory: Path) -> Diagnosis:
-    with examining(directory, Memory, RigLoop()) as patient:
+    with open_offline(directory, Memory, RigLoop()) as patient:
         return patient.diagnose()
 
 
 def cure(directory: Path) -> Path:
-    with examining(directory, Memory, RigLoop()) as patient:
+    with open_offline(directory, Memory, RigLoop()) as patient:
         diagnosis = patient.diagnose()
         aside, size = repair(patient, diagnosis), patient.slots[0].size
     finish(directory, diagnosis.through, size, Memory(), RigLoop(), SystemClock())
@@ -137,6 +137,6 @@ def test_nobody_repairs_what_a_broker_has_open(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="in use"):
         look(tmp_path)
     rig.log.close()
-    with examining(tmp_path, Memory, RigLoop()), pytest.raises(Unavailable, match="in use"):
+    with open_offline(tmp_path, Memory, RigLoop()), pytest.raises(Unavailable, match="in use"):
         Rig(tmp_path, QUIET)
     Rig(tmp_path, QUIET).log.close()

@@ -24,7 +24,7 @@ def main(address: str, topic: str, directory: str, copy: str = "") -> None:
         records = topic_stream(spark, address, topic, batch_records_max=BATCH_RECORDS_MAX)
         # Through a shuffle, so that a micro-batch that is run again has other tasks with other rows.
         writer = into_topic(records.select("key", "value").repartition(3), address, copy)
-        run_query(writer, "copy", checkpoint, available_now=True, told=None)
+        run_query(writer, "copy", checkpoint, available_now=True, on_progress=None)
     else:
         land(spark, address, topic, table, checkpoint, ["partition"], batch_records_max=BATCH_RECORDS_MAX)
     spark.stop()

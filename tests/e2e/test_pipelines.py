@@ -94,7 +94,7 @@ def test_windows_count_each_record_once_and_tell_of_late_ones(
         ran = windows(
             spark, served.address, topic, tmp_path / "checkpoint", "json:at timestamp, kind string, n int",
             length="10 minutes", time="at", delay="30 minutes", group_by=["kind"], measures=["sum(n) as total"],
-            path=tmp_path / "table", told=told.append,
+            path=tmp_path / "table", on_progress=told.append,
         )  # fmt: skip
         return ran.left_out, told
 

@@ -183,7 +183,7 @@ def test_replay_keeps_order_and_goes_on(spark: SparkSession, served: Served, top
     def run(told: Any = None, slice_seconds: float = 10.0) -> Ran:
         return replay(
             spark, tmp_path / "table", served.address, topic, tmp_path / "checkpoint", time_column="at",
-            key="cast(id % 2 as string)", speed=20.0, slice_seconds=slice_seconds, told=told,
+            key="cast(id % 2 as string)", speed=20.0, slice_seconds=slice_seconds, on_progress=told,
         )  # fmt: skip
 
     def kill(batch: BatchProgress) -> None:

@@ -162,7 +162,7 @@ def landing(
     landed = land(
         spark, served.address, topic, directory / "table", directory / "checkpoint", ["partition"],
         parse=lambda records: records.selectExpr("partition", "offset", "cast(value as string) as value"),
-        batch_records_max=most, told=told.append,
+        batch_records_max=most, on_progress=told.append,
     )  # fmt: skip
     return landed, told
 

@@ -89,17 +89,17 @@ def test_what_is_spelled_is_read_as_the_same_name(wire: str, name: str) -> None:
 @given(st.text(alphabet=st.sampled_from("%2046aCc3\n\xff😀 "), max_size=12))
 def test_what_is_read_is_a_text_without_control_characters_or_refused(text: str) -> None:
     try:
-        name = names.read(text)
+        name = names.unescape(text)
     except Invalid:
         return
     name.encode()
     assert name == text or names.CONTROLS.isdisjoint(name)
-    assert names.read(names.spelled(name)) == name
+    assert names.unescape(names.escape(name)) == name
 
 
 @pytest.mark.parametrize("name", ["a", "a-b.c_d=e", "ü", "a b", "%", "100%", "%zz", "日本"])
 def test_a_name_is_as_it_is_where_nothing_is_reserved(name: str) -> None:
-    assert names.spelled(name) == name == names.read(name)
+    assert names.escape(name) == name == names.unescape(name)
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_a_grant_names_one_stream_and_topic(stream: str, topic: str) -> None:
 @given(parts, parts)
 def test_a_word_of_permission_can_name_every_topic(stream: str, topic: str) -> None:
     reserved = frozenset("/@, \t") | names.WHITE
-    word = f"consume@{names.spelled(stream, reserved)}/{names.spelled(topic, reserved)}"
+    word = f"consume@{names.escape(stream, reserved)}/{names.escape(topic, reserved)}"
     assert list(parse_grants([word]).topics) == [resource_name(stream, topic)]

@@ -62,13 +62,13 @@ def opened(permissions: int) -> int:
 
 def resource_name(stream: str, topic: str) -> str:
     """How grants name a topic: ``stream/topic``, where the stream's name is spelled without ``/`` (decision 0037)."""
-    return f"{names.spelled(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
+    return f"{names.escape(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
 
 
 def split_resource_name(name: str) -> tuple[str, str]:
     """Stream and topic of ``resource_name``."""
     stream, _, topic = name.partition(_BETWEEN)
-    return names.read(stream), topic
+    return names.unescape(stream), topic
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +139,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown permission word={word!r} known={known}")
         if at:
             stream, between, topic = resource.partition(_BETWEEN)
-            named = resource_name(names.read(stream), names.read(topic)) if between else names.read(stream)
+            named = resource_name(names.unescape(stream), names.unescape(topic)) if between else names.unescape(stream)
             kept = granted[bool(between)]
             kept[named] = kept.get(named, 0) | permission
         else:

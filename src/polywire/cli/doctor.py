@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.log import empty_state, place_of
+from polywire.cli.log import empty_state, partition_name
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.log.doctor import Finding, Severity, examine, rebuild
-from polywire.log.repair import Patient, examining
+from polywire.log.repair import OfflineLog, open_offline
 
 EXIT_DAMAGED: Final = 3
 EXIT_BROKEN: Final = 4
@@ -44,16 +44,16 @@ def doctor(
     would start."""
     loop = asyncio.new_event_loop()
     try:
-        with examining(data_dir, empty_state, loop) as patient:
-            findings = examine(patient)
-            rebuilt = rebuild(patient, findings) if rebuild_copies else []
+        with open_offline(data_dir, empty_state, loop) as offline:
+            findings = examine(offline)
+            rebuilt = rebuild(offline, findings) if rebuild_copies else []
             if not rebuilt:
-                _print(patient, findings, output)
+                _print(offline, findings, output)
         if rebuilt:
             note(f"rebuilt {' '.join(rebuilt)}")
-            with examining(data_dir, empty_state, loop) as patient:
-                findings = examine(patient)
-                _print(patient, findings, output)
+            with open_offline(data_dir, empty_state, loop) as offline:
+                findings = examine(offline)
+                _print(offline, findings, output)
     finally:
         loop.close()
     found = {finding.severity for finding in findings}
@@ -62,13 +62,13 @@ def doctor(
     return EXIT_DAMAGED if found & {Severity.DAMAGED, Severity.WORN} else 0
 
 
-def _print(patient: Patient, findings: Sequence[Finding], output: ListFormat) -> None:
-    print_list([_row(patient, finding) for finding in findings], columns=COLUMNS, form=output)
+def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
+    print_list([_row(offline, finding) for finding in findings], columns=COLUMNS, form=output)
 
 
-def _row(patient: Patient, finding: Finding) -> Mapping[str, object]:
+def _row(offline: OfflineLog, finding: Finding) -> Mapping[str, object]:
     damage = finding.damage
-    topic, number = (None, None) if damage is None else place_of(patient, damage.partition)
+    topic, number = (None, None) if damage is None else partition_name(offline, damage.partition)
     first, end = (None, None) if damage is None else (damage.first_offset, damage.next_offset)
     facts = (finding.severity.value, finding.path, topic, number, first, end, finding.message)
     return dict(zip(COLUMNS, facts, strict=True))

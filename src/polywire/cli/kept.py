@@ -26,7 +26,7 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of 
 class Noun:
     """A kind of thing that is remembered.
 
-    word: as commands say it. name, names: as sentences do. columns: of the list, the name first. told: the column that ``delete`` tells of.
+    word: as commands say it. name, names: as sentences do. columns: of the list, the name first. detail: the column that ``delete`` tells of.
     forget: what ``delete`` does, for its help. example: a name.
     """
 
@@ -37,7 +37,7 @@ class Noun:
     forget: str
     example: str
     columns: tuple[str, ...]
-    told: str
+    detail: str
     missing: ErrorCode
     listed: Callable[[PolywireClient], Awaitable[list[TransactionInfo] | list[WriterInfo]]]
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
@@ -47,7 +47,7 @@ class Noun:
         return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are told"))]
 
     async def delete(self, client: Client, name: str, *, dry_run: bool) -> object:
-        """Forget one; what ``told`` said of it. Raises Missing."""
+        """Forget one; what ``detail`` said of it. Raises Missing."""
         wire = polywire_only(client, f"{self.names} are deleted")
         key = self.columns[0]
         known = [row for row in await self.rows(wire) if row[key] == name]
@@ -55,7 +55,7 @@ class Noun:
             raise Missing(self.missing, f"no such {self.name} {key}={name!r}")
         if not dry_run:
             await self.deleted(wire, name)
-        return known[0][self.told]
+        return known[0][self.detail]
 
 
 def commands(noun: Noun) -> App:
@@ -69,9 +69,9 @@ def commands(noun: Noun) -> App:
     def delete(
         name: str, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
     ) -> None:
-        told = run_with_client(address, lambda client: noun.delete(client, name, dry_run=dry_run))
+        detail = run_with_client(address, lambda client: noun.delete(client, name, dry_run=dry_run))
         done = "would delete" if dry_run else "deleted"
-        note(f"{done} {noun.name.replace(' ', '_')}={name} {noun.told}={told}")
+        note(f"{done} {noun.name.replace(' ', '_')}={name} {noun.detail}={detail}")
 
     list_all.__doc__ = f"List {noun.names}: one's own, and for administrators everybody's."
     delete.__doc__ = f"""{noun.forget}

@@ -17,7 +17,7 @@ from polywire.broker.state import State
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
-from polywire.log.repair import GivenUp, Offsets, Patient, examining, finish, repair
+from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offline, repair
 
 app = App(
     name="log",
@@ -45,30 +45,30 @@ def repair_log(
     """Go past a hole or a damaged group of the journal, and tell what that gives up."""
     loop = asyncio.new_event_loop()
     try:
-        with examining(data_dir, empty_state, loop) as patient:
-            diagnosis = patient.diagnose()
+        with open_offline(data_dir, empty_state, loop) as offline:
+            diagnosis = offline.diagnose()
             if diagnosis.reason is None:
                 note("a broker can start here: nothing to repair")
                 return
             note(f"damage: {diagnosis.reason.message}")
-            print_list(list(rows_of(patient, diagnosis.given_up)), columns=COLUMNS, form=output)
+            print_list(list(rows_of(offline, diagnosis.given_up)), columns=COLUMNS, form=output)
             if dry_run:
                 note("nothing was changed (--dry-run)")
                 return
-            aside, slot_bytes = repair(patient, diagnosis), patient.slots[0].size
+            aside, slot_bytes = repair(offline, diagnosis), offline.slots[0].size
         finish(data_dir, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
         note(f"repaired; the journal's files as they were: {aside}")
     finally:
         loop.close()
 
 
-def rows_of(patient: Patient, given_up: GivenUp) -> Iterator[Mapping[str, object]]:
+def rows_of(offline: OfflineLog, given_up: GivenUp) -> Iterator[Mapping[str, object]]:
     """What a repair gives up, one row each."""
     for incarnation, offsets in sorted(given_up.records.items()):
-        yield _row("records", patient, incarnation, offsets)
+        yield _row("records", offline, incarnation, offsets)
     for incarnation, ranges in sorted(given_up.damaged.items()):
         for offsets in ranges:
-            yield _row("damaged, stay unreadable", patient, incarnation, offsets)
+            yield _row("damaged, stay unreadable", offline, incarnation, offsets)
     counts = {
         "groups": given_up.groups,
         "groups of which nothing is known": given_up.unknown,
@@ -80,15 +80,15 @@ def rows_of(patient: Patient, given_up: GivenUp) -> Iterator[Mapping[str, object
             yield dict.fromkeys(COLUMNS) | {"given_up": name, "count": count}
 
 
-def _row(what: str, patient: Patient, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
-    topic, number = place_of(patient, incarnation)
+def _row(what: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
+    topic, number = partition_name(offline, incarnation)
     first, end = offsets
     facts = (what, topic, number, first, end, end - first)
     return dict(zip(COLUMNS, facts, strict=True))
 
 
-def place_of(patient: Patient, incarnation: int) -> tuple[str, int]:
+def partition_name(offline: OfflineLog, incarnation: int) -> tuple[str, int]:
     """(topic, partition) of an incarnation; the incarnation itself where the topic is not known any more."""
-    state = patient.state
+    state = offline.state
     found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
     return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

@@ -95,11 +95,11 @@ def run(
     with notes.status("starting Spark"):
         spark = session(f"polywire-{name}", master=master, **chosen)
     try:
-        if "told" not in inspect.signature(function).parameters:
+        if "on_progress" not in inspect.signature(function).parameters:
             with notes.status(f"running {name}"):
                 return _tell(name, function(spark, **settings))
-        with progress_bar(name, console=notes) as told:
-            ran = function(spark, **settings, told=told)
+        with progress_bar(name, console=notes) as on_progress:
+            ran = function(spark, **settings, on_progress=on_progress)
         return _tell(name, ran)
     finally:
         if not borrowed:

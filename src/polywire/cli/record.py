@@ -18,7 +18,7 @@ from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import note, notes
 from polywire.cli.record_input import LineReader
 from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
-from polywire.cli.starts import Span, parse_start, spans
+from polywire.cli.start_position import Span, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import Client
 from polywire.errors import BrokerError, Invalid

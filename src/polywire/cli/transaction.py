@@ -20,7 +20,7 @@ app = commands(
         " anew.",
         example="orders-billing",
         columns=("id", "epoch", "state", "messages", "positions", "idle_ms", "owner"),
-        told="state",
+        detail="state",
         missing=ErrorCode.TRANSACTION_MISSING,
         listed=PolywireClient.transactions,
         deleted=PolywireClient.delete_transaction,

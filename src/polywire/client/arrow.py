@@ -77,7 +77,7 @@ _NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
 _FACTS: Final = Struct("<4xII16xIQ8xq28xI")
 
 
-class _Run(NamedTuple):
+class _BatchRows(NamedTuple):
     """Rows of one stored batch inside the range asked for; ``numbers`` is its line of the plan."""
 
     source: memoryview
@@ -107,7 +107,7 @@ def chunk_to_arrow(
     return batches
 
 
-def _runs(chunk: StoredChunk) -> Iterator[_Run]:
+def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
     if not chunk.bodies:
         yield from _bodiless_runs(chunk)
         return
@@ -128,10 +128,10 @@ def _runs(chunk: StoredChunk) -> Iterator[_Run]:
         if start < stop:
             size = places[_VALUE_SIZE] + places[_KEY_SIZE]
             share = size * (stop - start) // record_count
-            yield _Run(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
+            yield _BatchRows(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
 
 
-def _bodiless_runs(chunk: StoredChunk) -> Iterator[_Run]:
+def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
     """Of headers alone: rows without any column. A compacted batch is there as a whole."""
     at = 0
     while at + HEADER_BYTES <= len(chunk.data):
@@ -142,7 +142,9 @@ def _bodiless_runs(chunk: StoredChunk) -> Iterator[_Run]:
         else:
             start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
             if start < stop:
-                yield _Run(chunk.data, [at, start, stop, base_offset, append_time_us, *_NO_COLUMNS], stop - start, 0)
+                yield _BatchRows(
+                    chunk.data, [at, start, stop, base_offset, append_time_us, *_NO_COLUMNS], stop - start, 0
+                )
         at += size
 
 
@@ -150,9 +152,9 @@ def _column(source: memoryview, places: Sequence[int], column: Column) -> memory
     return source[places[2 * column] : places[2 * column] + places[2 * column + 1]]
 
 
-def _groups(runs: Iterator[_Run], rows_max: int) -> Iterator[list[_Run]]:
+def _groups(runs: Iterator[_BatchRows], rows_max: int) -> Iterator[list[_BatchRows]]:
     """Runs that become one record batch each: a large one alone, cut to ``rows_max``; small ones together."""
-    group: list[_Run] = []
+    group: list[_BatchRows] = []
     rows = size = 0
     for run in runs:
         alone = run.byte_count >= WRAP_BYTES_MIN or run.row_count > rows_max
@@ -170,12 +172,12 @@ def _groups(runs: Iterator[_Run], rows_max: int) -> Iterator[list[_Run]]:
         yield group
 
 
-def _pieces(run: _Run, rows_max: int) -> Iterator[_Run]:
+def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
     start, stop = run.numbers[1], run.numbers[2]
     for first in range(start, stop, rows_max):
         last = min(first + rows_max, stop)
         numbers = [run.numbers[0], first, last, *run.numbers[3:]]
-        yield _Run(run.source, numbers, last - first, run.byte_count)
+        yield _BatchRows(run.source, numbers, last - first, run.byte_count)
 
 
 class _Rows:
@@ -183,7 +185,7 @@ class _Rows:
 
     __slots__ = ("_alone", "_chunk", "_plan", "_source", "_space", "row_count")
 
-    def __init__(self, chunk: StoredChunk, runs: list[_Run]) -> None:
+    def __init__(self, chunk: StoredChunk, runs: list[_BatchRows]) -> None:
         self._chunk: Final = chunk
         self._source: Final = runs[0].source
         self._plan: Final = memoryview(array("q", [number for run in runs for number in run.numbers]))

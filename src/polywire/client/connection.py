@@ -87,7 +87,7 @@ class _Call(Generic[_Reply]):
         self.replies: list[_Reply] = []
 
 
-class OrderedConnection(Connection, Generic[_Reply]):
+class PipelinedConnection(Connection, Generic[_Reply]):
     """A connection whose replies carry nothing to tell them apart. Guards: they are told to calls in the order in which these were made.
 
     A wire says where a reply ends and what it is.
@@ -149,7 +149,7 @@ class OrderedConnection(Connection, Generic[_Reply]):
             call.done.cancel()  # of a caller that gave up; what was sent is still answered
 
 
-class FramedConnection(OrderedConnection[bytes]):
+class FramedConnection(PipelinedConnection[bytes]):
     """Frames out and in: a length of four bytes, big endian, and a body of so many, which is the reply."""
 
     BODY_BYTES_MIN: ClassVar[int] = 0

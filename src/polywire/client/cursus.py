@@ -81,7 +81,7 @@ class CursusClient(Scope):
     as this wire's own clients do.
     """
 
-    __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_turn", "_waiting")
+    __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_round_robin", "_waiting")
 
     def __init__(self, connection: _Connection, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._connection: Final = connection
@@ -90,7 +90,7 @@ class CursusClient(Scope):
         self._counts: dict[str, int] = {}
         self._idle: list[_Connection] = []
         self._waiting: set[_Connection] = set()
-        self._turn = 0
+        self._round_robin = 0
         self._closed = False
 
     @classmethod
@@ -202,24 +202,25 @@ class CursusClient(Scope):
             at += len(key)
         found = partitions_of(b"".join(keys), memoryview(spans), count, KeyHash.FNV32)
         rows_of: dict[int, list[int]] = {}
-        for row, (key, home) in enumerate(zip(keys, found, strict=True)):
+        for row, (key, chosen) in enumerate(zip(keys, found, strict=True)):
             if not key:
-                home, self._turn = self._turn % count, self._turn + 1
-            rows_of.setdefault(int(home), []).append(row)
+                chosen, self._round_robin = self._round_robin % count, self._round_robin + 1
+            rows_of.setdefault(int(chosen), []).append(row)
         return rows_of
 
     async def _send(
         self, topic: str, records: Sequence[Record], rows_of: dict[int, list[int]], level: Level
     ) -> list[Produced]:
-        sent = [(home, rows) for home, all_rows in rows_of.items() for rows in _batches(records, all_rows)]
+        sent = [(partition, rows) for partition, all_rows in rows_of.items() for rows in _batches(records, all_rows)]
         bodies = [
-            encode_batch(_topic(topic), home, _ACKS[level], [records[row] for row in rows]) for home, rows in sent
+            encode_batch(_topic(topic), partition, _ACKS[level], [records[row] for row in rows])
+            for partition, rows in sent
         ]
         produced = [Produced(0, 0)] * len(records)
-        for (home, rows), reply in zip(sent, await self._connection.ask_all(bodies), strict=True):
+        for (partition, rows), reply in zip(sent, await self._connection.ask_all(bodies), strict=True):
             after = last_offset(reply) + 1
             for index, row in enumerate(rows):
-                produced[row] = Produced(home, after - len(rows) + index)
+                produced[row] = Produced(partition, after - len(rows) + index)
         return produced
 
     async def fetch(

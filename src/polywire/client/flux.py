@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import OrderedConnection, Scope, understood
+from polywire.client.connection import PipelinedConnection, Scope, understood
 from polywire.client.flux_replies import (
     Batch,
     Reply,
@@ -52,7 +52,7 @@ ABILITIES: Final = frozenset(
 _ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
 
 
-class _Connection(OrderedConnection[Reply]):
+class _Connection(PipelinedConnection[Reply]):
     """Lines out and in. Guards: a reply has the id of the request whose turn it is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

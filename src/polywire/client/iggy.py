@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypeVar
 from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import OrderedConnection, Scope
+from polywire.client.connection import PipelinedConnection, Scope
 from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import client_codec
@@ -89,7 +89,7 @@ def failure_of(status: int) -> BrokerError:
     return Invalid(_INVALID.get(status, ErrorCode.INVALID_REQUEST), message)
 
 
-class _Connection(OrderedConnection[tuple[int, bytes]]):
+class _Connection(PipelinedConnection[tuple[int, bytes]]):
     """Requests out and replies in: a status, a length and a payload."""
 
     def _end_of(self, data: bytearray, at: int) -> int:
@@ -119,7 +119,7 @@ class IggyClient(Scope):
     into such a number. Each member is a connection of its own, and generations, which the wire has not, are 0.
     """
 
-    __slots__ = ("_another", "_connection", "_members", "_partitions", "_turn")
+    __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
 
     def __init__(self, connection: _Connection, another: Callable[[], Awaitable[_Connection]]) -> None:
         """another: opens a further connection to the same broker, as this one was opened."""
@@ -127,7 +127,7 @@ class IggyClient(Scope):
         self._another: Final = another
         self._members: dict[tuple[str, str, str], _Connection] = {}
         self._partitions: dict[str, int] = {}
-        self._turn = 0
+        self._round_robin = 0
 
     @classmethod
     async def open(
@@ -217,22 +217,22 @@ class IggyClient(Scope):
             raise _impossible("carry times of origin or events")
         count = await self._partition_count(topic)
         parts = _parts(records)
-        homes = [self._home(part[0], count) if partition is None else partition for part in parts]
+        chosen = [self._choose_partition(part[0], count) if partition is None else partition for part in parts]
         bodies = [
             _topic(topic)
-            + _partitioning(part[0], home, chosen=partition is not None)
+            + _partitioning(part[0], number, chosen=partition is not None)
             + _checked(client_codec.messages, part)
-            for part, home in zip(parts, homes, strict=True)
+            for part, number in zip(parts, chosen, strict=True)
         ]
         sends = [self._connection.ask(Code.SEND, body) for body in bodies]
         await asyncio.gather(*sends)
         places: list[Produced | None] = [None] * len(parts)
-        for home in dict.fromkeys(homes):
-            own = [index for index, other in enumerate(homes) if other == home]
-            offsets = await self._find(topic, home, [(parts[index][0].id or b"", len(parts[index])) for index in own])
+        for number in dict.fromkeys(chosen):
+            own = [index for index, other in enumerate(chosen) if other == number]
+            offsets = await self._find(topic, number, [(parts[index][0].id or b"", len(parts[index])) for index in own])
             for index, offset in zip(own, offsets, strict=True):
                 places[index] = (
-                    await self._elsewhere(topic, home, parts[index]) if offset < 0 else Produced(home, offset)
+                    await self._elsewhere(topic, number, parts[index]) if offset < 0 else Produced(number, offset)
                 )
         return [
             Produced(place.partition, place.offset + number)
@@ -241,12 +241,12 @@ class IggyClient(Scope):
             for number in range(len(part))
         ]
 
-    def _home(self, record: Record, count: int) -> int:
+    def _choose_partition(self, record: Record, count: int) -> int:
         """Where the broker puts a key unless its topic has another function, or whose turn it is."""
         if record.key:
             return xxh32(record.key) % count
-        self._turn += 1
-        return self._turn % count
+        self._round_robin += 1
+        return self._round_robin % count
 
     async def _partition_count(self, topic: str) -> int:
         """Partitions of a topic, which is made when it is missing; asked for once."""
@@ -298,10 +298,10 @@ class IggyClient(Scope):
             start = seen[-1].offset + 1
         return -1
 
-    async def _elsewhere(self, topic: str, home: int, part: Sequence[Record]) -> Produced:
+    async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
         """Where a request went whose key the topic has a function of its own for."""
         for number in range(await self._partition_count(topic)):
-            if number != home:
+            if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
                 if offset >= 0:
                     return Produced(number, offset)
@@ -405,10 +405,10 @@ def _parts(records: Sequence[Record]) -> list[list[Record]]:
     return parts
 
 
-def _partitioning(record: Record, home: int, *, chosen: bool) -> bytes:
+def _partitioning(record: Record, number: int, *, chosen: bool) -> bytes:
     """The record's key, or a partition when that was chosen or there is no key."""
     return (
-        client_codec.to_partition(home + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
+        client_codec.to_partition(number + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
     )
 
 

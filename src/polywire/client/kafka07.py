@@ -95,13 +95,13 @@ class Kafka07Client(Scope):
     partition's beginning offsets cannot be told any more (-1 in ``Produced``). A broker that drops a set or hangs up is noticed.
     """
 
-    __slots__ = ("_connection", "_marks", "_run", "_turn")
+    __slots__ = ("_connection", "_marks", "_round_robin", "_run")
 
     def __init__(self, connection: _Connection) -> None:
         self._connection: Final = connection
         self._marks: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._run = decoder.Run()
-        self._turn = itertools.count()
+        self._run = decoder.RecordSpans()
+        self._round_robin = itertools.count()
 
     @classmethod
     async def open(
@@ -280,17 +280,17 @@ class Kafka07Client(Scope):
         if level is not Level.WRITTEN:
             raise _impossible("choose what an acknowledgement means")
         values = [_value(record) for record in records]
-        homes = await self._homes(topic, records) if partition is None else [partition] * len(records)
-        produced: list[Produced] = [Produced(home, -1) for home in homes]
-        for home in sorted(set(homes)):
-            rows = [row for row, number in enumerate(homes) if number == home]
+        chosen = await self._choose_partitions(topic, records) if partition is None else [partition] * len(records)
+        produced: list[Produced] = [Produced(number, -1) for number in chosen]
+        for number in sorted(set(chosen)):
+            rows = [row for row, other in enumerate(chosen) if other == number]
             for part in _portions(rows, values):
-                first = await self._produce_part(topic, home, [values[row] for row in part])
+                first = await self._produce_part(topic, number, [values[row] for row in part])
                 for step, row in enumerate(part):
-                    produced[row] = Produced(home, -1 if first < 0 else first + step)
+                    produced[row] = Produced(number, -1 if first < 0 else first + step)
         return produced
 
-    async def _homes(self, topic: str, records: Sequence[Record]) -> list[int]:
+    async def _choose_partitions(self, topic: str, records: Sequence[Record]) -> list[int]:
         """The partition of each record: by its key, in turn for those without one."""
         count = await self.partition_count(topic)
         keys = [record.key or b"" for record in records]
@@ -299,8 +299,8 @@ class Kafka07Client(Scope):
             array("q", [number for at, key in zip(ends, keys, strict=False) for number in (at, len(key), 0, 0)])
         )
         hashed = partitions_of(b"".join(keys), spans, count, KeyHash.FNV32) if records else []
-        own = next(self._turn) % count
-        return [own if record.key is None else home for record, home in zip(records, hashed, strict=True)]
+        own = next(self._round_robin) % count
+        return [own if record.key is None else number for record, number in zip(records, hashed, strict=True)]
 
     async def _produce_part(self, topic: str, partition: int, values: list[bytes]) -> int:
         """Store values in one set; offset of the first, -1 when it cannot be told."""

@@ -47,42 +47,42 @@ class _Item(NamedTuple):
     batch: Buffer
 
 
-class _Ahead:
+class _Pipeline:
     """Requests over one socket. Guards: the socket goes back to the others only when it owes nothing."""
 
-    __slots__ = ("_connection", "_waiting", "_wire", "answered")
+    __slots__ = ("_connection", "_pending", "_wire", "answered")
 
     def __init__(self, connection: BulkConnection, answered: Callable[[], None]) -> None:
         self._connection: Final = connection
-        self._waiting: Final[deque[int]] = deque()
+        self._pending: Final[deque[int]] = deque()
         self._wire: FramedSocket | None = None
         self.answered: Final = answered
 
     def send(self, verb: Verb, head: Head, batch: Buffer) -> None:
         if self._wire is None:
             self._wire = self._connection.take()
-        while len(self._waiting) >= WINDOW:
+        while len(self._pending) >= WINDOW:
             self._settle(self._wire)
-        self._waiting.append(self._wire.send(verb, head, [batch]))
+        self._pending.append(self._wire.send(verb, head, [batch]))
 
     def drain(self) -> None:
-        while self._waiting and self._wire is not None:
+        while self._pending and self._wire is not None:
             self._settle(self._wire)
 
     def drop(self) -> None:
         """Let the socket go, with whatever it still owes."""
-        self._waiting.clear()
+        self._pending.clear()
         if self._wire is not None:
             self._connection.give(self._wire)
             self._wire = None
 
     def _settle(self, wire: FramedSocket) -> None:
-        prefix, _ = wire.receive(self._waiting.popleft())
+        prefix, _ = wire.receive(self._pending.popleft())
         wire.receive_payload(prefix)
         self.answered()
 
 
-class _Patience:
+class _RetryPolicy:
     """How often something is tried again. Raises the last error when it has been enough."""
 
     __slots__ = ("_busy_left", "_connection", "_lost")
@@ -106,17 +106,17 @@ class _Patience:
         raise error
 
 
-def _insist(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
+def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
     """Do ``step``; when the broker is gone or busy, do ``again`` instead until it works.
 
     Raises Unavailable, Busy, and what cannot be mended by trying again.
     """
-    patience = _Patience(connection)
+    policy = _RetryPolicy(connection)
     while True:
         try:
             step()
         except (Unavailable, Busy) as error:
-            patience.wait_or_raise(error)
+            policy.wait_or_raise(error)
             step = again
         else:
             return
@@ -137,7 +137,7 @@ class StageWriter:
         self._connection: Final = connection
         self._write: Final = write
         self._level: Final = int(level)
-        self._ahead: Final = _Ahead(connection, _nothing)
+        self._ahead: Final = _Pipeline(connection, _nothing)
         self._held: list[_Item] = []
         self._size = 0
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -149,7 +149,7 @@ class StageWriter:
         item = _Item(topic, partition, batch)
         self._held.append(item)
         self._size += memoryview(batch).nbytes
-        _insist(self._connection, lambda: self._send(item), self._send_again)
+        _retry(self._connection, lambda: self._send(item), self._send_again)
         if self._size >= TOKEN_BYTES or len(self._held) >= TOKEN_BATCHES:
             self._close_token()
 
@@ -173,7 +173,7 @@ class StageWriter:
             self._send_again()
             self._ahead.drain()
 
-        _insist(self._connection, self._ahead.drain, again)
+        _retry(self._connection, self._ahead.drain, again)
         self._tokens.append(self._token)
         self._begin_token()
 
@@ -212,13 +212,13 @@ class ProduceWriter:
         self._connection: Final = connection
         self._level: Final = int(level)
         self._held: Final[deque[_Item]] = deque()
-        self._ahead: Final = _Ahead(connection, self._answered)
+        self._ahead: Final = _Pipeline(connection, self._answered)
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
         """See ``Writer``. Raises Unavailable, Missing."""
         item = _Item(topic, partition, batch)
         self._held.append(item)
-        _insist(self._connection, lambda: self._send(item), self._send_again)
+        _retry(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
         """Wait until everything was acknowledged; there are no tokens to return. Raises as ``put``."""
@@ -227,7 +227,7 @@ class ProduceWriter:
             self._send_again()
             self._ahead.drain()
 
-        _insist(self._connection, self._ahead.drain, again)
+        _retry(self._connection, self._ahead.drain, again)
         self._ahead.drop()
         return []
 

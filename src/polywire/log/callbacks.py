@@ -16,7 +16,7 @@ from polywire.log.base import Loop
 Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 
-class Vital:
+class FailStop:
     """The context in which the log's state changes. What is half done there cannot be trusted any more, so ``broken`` must end the log;
     the exception goes on to whoever called, and from there to the report."""
 
@@ -35,7 +35,7 @@ class Vital:
             self._broken(error)
 
 
-class VitalLoop:
+class FailStopLoop:
     """A ``Loop`` for the log's own callbacks: each is given to ``run``."""
 
     __slots__ = ("_loop", "_run")

@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, Corrupt
 from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies, sync_directory
 from polywire.log.journal.snapshot import copies_sound, is_copy
 from polywire.log.opening import JOURNAL
-from polywire.log.repair import Diagnosis, Patient
+from polywire.log.repair import Diagnosis, OfflineLog
 from polywire.log.segments.damage import Damage
 from polywire.log.segments.format import TRAILER, SegmentRun, read_footer
 from polywire.log.segments.segment import Segment
@@ -50,44 +50,44 @@ class Finding:
     damage: Damage | None = None
 
 
-def examine(patient: Patient) -> list[Finding]:
+def examine(offline: OfflineLog) -> list[Finding]:
     """Everything there is to tell about a directory."""
-    found = [_seeds(patient)]
+    found = [_seeds(offline)]
     diagnosis: Diagnosis | None = None
     try:
-        diagnosis = patient.diagnose()
+        diagnosis = offline.diagnose()
         found.append(_journal(diagnosis))
     except BrokerError as error:
         found.append(Finding(Severity.BROKEN, JOURNAL, error.message))
     log_state = None if diagnosis is None else diagnosis.log_state
-    for name in patient.store.list(f"{SNAPSHOTS}/"):
-        found.append(_snapshot(patient.store, name))
+    for name in offline.store.list(f"{SNAPSHOTS}/"):
+        found.append(_snapshot(offline.store, name))
     needed = None if log_state is None else {item.segment.name for item in log_state.segments.by_location.values()}
-    for name in patient.store.list(f"{SEGMENTS}/"):
+    for name in offline.store.list(f"{SEGMENTS}/"):
         if needed is None or name in needed:
-            found += _segment(patient.store, name)
+            found += _segment(offline.store, name)
     return found
 
 
-def rebuild(patient: Patient, findings: Sequence[Finding]) -> list[str]:
+def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
     """Write the second copies that are damaged anew; returns the paths. Raises OSError, BrokerError."""
     paths = []
     for finding in findings:
         if finding.severity is not Severity.WORN:
             continue
-        path = patient.directory / finding.path
+        path = offline.directory / finding.path
         if finding.path.startswith(JOURNAL):
-            keep_seed(patient.directory / JOURNAL, patient.journal.seed)
+            keep_seed(offline.directory / JOURNAL, offline.journal.seed)
         elif finding.path.startswith(SNAPSHOTS):
             _replace(path, [_sound_half(path.read_bytes())] * 2)
         else:
-            _replace(path, _with_footers(patient.store, finding.path))
+            _replace(path, _with_footers(offline.store, finding.path))
         paths.append(finding.path)
     return paths
 
 
-def _seeds(patient: Patient) -> Finding:
-    copies = seed_copies(patient.directory / JOURNAL)
+def _seeds(offline: OfflineLog) -> Finding:
+    copies = seed_copies(offline.directory / JOURNAL)
     sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_sound(content)]
     if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
         return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")

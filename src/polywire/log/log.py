@@ -15,7 +15,7 @@ from typing import Any, Final
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Done, Encoding, Loop, Need, PartitionLog, Replay
-from polywire.log.callbacks import Notifications, Vital, VitalLoop
+from polywire.log.callbacks import FailStop, FailStopLoop, Notifications
 from polywire.log.disk import Disk
 from polywire.log.journal.flusher import Flusher
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
@@ -99,8 +99,8 @@ class FileLog:
         self._write_batch, self._writing = WriteBatch(), None
         self._scheduled = False
         self._notifications: Final = Notifications(loop)
-        self._vital: Final = Vital(self._broken)
-        self._own_loop: Final = (own := VitalLoop(loop, self._run_own))
+        self._fail_stop: Final = FailStop(self._broken)
+        self._own_loop: Final = (own := FailStopLoop(loop, self._run_own))
         self._waits: Final = Waits(own, self._notifications)
         self._failure, self._closed = None, False
         self._on_failure: list[Callable[[BrokerError], None]] = []
@@ -425,7 +425,7 @@ class FileLog:
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         """One of the log's own callbacks: nothing of peers runs in it; none once the log has failed."""
         if self._failure is None:
-            with self._vital:
+            with self._fail_stop:
                 callback(*args)
         if self._notifications.waiting:
             self._notifications.notify()
@@ -523,7 +523,7 @@ class FileLog:
 
     def _unpinned(self) -> None:
         if self._sealer.parked:
-            with self._vital:
+            with self._fail_stop:
                 self._sealer.free_parked()
 
     # Waiting

@@ -76,7 +76,7 @@ class Diagnosis:
     log_state: LogState | None
 
 
-class Patient:
+class OfflineLog:
     """A data directory that no broker owns meanwhile, looked at without changing anything."""
 
     def __init__(self, directory: Path, replay: Callable[[], Replay], loop: Loop) -> None:
@@ -157,28 +157,28 @@ class Patient:
 
 
 @contextmanager
-def examining(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[Patient]:
+def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
     """A data directory, with every broker kept out of it. Raises Unavailable while one runs, Corrupt, OSError."""
     if not (directory / JOURNAL).is_dir():
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
     unlock = lock_directory(directory)
     try:
-        patient = Patient(directory, replay, loop)
+        offline = OfflineLog(directory, replay, loop)
         try:
-            yield patient
+            yield offline
         finally:
-            patient.close()
+            offline.close()
     finally:
         unlock()
 
 
-def repair(patient: Patient, diagnosis: Diagnosis) -> Path:
+def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
     """Copy the slots that hold what is given up aside, on the disk before anything is changed; returns where they are. ``finish`` does the
     rest once the directory is let go."""
-    aside = patient.directory / ASIDE / f"{diagnosis.through:016x}"
+    aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
     aside.mkdir(parents=True, exist_ok=True)
-    damaged = {slot.number: slot for slot in patient.slots_with(diagnosis.through)} or {
-        slot.number: slot for slot in patient.slots
+    damaged = {slot.number: slot for slot in offline.slots_with(diagnosis.through)} or {
+        slot.number: slot for slot in offline.slots
     }
     for path in [slot.path for slot in damaged.values()]:
         with path.open("rb") as source, (aside / path.name).open("wb") as target:

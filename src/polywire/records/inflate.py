@@ -12,7 +12,7 @@ from typing import Final
 
 import cramjam
 
-from polywire.records.room import room
+from polywire.records.allocation import allocate
 from polywire.types import Buffer
 
 PART_BYTES_MIN: Final = 1024  # what a member of a gzip stream, or a block of snappy, counts as: some 5 µs each
@@ -100,7 +100,7 @@ def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
             raise TooFar
         if any(size > _SNAPPY_RATIO_MAX * len(block) for block, size in zip(blocks, sizes, strict=True)):
             raise Damaged("a block is too short for what it claims")
-        out = memoryview(room(sum(sizes)))
+        out = memoryview(allocate(sum(sizes)))
         at = 0
         for block, size in zip(blocks, sizes, strict=True):
             if size and cramjam.snappy.decompress_raw_into(block, out[at : at + size]) != size:

@@ -14,8 +14,8 @@ from typing import Final
 
 import cramjam
 
+from polywire.records.allocation import allocate
 from polywire.records.inflate import Damaged, TooFar, parts_max
-from polywire.records.room import room
 from polywire.types import Buffer
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -53,7 +53,7 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
     view = memoryview(packed).cast("B")
     frames = _frames(view, limit)
     size = sum(frame.room for frame in frames)
-    out = memoryview(room(min(size, limit)))
+    out = memoryview(allocate(min(size, limit)))
     at = 0
     for frame in frames:
         place = out[at : at + frame.room]

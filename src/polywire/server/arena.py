@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
-from polywire.records.room import room
+from polywire.records.allocation import allocate
 
 BUFFER_BYTES_MIN: Final = 2 * 1024  # an unfinished request that has just begun
 KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # free buffers kept; the rest goes back to the allocator
@@ -48,7 +48,7 @@ class Arena:
         self.out_bytes += wanted
         free = self._free.get(wanted)
         if not free:
-            return room(wanted)
+            return allocate(wanted)
         self._kept_bytes -= wanted
         return free.pop()
 

@@ -26,10 +26,10 @@ from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.server.arena import BUFFER_BYTES_MIN, Memory, rounded
 from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub
-from polywire.server.landing import FREE_BYTES_MIN, LANDING_BYTES
 from polywire.server.logins import Standing
 from polywire.server.memory import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, Progress
-from polywire.server.recognition import host_and_port, is_loopback, recognise, spelled
+from polywire.server.receive_buffer import FREE_BYTES_MIN, READ_BYTES
+from polywire.server.recognition import format_address, host_and_port, is_loopback, recognise
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
@@ -156,10 +156,10 @@ class Connection(asyncio.BufferedProtocol):
         hub = self._hub
         hub.lending = True
         try:
-            if not hub.intake.uncommitted:
+            if not hub.ingest.uncommitted:
                 hub.settle()
             if self._buffer is None:
-                self._view, self._start = hub.memory.landing.lend()
+                self._view, self._start = hub.memory.receive_buffer.lend()
                 self._end = self._start
                 self._landed = True
             else:
@@ -183,8 +183,8 @@ class Connection(asyncio.BufferedProtocol):
         self.seen_tick = hub.tick
         if not self._spoke:
             self._spoke = True
-            hub.places.spoke(self)
-        if end == len(self._view) and (filled := LANDING_BYTES if landed else end) < hub.limits.receive_bytes_max:
+            hub.slots.spoke(self)
+        if end == len(self._view) and (filled := READ_BYTES if landed else end) < hub.limits.receive_bytes_max:
             self._want = 4 * filled
         self._offer()
         if self._start < self._end and (is_new or self._start != start):
@@ -192,9 +192,9 @@ class Connection(asyncio.BufferedProtocol):
         if landed:
             self._take_off(end)
         self._taken += nbytes
-        if self._taken >= hub.limits.turn_bytes_max:
+        if self._taken >= hub.limits.quantum_bytes_max:
             self._let_others_read()
-        if self._buffer is not None or self._want > LANDING_BYTES:
+        if self._buffer is not None or self._want > READ_BYTES:
             self._prepare()
         if hub.idle is not None:
             hub.idle.came()
@@ -206,11 +206,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_off(self, end: int) -> None:
         """Leave the landing, which was used up to ``end``, with what is left."""
-        landing = self._hub.memory.landing
-        landing.used(end)
+        receive_buffer = self._hub.memory.receive_buffer
+        receive_buffer.used(end)
         self._landed = False
         if self._pins:
-            self._buffer = landing.hand_over()
+            self._buffer = receive_buffer.hand_over()
             self._view = memoryview(self._buffer)
             return
         left = self._view[self._start : self._end]
@@ -243,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         """Have memory for the next read, as long as others may still be answered and closed for it."""
         hub = self._hub
         if self._buffer is not None and self._end == len(self._view):
-            if hub.intake.uncommitted:  # the loop reads on at once: let it be into the same memory
+            if hub.ingest.uncommitted:  # the loop reads on at once: let it be into the same memory
                 hub.commit()
             else:
                 hub.settle()
@@ -254,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._grow()
             return
         wanted = min(self._want, hub.limits.receive_bytes_max)
-        if wanted <= LANDING_BYTES or hub.memory.is_short:
+        if wanted <= READ_BYTES or hub.memory.is_short:
             self.give_back_idle()
         elif wanted > len(self._view) and hub.memory.arena.fits(wanted - len(self._view)):
             self._replace(wanted)
@@ -276,7 +276,7 @@ class Connection(asyncio.BufferedProtocol):
         times what has come."""
         session, left, size = self._session, self._end - self._start, len(self._view)
         assert session is not None, "somebody has taken the beginning"
-        flow = min(self._want, self._hub.limits.receive_bytes_max) if self._want > LANDING_BYTES else 0
+        flow = min(self._want, self._hub.limits.receive_bytes_max) if self._want > READ_BYTES else 0
         most = min(max(session.frame_bytes_max, self._hub.limits.receive_bytes_max), 4 * left)
         wanted = 2 * size if left == size else session.wanted()
         return rounded(max(flow, min(wanted, most), left + 1))
@@ -373,11 +373,11 @@ class Connection(asyncio.BufferedProtocol):
         session = self._session or self._recognise()
         if session is None or self._ended:
             return
-        intake = self._hub.intake
-        if self._produces and intake.congested:
+        ingest = self._hub.ingest
+        if self._produces and ingest.congested:
             self._hold()
             return
-        appended = intake.appended
+        appended = ingest.appended
         self._receiving = True
         try:
             self._start += session.receive(self._view[self._start : self._end])
@@ -387,8 +387,8 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._receiving = False
             self._gathering = self._hub.gathering
-        self._produces = intake.appended != appended
-        if self._produces and intake.congested:
+        self._produces = ingest.appended != appended
+        if self._produces and ingest.congested:
             self._hold()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause()
@@ -440,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = self._starved = True  # others may have to go: not from inside of what resumed this one
             self._hub.soon(self.go_on_receiving)
         else:
-            if self._want <= LANDING_BYTES or self._hub.memory.is_short:
+            if self._want <= READ_BYTES or self._hub.memory.is_short:
                 self.give_back_idle()
             self._transport.resume_reading()
 
@@ -473,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def peer(self) -> str:
         """Address of the peer."""
-        return spelled(self._transport.get_extra_info("peername"))
+        return format_address(self._transport.get_extra_info("peername"))
 
     @property
     def local(self) -> tuple[str, int]:

@@ -13,10 +13,10 @@ from typing import Final, Protocol
 
 import structlog
 
+from polywire.server.connection_slots import ConnectionSlots, SlotHolder
 from polywire.server.idle import IdlePoll
 from polywire.server.logins import Guest, Identities, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
-from polywire.server.places import Occupant, Places
 
 log = structlog.get_logger("polywire.server")
 
@@ -25,7 +25,8 @@ log = structlog.get_logger("polywire.server")
 class ConnectionLimits:
     """Limits of connections.
 
-    connections_max: open at once. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a larger one. turn_bytes_max:
+    connections_max: open at once. receive_bytes_max: largest buffer for throughput alone; a longer frame gets a larger one.
+    quantum_bytes_max:
     read from one connection before the others have their turn. backlog_bytes_max: unsent answers of one connection above which nothing
     more is read from it. receive_total_bytes_max: of all unfinished requests; when passed, those that go on arriving wait, and those that
     hardly do are closed. backlog_total_bytes_max: of all connections; when passed, who has not read longest is closed. stalled_s: how long
@@ -35,7 +36,7 @@ class ConnectionLimits:
 
     connections_max: int = 16_384
     receive_bytes_max: int = 1024 * 1024
-    turn_bytes_max: int = 2 * 1024 * 1024
+    quantum_bytes_max: int = 2 * 1024 * 1024
     backlog_bytes_max: int = 1024 * 1024
     receive_total_bytes_max: int = 64 * 1024 * 1024
     backlog_total_bytes_max: int = 64 * 1024 * 1024
@@ -43,7 +44,7 @@ class ConnectionLimits:
     unknown_s: int = 10
 
 
-class Intake(Protocol):
+class Ingest(Protocol):
     """What takes the bytes that sessions hand on, as far as its pace concerns connections; the broker is one."""
 
     @property
@@ -65,7 +66,7 @@ class Intake(Protocol):
         """Write this turn now."""
 
 
-class Peer(Receiver, Occupant, Guest, Protocol):
+class Peer(Receiver, SlotHolder, Guest, Protocol):
     """A connection, as far as others are concerned."""
 
     @property
@@ -103,20 +104,20 @@ class Hub:
         "draining",
         "gathering",
         "idle",
-        "intake",
+        "ingest",
         "lending",
         "limits",
         "logins",
         "memory",
-        "places",
         "refused",
+        "slots",
         "soon",
         "tick",
     )
 
     def __init__(
         self,
-        intake: Intake,
+        ingest: Ingest,
         limits: ConnectionLimits | None = None,
         *,
         idle: IdlePoll | None = None,
@@ -126,7 +127,7 @@ class Hub:
         """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself. identities: who may log
         in."""
         self.limits: Final = limits or ConnectionLimits()
-        self.intake: Final = intake
+        self.ingest: Final = ingest
         self.idle: Final = idle
         self.soon: Final = soon or _call_soon
         self.logins: Final = Logins(identities, self.limits.connections_max)
@@ -135,7 +136,7 @@ class Hub:
         self._held: set[Peer] = set()
         self.connections: set[Peer] = set()
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
-        self.places: Final = Places(self.limits.connections_max, self.connections)
+        self.slots: Final = ConnectionSlots(self.limits.connections_max, self.connections)
         self.draining = False
         self.refused = 0
         self.tick = 0
@@ -146,7 +147,7 @@ class Hub:
         assert not self.lending, "the loop asks for a buffer"
         self.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
         try:
-            self.intake.commit()
+            self.ingest.commit()
         except Exception as error:
             log.error("the log broke a promise of its own", exc_info=error)
 
@@ -158,7 +159,7 @@ class Hub:
     def sweep(self) -> None:
         """Close what has stood still too long, take buffers from idle connections; to be called once a second."""
         self.tick += 1
-        self.memory.tick = self.places.tick = self.tick
+        self.memory.tick = self.slots.tick = self.tick
         for connection in list(self.connections):
             connection.sweep()
         self.logins.sweep()
@@ -172,7 +173,7 @@ class Hub:
     def hold(self, connection: Peer) -> None:
         """Let a connection whose peer produces wait until the intake has caught up."""
         if not self._held:
-            self.intake.on_relief(self._relieved)
+            self.ingest.on_relief(self._relieved)
         self._held.add(connection)
 
     def _relieved(self) -> None:
@@ -181,12 +182,12 @@ class Hub:
             connection.relieve()
 
     def enter(self, connection: Peer) -> bool:
-        """Give a new connection a place; False when there is none."""
-        if self.draining or not self.places.enter(connection):
+        """Give a new connection a slot; False when there is none."""
+        if self.draining or not self.slots.enter(connection):
             self.refused += 1
             return False
         if not self.logins.enter(connection):
-            self.places.leave(connection)
+            self.slots.leave(connection)
             self.refused += 1
             return False
         self.connections.add(connection)
@@ -196,7 +197,7 @@ class Hub:
         """The connection is gone, or as good as gone."""
         if connection in self.connections:
             self.connections.discard(connection)
-            self.places.leave(connection)
+            self.slots.leave(connection)
             self.logins.leave(connection)
             self.memory.leave(connection)
 

@@ -18,7 +18,7 @@ QUICK: Final = 3  # times the limit: until polling begins, every pause has two w
 class IdlePoll:
     """Keeps one loop awake between requests that follow each other quickly.
 
-    Invariant: ``_polling`` is true while one call of ``_look`` is scheduled.
+    Invariant: ``_polling`` is true while one call of ``_poll`` is scheduled.
     """
 
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling")
@@ -44,11 +44,11 @@ class IdlePoll:
             self._end = now + limit_s
             if not self._polling:
                 self._polling = True
-                self._loop.call_soon(self._look)
+                self._loop.call_soon(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """A scheduled call makes the loop ask for events without waiting."""
         if self._clock.monotonic() < self._end:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._poll)
         else:
             self._polling = False

@@ -213,10 +213,10 @@ class Server:
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener]) -> Registration | None:
     """Where the Kafka 0.7 wire is told to listen, begun. Raises Invalid."""
-    places = [listener.address for listener in listeners if listener.name == "kafka07"]
-    if config.kafka07_zookeeper == OFF or not places:
+    addresses = [listener.address for listener in listeners if listener.name == "kafka07"]
+    if config.kafka07_zookeeper == OFF or not addresses:
         return None
-    registration = Registration(config.kafka07_zookeeper, places[0])
+    registration = Registration(config.kafka07_zookeeper, addresses[0])
     registration.start()
     return registration
 

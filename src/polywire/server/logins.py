@@ -1,6 +1,6 @@
-"""Who the connections of one server are: how long a peer may stay nobody, which places are kept for whom, and whose login is over.
+"""Who the connections of one server are: how long a peer may stay nobody, which slots are kept for whom, and whose login is over.
 
-Promises: peers that have not logged in never take the last places of those who do, nor these the last ones of administrators; when places
+Promises: peers that have not logged in never take the last slots of those who do, nor these the last ones of administrators; when slots
 are short, who has been nobody longest gives way to who comes; a connection whose login counts no more is closed. A broker without users
 asks nobody who it is, and none of this counts. Must not know: any wire, passwords, sockets.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "polywire"})  # those with words for a login
 LOGIN_SECONDS_MAX: Final = 10  # for a peer to say who it is: a hash takes some 40 ms, a slow network a second or two
-USERS_RESERVED: Final = 1_024  # places that who is nobody cannot take; a quarter of all where there are few
+USERS_RESERVED: Final = 1_024  # slots that who is nobody cannot take; a quarter of all where there are few
 ADMINISTRATORS_RESERVED: Final = (
-    16  # places that users who cannot manage the server cannot take; an eighth where there are few
+    16  # slots that users who cannot manage the server cannot take; an eighth where there are few
 )
 LOOKED_AT_MAX: Final = 128  # of those who may have to go: more than logins can wait to be verified at once
 
@@ -82,9 +82,9 @@ class Logins:
     ``_by_user`` holds those of ``_known`` by the id of their user; ``_administrators`` counts them.
     """
 
-    __slots__ = ("_administrators", "_by_user", "_identities", "_known", "_nobody", "audit", "places_max", "tick")
+    __slots__ = ("_administrators", "_by_user", "_identities", "_known", "_nobody", "audit", "slots_max", "tick")
 
-    def __init__(self, identities: Identities | None, places_max: int) -> None:
+    def __init__(self, identities: Identities | None, slots_max: int) -> None:
         """identities: none where nobody ever logs in."""
         self._identities: Final = identities
         self._nobody: dict[Guest, int] = {}
@@ -92,7 +92,7 @@ class Logins:
         self._by_user: dict[int, set[Guest]] = {}
         self._administrators = 0
         self.audit: AuditSink = discard
-        self.places_max = places_max
+        self.slots_max = slots_max
         self.tick = 0
 
     @property
@@ -100,24 +100,24 @@ class Logins:
         """Whether nobody has to log in."""
         return self._identities is None or self._identities.is_open
 
-    # Places
+    # Slots
 
     @property
     def administrators_reserved(self) -> int:
-        """Places that only administrators may take."""
-        return min(ADMINISTRATORS_RESERVED, self.places_max // 8)
+        """Slots that only administrators may take."""
+        return min(ADMINISTRATORS_RESERVED, self.slots_max // 8)
 
     @property
     def nobody_max(self) -> int:
         """How many may be nobody at once."""
-        return self.places_max - self.administrators_reserved - min(USERS_RESERVED, self.places_max // 4)
+        return self.slots_max - self.administrators_reserved - min(USERS_RESERVED, self.slots_max // 4)
 
     def enter(self, guest: Guest) -> bool:
-        """Give a new connection a place; False when there is none even if others give way."""
+        """Give a new connection a slot; False when there is none even if others give way."""
         if self.is_open:
             return True
         total = len(self._nobody) + len(self._known)
-        if (len(self._nobody) >= self.nobody_max or total >= self.places_max) and not self._give_way():
+        if (len(self._nobody) >= self.nobody_max or total >= self.slots_max) and not self._give_way():
             return False
         self._nobody[guest] = self.tick
         return True
@@ -127,7 +127,7 @@ class Logins:
         for guest in islice(self._nobody, LOOKED_AT_MAX):
             if not guest.is_waiting:
                 del self._nobody[guest]
-                guest.abort("the peer did not log in, and others want its place")
+                guest.abort("the peer did not log in, and others want its slot")
                 return True
         return False
 
@@ -146,7 +146,7 @@ class Logins:
     # Who is who
 
     def identify(self, guest: Guest, principal: Principal | None) -> None:
-        """A peer has logged in, as somebody else perhaps, or out. Raises Busy(BUSY) when all places for such are taken."""
+        """A peer has logged in, as somebody else perhaps, or out. Raises Busy(BUSY) when all slots for such are taken."""
         if self._identities is None or self._identities.is_open:
             return
         known = self._known.get(guest)
@@ -159,7 +159,7 @@ class Logins:
             self._nobody.setdefault(guest, self.tick)
             return
         administrator = self._identities.is_administrator(principal)
-        users_max = self.places_max - self.administrators_reserved
+        users_max = self.slots_max - self.administrators_reserved
         if known is None and not administrator and len(self._known) - self._administrators >= users_max:
             raise Busy(ErrorCode.BUSY, f"too many connections of users limit={users_max}", retry_after_ms=1_000)
         if known is None or known[0] != principal:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from polywire.server.arena import Arena
-from polywire.server.landing import Landing
 from polywire.server.logins import Standing
+from polywire.server.receive_buffer import ReceiveBuffer
 from polywire.server.unread import unread_bytes
 
 SMALL_BYTES: Final = 4 * 1024  # so much of a request may always wait: requests of most kinds are no longer
@@ -98,14 +98,24 @@ class ReceiveMemory:
     may take what it needs.
     """
 
-    __slots__ = ("_beyond", "_connections", "_feeding", "_looked", "_soon", "_waiting", "arena", "landing", "tick")
+    __slots__ = (
+        "_beyond",
+        "_connections",
+        "_feeding",
+        "_looked",
+        "_soon",
+        "_waiting",
+        "arena",
+        "receive_buffer",
+        "tick",
+    )
 
     def __init__(
         self, bytes_max: int, connections: Collection[Receiver], soon: Callable[[Callable[[], None]], object]
     ) -> None:
         """soon: calls back in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
-        self.landing: Final = Landing(self.arena)
+        self.receive_buffer: Final = ReceiveBuffer(self.arena)
         self._connections: Final = connections
         self._soon: Final = soon
         self._waiting: dict[Receiver, None] = {}
@@ -122,7 +132,7 @@ class ReceiveMemory:
     def settle(self) -> None:
         """Nothing views what landed, or was given back, so far."""
         self.arena.settle()
-        self.landing.settle()
+        self.receive_buffer.settle()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
         """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""

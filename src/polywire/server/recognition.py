@@ -28,7 +28,7 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
     return None
 
 
-def spelled(name: Any) -> str:
+def format_address(name: Any) -> str:
     """The address of a socket's end, for logs."""
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
 

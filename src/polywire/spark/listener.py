@@ -1,7 +1,7 @@
 """All streaming queries of a session, as they get on: for programs that export metrics or watch several queries at once.
 
-Promises: what is told is what ``progress`` tells of one query, with the query's name; a query that ended is told once. Must not know: what
-queries do.
+Promises: what is reported is what ``progress`` says of one query, with the query's name; a query that ended is reported once.
+Must not know: what queries do.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class QueryProgress:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Tells ``told`` of every query that starts, gets on, or ends. Spark calls it on a thread of its own.
+    """Call ``on_progress`` for every query that starts, gets on, or ends. Spark calls it on a thread of its own.
 
     Guards: ``queries`` holds the latest of every query that is not over.
     """
 
-    def __init__(self, told: Callable[[QueryProgress], None] | None = None) -> None:
-        self._told: Final = told
+    def __init__(self, on_progress: Callable[[QueryProgress], None] | None = None) -> None:
+        self._on_progress: Final = on_progress
         self._queries: dict[str, QueryProgress] = {}
 
     @property
@@ -79,17 +79,17 @@ class ProgressListener(StreamingQueryListener):
         self._tell(progress)
 
     def _tell(self, progress: QueryProgress) -> None:
-        if self._told is not None:
-            self._told(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
 
-def watch(spark: SparkSession, told: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
+def watch(spark: SparkSession, on_progress: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
     """Listen to all queries of a session from now on, and return the listener; ``spark.streams.removeListener`` ends it.
 
     Args:
         spark: the session.
-        told: called with each ``QueryProgress``, on a thread of Spark's; None: only ``queries`` is kept.
+        on_progress: called with each ``QueryProgress``, on a thread of Spark's; None: only ``queries`` is kept.
     """
-    listener = ProgressListener(told)
+    listener = ProgressListener(on_progress)
     spark.streams.addListener(listener)
     return listener

@@ -91,7 +91,7 @@ class ByTime:
         return self.time_us if self.time_us is not None else self.times_us.get(key)
 
 
-Place = Edge | ByOffset | ByTime
+OffsetSpec = Edge | ByOffset | ByTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class SourceOptions:
     addresses: tuple[str, ...]
     login: Login | None
     subscription: Subscription
-    starting: Place
-    ending: Place
+    starting: OffsetSpec
+    ending: OffsetSpec
     missing_time: MissingTime
     fail_on_data_loss: bool
     headers: Headers
@@ -216,7 +216,7 @@ def _subscription(options: Mapping[str, str]) -> Subscription:
     text = options[name]
     if name == "subscribe":
         try:
-            topics = tuple(sorted({names.read(part.strip()) for part in text.split(",") if part.strip()}))
+            topics = tuple(sorted({names.unescape(part.strip()) for part in text.split(",") if part.strip()}))
         except Invalid as error:
             refuse(name, error.message)
         if not topics:
@@ -244,30 +244,30 @@ def _assigned(text: str) -> tuple[PartitionKey, ...]:
     return tuple(sorted(keys))
 
 
-def _starting(options: Mapping[str, str], *, streaming: bool) -> Place:
+def _starting(options: Mapping[str, str], *, streaming: bool) -> OffsetSpec:
     """Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
     timed = _timed(options, "startingTimestamp", "startingOffsetsByTimestamp")
     if timed is not None:
         return timed
-    place = _place(options, "startingOffsets", Edge.LATEST if streaming else Edge.EARLIEST)
+    spec = _offset_spec(options, "startingOffsets", Edge.LATEST if streaming else Edge.EARLIEST)
     if not streaming and (
-        place is Edge.LATEST or (isinstance(place, ByOffset) and LATEST_OFFSET in place.offsets.values())
+        spec is Edge.LATEST or (isinstance(spec, ByOffset) and LATEST_OFFSET in spec.offsets.values())
     ):
         refuse("startingOffsets", "cannot be latest (-1) in a batch read: nothing would be read")
-    return place
+    return spec
 
 
-def _ending(options: Mapping[str, str]) -> Place:
+def _ending(options: Mapping[str, str]) -> OffsetSpec:
     timed = _timed(options, "endingTimestamp", "endingOffsetsByTimestamp")
     if timed is not None:
         return timed
-    place = _place(options, "endingOffsets", Edge.LATEST)
-    if place is Edge.EARLIEST or (isinstance(place, ByOffset) and EARLIEST_OFFSET in place.offsets.values()):
+    spec = _offset_spec(options, "endingOffsets", Edge.LATEST)
+    if spec is Edge.EARLIEST or (isinstance(spec, ByOffset) and EARLIEST_OFFSET in spec.offsets.values()):
         refuse("endingOffsets", "cannot be earliest (-2): nothing would be read")
-    return place
+    return spec
 
 
-def _place(options: Mapping[str, str], name: str, default: Edge) -> Edge | ByOffset:
+def _offset_spec(options: Mapping[str, str], name: str, default: Edge) -> Edge | ByOffset:
     text = options.get(name)
     if text is None:
         return default

@@ -12,7 +12,7 @@ from typing import Final
 
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset
-from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, Place
+from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
 
 PACK_RECORDS: Final = (
     50_000  # a task of fewer records costs more to start than to run (12 ms; measured at 4 M records/s)
@@ -63,33 +63,33 @@ class Loss:
     reason: str
 
 
-def times_asked(*places: Place) -> tuple[int, ...]:
+def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
     """All times (µs) that have to be looked up for these places, ascending."""
     times: set[int] = set()
-    for place in places:
-        if isinstance(place, ByTime):
-            times.update(place.times_us.values())
-            times.update(() if place.time_us is None else (place.time_us,))
+    for spec in specs:
+        if isinstance(spec, ByTime):
+            times.update(spec.times_us.values())
+            times.update(() if spec.time_us is None else (spec.time_us,))
     return tuple(sorted(times))
 
 
-def start_offset(extents: Extents, place: Place, missing_time: MissingTime) -> SourceOffset:
+def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) -> SourceOffset:
     """Where reading begins. Raises Invalid when offsets or times do not name every partition, or name others."""
     chosen = {
-        key: _place_offset(key, extent, place, Edge.EARLIEST, missing_time, option="startingOffsets")
+        key: _spec_offset(key, extent, spec, Edge.EARLIEST, missing_time, option="startingOffsets")
         for key, extent in extents.items()
     }
-    _refuse_strangers(extents, place, "startingOffsets")
+    _refuse_strangers(extents, spec, "startingOffsets")
     return SourceOffset({key: _position(extents[key], offset) for key, offset in chosen.items()}, initial=True)
 
 
-def end_offset(extents: Extents, place: Place) -> SourceOffset:
+def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
     """Where a batch read ends. Raises Invalid as ``start_offset``."""
     chosen = {
-        key: _place_offset(key, extent, place, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
+        key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
     }
-    _refuse_strangers(extents, place, "endingOffsets")
+    _refuse_strangers(extents, spec, "endingOffsets")
     return SourceOffset({key: _position(extents[key], offset) for key, offset in chosen.items()})
 
 
@@ -102,16 +102,16 @@ def _position(extent: Extent, offset: int) -> Position:
     return Position(extent.topic_id, extent.incarnation, extent.epoch, offset)
 
 
-def _place_offset(
-    key: PartitionKey, extent: Extent, place: Place, early: Edge, missing_time: MissingTime, *, option: str
+def _spec_offset(
+    key: PartitionKey, extent: Extent, spec: OffsetSpec, early: Edge, missing_time: MissingTime, *, option: str
 ) -> int:
-    if place is Edge.EARLIEST:
+    if spec is Edge.EARLIEST:
         return extent.first_offset
-    if place is Edge.LATEST:
+    if spec is Edge.LATEST:
         return extent.next_offset
-    if isinstance(place, ByOffset):
-        return _explicit_offset(key, extent, place, option)
-    time_us = place.of(key)
+    if isinstance(spec, ByOffset):
+        return _explicit_offset(key, extent, spec, option)
+    time_us = spec.of(key)
     name = f"{option}ByTimestamp"
     if time_us is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} must name every partition missing={_spell(key)}")
@@ -125,8 +125,8 @@ def _place_offset(
     return offset
 
 
-def _explicit_offset(key: PartitionKey, extent: Extent, place: ByOffset, option: str) -> int:
-    given = place.offsets.get(key)
+def _explicit_offset(key: PartitionKey, extent: Extent, spec: ByOffset, option: str) -> int:
+    given = spec.offsets.get(key)
     if given is None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
@@ -139,12 +139,12 @@ def _explicit_offset(key: PartitionKey, extent: Extent, place: ByOffset, option:
     return given
 
 
-def _refuse_strangers(extents: Extents, place: Place, option: str) -> None:
+def _refuse_strangers(extents: Extents, spec: OffsetSpec, option: str) -> None:
     named: Iterable[PartitionKey] = ()
-    if isinstance(place, ByOffset):
-        named = place.offsets
-    elif isinstance(place, ByTime):
-        named, option = place.times_us, f"{option}ByTimestamp"
+    if isinstance(spec, ByOffset):
+        named = spec.offsets
+    elif isinstance(spec, ByTime):
+        named, option = spec.times_us, f"{option}ByTimestamp"
     strangers = sorted(key for key in named if key not in extents)
     if strangers:
         raise Invalid(

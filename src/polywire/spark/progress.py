@@ -1,6 +1,6 @@
 """How a streaming query is getting on: records, rate and lag, for programs and for people.
 
-Promises: every finished micro-batch is told once, in order. Must not know: what the query does.
+Promises: every finished micro-batch is reported once, in order. Must not know: what the query does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OBSERVED: Final = "polywire"  # name of the metrics that ``observed`` has counte
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None if not told.
+    """One micro-batch that has ended. Rate is records per second of this batch; lag is what was left to read, None where Spark does not say.
 
     ``left_out`` is how many rows the query could not take: they came behind the watermark, or have no time to be counted at. ``corrupt`` is
     how many values could not be read. ``watermark`` is the event time (ISO 8601) the query will not go back before, None where it has none.
@@ -42,34 +42,34 @@ class BatchProgress:
     watermark: str | None = None
 
 
-Told = Callable[[BatchProgress], None]
+OnProgress = Callable[[BatchProgress], None]
 
 
-def batch_progress(told: Mapping[str, Any]) -> BatchProgress:
+def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
     """Read Spark's progress report."""
-    metrics = (told.get("observedMetrics") or {}).get(OBSERVED) or {}
+    metrics = (report.get("observedMetrics") or {}).get(OBSERVED) or {}
     counted: Mapping[str, Any] = metrics.asDict() if isinstance(metrics, Row) else metrics
-    late = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in told.get("stateOperators", ()))
+    late = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in report.get("stateOperators", ()))
     return BatchProgress(
-        batch_id=int(told["batchId"]),
-        records=int(told["numInputRows"]),
-        rate=float(told.get("processedRowsPerSecond") or 0.0),
-        lag=_lag(told.get("sources", ())),
+        batch_id=int(report["batchId"]),
+        records=int(report["numInputRows"]),
+        rate=float(report.get("processedRowsPerSecond") or 0.0),
+        lag=_lag(report.get("sources", ())),
         left_out=late + int(counted.get("left_out") or 0),
         corrupt=int(counted.get("corrupt") or 0),
-        watermark=(told.get("eventTime") or {}).get("watermark"),
+        watermark=(report.get("eventTime") or {}).get("watermark"),
     )
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """The rows, counted as they pass: those for which these conditions hold are told by ``BatchProgress``."""
+    """The rows, counted as they pass: those for which these conditions hold are reported by ``BatchProgress``."""
     return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
-def follow(query: StreamingQuery, told: Told) -> int:
+def follow(query: StreamingQuery, on_progress: OnProgress) -> int:
     """Wait until the query ends and tell every micro-batch as it ends; returns the records read.
 
-    Raises what the query failed with. A query that is left early (an interrupt, an error in ``told``) is stopped.
+    Raises what the query failed with. A query that is left early (an interrupt, an error in ``on_progress``) is stopped.
     """
     last_batch, records = -1, 0
     ended = False
@@ -80,7 +80,7 @@ def follow(query: StreamingQuery, told: Told) -> int:
             for batch in _newer(query, last_batch):
                 last_batch = batch.batch_id
                 records += batch.records
-                told(batch)
+                on_progress(batch)
         return records
     finally:
         if not ended:
@@ -93,7 +93,7 @@ def _newer(query: StreamingQuery, last_batch: int) -> list[BatchProgress]:
 
 
 @contextmanager
-def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[Told]:
+def progress_bar(title: str, *, total: int | None = None, console: Console | None = None) -> Iterator[OnProgress]:
     """A bar on the terminal that shows records, rate and lag; hand what it yields to ``follow`` or ``land``."""
     whole = TableColumn(no_wrap=True)
     columns = (
@@ -110,7 +110,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
         rate = 0.0
 
-        def told(batch: BatchProgress) -> None:
+        def show(batch: BatchProgress) -> None:
             nonlocal rate
             # Batches without records only move the watermark: the rate stays that of the records.
             rate = batch.rate if batch.records else rate
@@ -120,7 +120,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
             facts = f"{rate:,.0f} records/s{lag}{odd}{watermark}"
             progress.update(task, advance=batch.records, facts=facts)
 
-        yield told
+        yield show
 
 
 def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:

@@ -13,12 +13,12 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from polywire.spark import planning, snapshot
-from polywire.spark.farewell import depart_quietly
-from polywire.spark.narrowing import Narrowing, narrow, narrowing_of
 from polywire.spark.options import SourceOptions
 from polywire.spark.planning import ReadRange
+from polywire.spark.pushdown import PushedFilters, prune, pushed_filters
 from polywire.spark.rows import record_batches
 from polywire.spark.schema import arrow_schema
+from polywire.spark.worker_exit import depart_quietly
 
 
 @dataclass
@@ -38,7 +38,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._narrowing = Narrowing()
+        self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one task per group of ranges. Raises Missing for topics that are not there, or for losses (``failOnDataLoss``).
@@ -46,8 +46,8 @@ class BatchReader(DataSourceReader):
         Spark wants a list and replaces an empty one by a single None.
         """
         options = self._options
-        narrowing = self._narrowing
-        times_us = sorted({*planning.times_asked(options.starting, options.ending), *narrowing.times()})
+        filters = self._filters
+        times_us = sorted({*planning.times_asked(options.starting, options.ending), *filters.times()})
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         start = planning.start_offset(found, options.starting, options.missing_time)
         ranges = planning.batch_ranges(start, planning.end_offset(found, options.ending))
@@ -55,7 +55,7 @@ class BatchReader(DataSourceReader):
             planning.refuse_losses(planning.losses(ranges, found))
         else:
             ranges = planning.clip(ranges, found)
-        ranges = narrow(ranges, narrowing, found)
+        ranges = prune(ranges, filters, found)
         return list(input_partitions(options, ranges))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -71,7 +71,7 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Return all filters: they stay Spark's to check, what is read less is only less to check."""
-        self._narrowing = narrowing_of(filters)
+        self._filters = pushed_filters(filters)
         return filters
 
 

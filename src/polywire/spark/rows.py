@@ -29,7 +29,7 @@ def record_batches(
     options: SourceOptions, ranges: tuple[ReadRange, ...], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """All records of a task's ranges. Raises Missing or Conflict for records that are gone (failOnDataLoss=true)."""
-    reading = _Reading(options, schema)
+    reading = _RangeRead(options, schema)
     for wanted in ranges:
         if options.fail_on_data_loss:
             yield from _range(reading, wanted)
@@ -38,7 +38,7 @@ def record_batches(
     reading.tell()
 
 
-class _Reading:
+class _RangeRead:
     """What one task reads with: its connection, what is wanted of each record, and which way the bytes came."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
@@ -62,12 +62,12 @@ class _Reading:
         logger.info("read a task's records file_bytes=%d wire_bytes=%d", tally.file_bytes, tally.wire_bytes)
 
 
-def _range(reading: _Reading, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
+def _range(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
     for chunk in reading.chunks(wanted, check_epoch=True):
         yield from reading.to_arrow(chunk)
 
 
-def _what_is_left(reading: _Reading, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
+def _what_is_left(reading: _RangeRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
     """Retention may overtake a reader more than once; each time the rest of the range begins where records begin now."""
     rest: ReadRange | None = wanted
     while rest is not None:

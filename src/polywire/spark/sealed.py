@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.client.bulk import BulkConnection, StoredChunk
 from polywire.errors import BrokerError, Invalid
-from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRun
+from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.records.arena import Arena
 from polywire.records.batch import first_damaged, read_header, walk
 from polywire.records.columns import BATCH_BYTES_MAX
@@ -59,7 +59,7 @@ def read_range(
     files: sealed files may be read. Headers alone come over the wire in any case: there they are a small part of what a file holds.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
-    reading = _Reading(connection, wanted, epoch, tally)
+    reading = _RangeRead(connection, wanted, epoch, tally)
     if files and bodies and wanted.record_count >= RANGE_RECORDS_MIN and connection not in _elsewhere:
         for data_directory, run in reading.runs():
             yield from reading.over_the_wire(run.first_offset)
@@ -67,7 +67,7 @@ def read_range(
     yield from reading.over_the_wire(wanted.offset_end, bodies=bodies)
 
 
-class _Reading:
+class _RangeRead:
     """One range being read. Guards: ``_at`` is the offset after the last record handed out, so none is left out and none comes twice."""
 
     def __init__(self, connection: BulkConnection, wanted: ReadRange, epoch: int, tally: Tally) -> None:
@@ -77,7 +77,7 @@ class _Reading:
         self._tally = tally
         self._at = wanted.offset
 
-    def runs(self) -> Iterator[tuple[DataDirectory, SealedRun]]:
+    def runs(self) -> Iterator[tuple[DataDirectory, SealedRange]]:
         """The runs worth opening, as the broker tells them; none when its files are not seen from here."""
         wanted, offset, more = self._wanted, self._wanted.offset, True
         while more:
@@ -117,7 +117,7 @@ class _Reading:
             self._tally.wire_bytes += len(chunk.data)
             yield self._moved(chunk)
 
-    def from_file(self, data_directory: DataDirectory, run: SealedRun) -> Iterator[StoredChunk]:
+    def from_file(self, data_directory: DataDirectory, run: SealedRange) -> Iterator[StoredChunk]:
         """What a run holds of the range, as far as it can be read and is sound."""
         wanted = self._wanted
         try:
@@ -136,7 +136,7 @@ class _Reading:
 
 
 def _pieces(
-    data_directory: DataDirectory, run: SealedRun, arena: Arena, incarnation: int
+    data_directory: DataDirectory, run: SealedRange, arena: Arena, incarnation: int
 ) -> Iterator[tuple[memoryview, int]]:
     """Whole sound batches of a run, each piece beginning where the one before ended, with the offset after its last record.
 
@@ -170,7 +170,7 @@ def _pieces(
         raise _NotRead("the last batch is not whole")
 
 
-def _open(data_directory: DataDirectory, run: SealedRun) -> FileBlob:
+def _open(data_directory: DataDirectory, run: SealedRange) -> FileBlob:
     """The file of a run. The mark is looked at when it is open: then it is the file that the owner of the mark meant. Raises _NotRead."""
     check_blob_name(run.blob)
     try:

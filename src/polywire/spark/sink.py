@@ -25,10 +25,10 @@ from polywire.client.writing import ProduceWriter, StageWriter, Writer
 from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
 from polywire.records.split import record_count_of, with_producer
 from polywire.spark import snapshot
-from polywire.spark.farewell import depart_quietly
 from polywire.spark.sink_options import Guarantee, SinkOptions
-from polywire.spark.sink_rows import Outgoing, Routing, Topics
+from polywire.spark.sink_rows import Outgoing, RowRouter, Topics
 from polywire.spark.sink_schema import check_rows
+from polywire.spark.worker_exit import depart_quietly
 
 QUERY_ID: Final = "sql.streaming.queryId"  # what Spark tells its tasks of the micro-batch they work for
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -123,7 +123,7 @@ def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordB
     depart_quietly()
     connection = snapshot.connect(options)
     task = _task_number()
-    outgoing = _outgoing(connection, options, iterator, turn=task + write.number)
+    outgoing = _outgoing(connection, options, iterator, round_robin=task + write.number)
     if options.guarantee is Guarantee.SEQUENCE:
         outgoing = _numbered(outgoing, f"{write.writer}/{task}".encode()[-255:], epoch=write.number)
     writer: Writer
@@ -166,9 +166,9 @@ def _quietly(writer: Writer) -> None:
 
 
 def _outgoing(
-    connection: BulkConnection, options: SinkOptions, iterator: Iterator[pa.RecordBatch], *, turn: int
+    connection: BulkConnection, options: SinkOptions, iterator: Iterator[pa.RecordBatch], *, round_robin: int
 ) -> Iterator[Outgoing]:
-    routing = Routing(Topics(connection, create=options.create_topics), options.topic, turn=turn)
+    routing = RowRouter(Topics(connection, create=options.create_topics), options.topic, round_robin=round_robin)
     for batch in iterator:
         yield from routing.add(batch)
     yield from routing.rest()

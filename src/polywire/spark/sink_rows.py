@@ -22,10 +22,10 @@ from polywire.records.partitioner import partitions_of, rows_by_partition
 from polywire.records.split import record_count_of, split
 from polywire.types import Buffer, KeyHash
 
-GATHER_BYTES: Final = (
+PENDING_BYTES: Final = (
     8 << 20
 )  # of one topic before its rows are sent: enough for batches of some size in several partitions
-GATHER_TOTAL_BYTES: Final = 32 << 20  # of all topics of one task
+PENDING_TOTAL_BYTES: Final = 32 << 20  # of all topics of one task
 TOPICS_MAX: Final = 10_000  # of one record batch, as many as a broker has
 
 
@@ -38,7 +38,7 @@ class Outgoing(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingRows:
     """Rows of one topic that wait for company."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
@@ -75,35 +75,35 @@ class Topics:
             return self._connection.describe(name)  # another task was faster
 
 
-class Routing:
+class RowRouter:
     """Rows on their way to their partitions. Guards: rows of a topic leave in the order they came in.
 
-    ``turn`` is where rows without any key begin to go round the partitions.
+    ``round_robin`` is where rows without any key begin to go round the partitions.
     """
 
-    def __init__(self, topics: Topics, topic: str | None, *, turn: int) -> None:
+    def __init__(self, topics: Topics, topic: str | None, *, round_robin: int) -> None:
         self._topics: Final = topics
         self._topic: Final = topic
-        self._turn = turn
-        self._waiting: Final[dict[str, _Waiting]] = {}
+        self._round_robin = round_robin
+        self._pending: Final[dict[str, _PendingRows]] = {}
         self._size = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[Outgoing]:
         """Take rows; what is ready to be sent comes back. Raises Invalid for rows that name no topic or no partition there is."""
         for topic, rows in self._by_topic(batch):
-            waiting = self._waiting.setdefault(topic, _Waiting())
-            waiting.batches.append(rows)
+            pending = self._pending.setdefault(topic, _PendingRows())
+            pending.batches.append(rows)
             size = rows.nbytes
-            waiting.size += size
+            pending.size += size
             self._size += size
-            if waiting.size >= GATHER_BYTES:
+            if pending.size >= PENDING_BYTES:
                 yield from self._send(topic)
-        if self._size >= GATHER_TOTAL_BYTES:
+        if self._size >= PENDING_TOTAL_BYTES:
             yield from self.rest()
 
     def rest(self) -> Iterator[Outgoing]:
         """Everything that still waits."""
-        for topic in list(self._waiting):
+        for topic in list(self._pending):
             yield from self._send(topic)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -132,11 +132,11 @@ class Routing:
             yield name, batch.take(order.slice(starts[number], starts[number + 1] - starts[number]))
 
     def _send(self, name: str) -> Iterator[Outgoing]:
-        waiting = self._waiting.pop(name)
-        self._size -= waiting.size
+        pending = self._pending.pop(name)
+        self._size -= pending.size
         topic = self._topics[name]
         count = len(topic.incarnations)
-        for rows in pa.Table.from_batches(waiting.batches).combine_chunks().to_batches():
+        for rows in pa.Table.from_batches(pending.batches).combine_chunks().to_batches():
             first = 0
             for batch in arrow_to_batches(rows, headers=_headers(rows)):
                 row_count = record_count_of(batch)
@@ -150,8 +150,8 @@ class Routing:
         if chosen is not None and chosen.null_count == len(chosen):
             chosen = None
         if chosen is None and (count == 1 or _keyless(rows)):
-            self._turn += 1
-            return [((self._turn - 1) % count, batch)]
+            self._round_robin += 1
+            return [((self._round_robin - 1) % count, batch)]
         spans = memoryview(spans_of(batch))
         if chosen is None:
             return list(split(batch, spans, partitions_of(batch, spans, count, _key_hash(topic)), count))

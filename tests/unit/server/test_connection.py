@@ -9,9 +9,9 @@ import pytest
 
 from polywire.errors import PeerError
 from polywire.server.arena import BUFFER_BYTES_MIN
+from polywire.server.connection_slots import QUIET_TICKS
 from polywire.server.hub import ConnectionLimits
-from polywire.server.landing import CHUNK_BYTES
-from polywire.server.places import QUIET_TICKS
+from polywire.server.receive_buffer import CHUNK_BYTES
 from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send
 
 
@@ -76,7 +76,7 @@ def test_a_full_buffer_is_committed_and_used_again() -> None:
 
 
 def test_what_is_left_at_the_end_of_a_full_buffer_moves_to_its_front() -> None:
-    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     place.session.size = 1000
     data = bytes(index % 251 for index in range(3_000_000))
@@ -128,7 +128,7 @@ def test_a_peer_that_produces_waits_while_the_broker_is_behind() -> None:
 
 
 def test_a_flood_lets_others_have_their_turn() -> None:
-    place = Place(limits=ConnectionLimits(turn_bytes_max=100_000))
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=100_000))
     flooding, other = place.connect(), place.connect()
     send(flooding, b"x" * 99_000)
     assert flooding.reading
@@ -146,7 +146,7 @@ def test_a_flood_lets_others_have_their_turn() -> None:
 
 @pytest.mark.parametrize("why", ["congested", "blocked", "draining", "lost"])
 def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
-    place = Place(limits=ConnectionLimits(turn_bytes_max=1000))
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=1000))
     transport = place.connect()
     session = place.session
     place.congested = why == "congested"
@@ -162,7 +162,7 @@ def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
 
 
 def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
-    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     place.session.size = place.session.need = 3_000_000
     send(transport, b"x" * 3_000_000)
@@ -171,7 +171,7 @@ def test_a_long_frame_gets_a_buffer_it_fits_into() -> None:
 
 
 def test_buffers_grow_with_the_flow_and_are_given_back_when_idle() -> None:
-    place = Place(limits=ConnectionLimits(turn_bytes_max=8_000_000))
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
     transport = place.connect()
     send(transport, b"x" * 4_000_000)
     assert taken(place) == place.hub.limits.receive_bytes_max
@@ -523,7 +523,7 @@ def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled()
 
 
 def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, turn_bytes_max=2_999_999))
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, quantum_bytes_max=2_999_999))
     assert not beyond(place, 3_000_000).reading
     following = place.connect()
     session = place.wires[0].opened[-1]

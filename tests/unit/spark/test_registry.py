@@ -27,7 +27,7 @@ def job(
     names: Sequence[str] = (),
     colour: Colour = Colour.RED,
     parse: Callable[[Any], Any] | str | None = None,
-    told: object = None,
+    on_progress: object = None,
 ) -> None:
     """A job."""
 

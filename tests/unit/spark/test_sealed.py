@@ -97,7 +97,7 @@ class Files:
         bounds = self.connection.bounds([TOPIC])[partition]
         return ReadRange(TOPIC, partition, bounds.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset)
 
-    def runs(self, partition: int = 0) -> list[messages.SealedRun]:
+    def runs(self, partition: int = 0) -> list[messages.SealedRange]:
         wanted = self.everything(partition)
         return self.connection.locate(TOPIC, partition, wanted.incarnation, wanted.offset, wanted.offset_end).runs
 
@@ -477,26 +477,26 @@ def test_a_broker_from_before_this_question(files: Files, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "lie",
     [
-        messages.SealedRun("../../../etc/passwd", 0, 100, 0, 10),
-        messages.SealedRun("LOCK", 0, 10, 0, 10),
-        messages.SealedRun("segments/nothing.pws", 0, 100, 0, 10),
-        messages.SealedRun("segments/{}", -1, 100, 0, 10),
-        messages.SealedRun("segments/{}", 8, 1 << 40, 0, 10),
-        messages.SealedRun("segments/{}", 8, 4000, 0, 10),
-        messages.SealedRun("segments/{}", 100, 0, 0, 10),
-        messages.SealedRun("segments/{}", 0, 1 << 18, 0, 2**62),
-        messages.SealedRun("segments/{}", 0, 1 << 16, 2**62, 2**62 + 1),
-        messages.SealedRun("segments/{}", 0, 1 << 16, 5, 0),
+        messages.SealedRange("../../../etc/passwd", 0, 100, 0, 10),
+        messages.SealedRange("LOCK", 0, 10, 0, 10),
+        messages.SealedRange("segments/nothing.pws", 0, 100, 0, 10),
+        messages.SealedRange("segments/{}", -1, 100, 0, 10),
+        messages.SealedRange("segments/{}", 8, 1 << 40, 0, 10),
+        messages.SealedRange("segments/{}", 8, 4000, 0, 10),
+        messages.SealedRange("segments/{}", 100, 0, 0, 10),
+        messages.SealedRange("segments/{}", 0, 1 << 18, 0, 2**62),
+        messages.SealedRange("segments/{}", 0, 1 << 16, 2**62, 2**62 + 1),
+        messages.SealedRange("segments/{}", 0, 1 << 16, 5, 0),
     ],
 )
-def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPatch, lie: messages.SealedRun) -> None:
+def test_a_broker_that_tells_nonsense(files: Files, monkeypatch: pytest.MonkeyPatch, lie: messages.SealedRange) -> None:
     files.make()
     files.fill(600_000)
     wanted = part(files.everything(), 3, 77)
     rows = files.read(wanted, files=False)[0]
     honest = files.connection.locate(TOPIC, 0)
     name = Path(honest.runs[0].blob).name
-    run = messages.SealedRun(lie.blob.format(name), lie.start, lie.stop, lie.first_offset, lie.next_offset)
+    run = messages.SealedRange(lie.blob.format(name), lie.start, lie.stop, lie.first_offset, lie.next_offset)
     told = messages.Located(honest.directory, honest.mark, [run], more=False)
     monkeypatch.setattr(sealed, "RUN_BYTES_MIN", -(2**62))
     monkeypatch.setattr(BulkConnection, "locate", lambda *_, **__: told)

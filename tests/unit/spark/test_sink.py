@@ -27,11 +27,11 @@ from polywire.records.rows import to_records
 from polywire.spark import sink_rows
 from polywire.spark.sink import batch_write
 from polywire.spark.sink_options import Guarantee, SinkOptions, write_options
-from polywire.spark.sink_rows import Routing, Topics
+from polywire.spark.sink_rows import RowRouter, Topics
 from polywire.spark.sink_schema import check_rows
 from polywire.types import KeyHash, Level
 
-Places = dict[tuple[str, int], list[bytes | None]]
+Rows = dict[tuple[str, int], list[bytes | None]]
 
 
 def options(**given: str) -> SinkOptions:
@@ -145,10 +145,10 @@ class FakeBroker:
         return self.describe(name)
 
 
-def routed(broker: FakeBroker, batches: list[pa.RecordBatch], topic: str | None = None, turn: int = 0) -> Places:
-    routing = Routing(Topics(broker, create=True), topic, turn=turn)  # type: ignore[arg-type]
+def routed(broker: FakeBroker, batches: list[pa.RecordBatch], topic: str | None = None, round_robin: int = 0) -> Rows:
+    routing = RowRouter(Topics(broker, create=True), topic, round_robin=round_robin)  # type: ignore[arg-type]
     pieces = [piece for batch in batches for piece in routing.add(batch)] + list(routing.rest())
-    places: Places = {}
+    places: Rows = {}
     for piece in pieces:
         places.setdefault((piece.topic, piece.partition), []).extend(r.value for r in to_records(piece.batch))
     return places
@@ -172,8 +172,8 @@ def test_keys_choose_partitions_as_the_topic_hashes_them(key_hash: str | None) -
 
 
 def test_rows_without_any_key_go_round_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "GATHER_BYTES", 1)
-    places = routed(FakeBroker({"t": 3}), [rows(4), rows(2, key=[None, None]), rows(1)], "t", turn=2)
+    monkeypatch.setattr(sink_rows, "PENDING_BYTES", 1)
+    places = routed(FakeBroker({"t": 3}), [rows(4), rows(2, key=[None, None]), rows(1)], "t", round_robin=2)
     assert {place: len(found) for place, found in places.items()} == {("t", 2): 4, ("t", 0): 2, ("t", 1): 1}
 
 
@@ -204,7 +204,7 @@ def test_a_topic_column_sorts_rows_into_topics_that_are_made_where_missing() -> 
 
 
 def test_what_waits_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "GATHER_TOTAL_BYTES", 1)
-    routing = Routing(Topics(FakeBroker({"a": 1}), create=True), "a", turn=0)  # type: ignore[arg-type]
+    monkeypatch.setattr(sink_rows, "PENDING_TOTAL_BYTES", 1)
+    routing = RowRouter(Topics(FakeBroker({"a": 1}), create=True), "a", round_robin=0)  # type: ignore[arg-type]
     assert len(list(routing.add(rows(5)))) == 1
     assert list(routing.rest()) == []

@@ -113,7 +113,7 @@ ANSWERS = {
         Verb.LOCATE,
         0,
         16,
-        messages.Located("/d", b"0" * 16, [messages.SealedRun("b", 4, 8, 5, 7)], more=False),
+        messages.Located("/d", b"0" * 16, [messages.SealedRange("b", 4, 8, 5, 7)], more=False),
     ),
     "produced": (
         "06000000 22 00 0000 08000000 06000000 91 91 93 01 05 02",

@@ -83,7 +83,7 @@ class SegmentSet:
         self.by_location: Final[dict[int, Sealed]] = {}
         self.dead: Final[list[Sealed]] = []
         self._leaving: Final[set[int]] = set()
-        """Places of segments whose removal is journalled, perhaps not yet on the disk."""
+        """Locations of segments whose removal is journalled, perhaps not yet on the disk."""
 
     def next_number(self) -> int:
         """A number for a new segment."""

@@ -15,8 +15,8 @@ from typing import Final
 import cramjam
 
 from polywire.errors import ErrorCode, Invalid, PeerError
+from polywire.records.allocation import MAPPED_BYTES_MIN, allocate
 from polywire.records.inflate import XERIAL_HEAD, XERIAL_MAGIC, Damaged, TooFar, gunzip, unsnap, unsnap_stream
-from polywire.records.room import ROOM_BYTES_MIN, room
 from polywire.records.unzstd import ZSTD_MAGIC, unzstd
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
@@ -99,10 +99,10 @@ def sniffed(body: memoryview) -> Algorithm | None:
 def _expand_lz4(body: memoryview, limit: int) -> memoryview:
     """A frame does not tell its size: a small room is tried first, because it costs least."""
     size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
-    if size >= ROOM_BYTES_MIN:
+    if size >= MAPPED_BYTES_MIN:
         size = limit  # memory that is not written to costs nothing
     while True:
-        out = memoryview(room(min(size, limit)))
+        out = memoryview(allocate(min(size, limit)))
         try:
             return out[: cramjam.lz4.decompress_into(body, out)]
         except cramjam.DecompressionError as error:

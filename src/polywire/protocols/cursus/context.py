@@ -178,7 +178,7 @@ class CursusState:
     generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
-    byte_places: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
+    byte_positions: byte offset and offset where the latest legacy reader stopped, by a partition's incarnation.
     piece_bytes_max: of the messages that are stored as one batch.
     """
 
@@ -186,13 +186,13 @@ class CursusState:
     settings: CursusSettings
     guard: Guard
     off_loop: OffLoopQueue
-    turns: dict[bytes, int] = field(default_factory=dict)
+    round_robin: dict[bytes, int] = field(default_factory=dict)
     scratch: Scratch = field(default_factory=Scratch)
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
     large_scratch: Scratch = field(default_factory=Scratch)
-    byte_places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    byte_positions: dict[int, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
     repeats: Repeats | None = field(init=False)
 

@@ -94,7 +94,7 @@ def class_of(code: str) -> str:
     return "not_found" if code.endswith(_ENDINGS) else "internal"
 
 
-def spelled(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
+def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
     """An error reply. structured: the peer has negotiated ``structured_errors_v1``."""
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")

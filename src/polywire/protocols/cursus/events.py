@@ -17,7 +17,6 @@ from polywire.errors import BrokerError, Busy, Conflict, Invalid
 from polywire.log.base import Read
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import empty_batch, opening
-from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import (
     REPLY_BYTES_MAX,
     Refused,
@@ -29,6 +28,7 @@ from polywire.protocols.cursus.messages import (
     quote,
     topic_word,
 )
+from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -53,7 +53,7 @@ def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
     return topic
 
 
-def _home(session: CursusSession, topic: Topic, key: bytes) -> Partition:
+def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition:
     return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
 
 
@@ -92,7 +92,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
     kind, metadata = _text(request, "event_type"), _text(request, "metadata")
     topic = _topic(session, request, Action.PRODUCE)
     key = encoded(request.need("key"))
-    partition = _home(session, topic, key)
+    partition = _partition_of(session, topic, key)
     event = Event(decoded(kind), schema, version, metadata or None)
     answer = session.later(request.dialect, blocking=True)
     try:
@@ -117,7 +117,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
     version = _number(request, "version", low=1)
     topic = _topic(session, request, Action.PRODUCE)
     key = encoded(request.need("key"))
-    partition = _home(session, topic, key)
+    partition = _partition_of(session, topic, key)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK version={version} partition={partition.number}")
     events = session.state.broker.events
@@ -138,14 +138,14 @@ def version_of(session: CursusSession, request: Request, /) -> Reply:
     """STREAM_VERSION: 0 for a key without events."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
-    return encoded(f"OK version={session.state.broker.events.version(_home(session, topic, key), key)}")
+    return encoded(f"OK version={session.state.broker.events.version(_partition_of(session, topic, key), key)}")
 
 
 def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
     """READ_SNAPSHOT."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
-    found = session.state.broker.events.snapshot(_home(session, topic, key), key)
+    found = session.state.broker.events.snapshot(_partition_of(session, topic, key), key)
     return encoded("OK snapshot=") + _json(None if found is None else _shown(found))
 
 
@@ -167,9 +167,9 @@ def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
         key = encoded(request.need("key"))
     except Refused as error:
         return _failed(error)
-    partition = _home(session, topic, key)
+    partition = _partition_of(session, topic, key)
     answer = session.later(request.dialect, blocking=True)
-    reading = StreamReading(session, answer, partition, key, first_version)
+    reading = StreamRead(session, answer, partition, key, first_version)
     session.state.broker.settle(Level.WRITTEN, reading.begin)
     return None
 
@@ -178,17 +178,17 @@ def _failed(error: Refused) -> bytes:
     return _json({"error": f"{error.code} {error.facts}".rstrip(), "status": "ERROR"})
 
 
-class StreamReading:
+class StreamRead:
     """One READ_STREAM under way. Invariant: answered once; ``_next`` is the index of the next event to read."""
 
     __slots__ = (
         "_answer",
-        "_filling",
         "_first_version",
         "_key",
         "_next",
         "_offsets",
         "_partition",
+        "_reply_batch",
         "_session",
         "_snapshot",
     )
@@ -204,7 +204,7 @@ class StreamReading:
         self._snapshot: SnapshotSaved | None = None
         self._offsets = array("q")
         self._next = 0
-        self._filling: Filling | None = None
+        self._reply_batch: ReplyBatch | None = None
 
     def begin(self, _: int, error: BrokerError | None) -> None:
         """Everything that was appended before can be read now."""
@@ -219,7 +219,7 @@ class StreamReading:
             self._snapshot = snapshot
             self._first_version = snapshot.version + 1
         _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
-        self._filling = Filling(self._session.state.scratch, self._opening, decoder.RECORDS_MAX)
+        self._reply_batch = ReplyBatch(self._session.state.scratch, self._opening, decoder.RECORDS_MAX)
         self._go_on()
 
     @property
@@ -261,8 +261,8 @@ class StreamReading:
 
     def _take(self, read: Read) -> bool:
         """Take over every event of the stream that was read; False when that failed."""
-        filling, offsets = self._filling, self._offsets
-        assert filling is not None, "a batch is being filled"
+        reply_batch, offsets = self._reply_batch, self._offsets
+        assert reply_batch is not None, "a batch is being filled"
         try:
             if read.next_offset <= offsets[self._next]:
                 self._fail("an event cannot be read yet")
@@ -272,9 +272,9 @@ class StreamReading:
                 while stop < len(offsets) and offsets[stop] - offsets[start] == stop - start:
                     stop += 1
                 end = min(offsets[stop - 1] + 1, read.next_offset)
-                before = filling.written
-                filling.take(read, offsets[start], end)
-                if filling.written - before != end - offsets[start]:
+                before = reply_batch.written
+                reply_batch.take(read, offsets[start], end)
+                if reply_batch.written - before != end - offsets[start]:
                     self._fail("the stream is too large for one answer: save a snapshot, or read from a later version")
                     return False
                 self._next += end - offsets[start]
@@ -286,25 +286,25 @@ class StreamReading:
         return True
 
     def _finish(self) -> None:
-        filling, self._filling = self._filling, None
-        assert filling is not None, "a batch was filled"
+        reply_batch, self._reply_batch = self._reply_batch, None
+        assert reply_batch is not None, "a batch was filled"
         topic, number = topic_word(self._partition.topic.name.full), self._partition.number
-        parts, released = filling.finish()
+        parts, released = reply_batch.finish()
         if sum(map(len, parts)) > REPLY_BYTES_MAX:
             if released is not None:
                 released()
             self._fail("the stream is too large for one answer: save a snapshot, or read from a later version")
             return
-        told: dict[str, object] = {"status": "OK", "topic": topic, "key": decoded(self._key), "partition": number}
-        told["count"] = len(self._offsets)
+        head: dict[str, object] = {"status": "OK", "topic": topic, "key": decoded(self._key), "partition": number}
+        head["count"] = len(self._offsets)
         if self._snapshot is not None:
-            told["snapshot"] = _shown(self._snapshot)
-        self._answer.fill([frame(_json(told)), *(parts or [frame(empty_batch(self._opening))])], released)
+            head["snapshot"] = _shown(self._snapshot)
+        self._answer.fill([frame(_json(head)), *(parts or [frame(empty_batch(self._opening))])], released)
 
     def _drop(self) -> None:
-        if self._filling is not None:
-            self._filling.drop()
-            self._filling = None
+        if self._reply_batch is not None:
+            self._reply_batch.drop()
+            self._reply_batch = None
 
     def _fail(self, reason: str) -> None:
         self._drop()

@@ -17,7 +17,6 @@ from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Read
 from polywire.matching import matches
 from polywire.protocols.cursus.batches import opening
-from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.legacy_fetch import consume_values
 from polywire.protocols.cursus.messages import TOPIC_BYTES_MAX, Dialect, Refused, Request, integer, topic_word
 from polywire.protocols.cursus.read_arguments import (
@@ -31,6 +30,7 @@ from polywire.protocols.cursus.read_arguments import (
     readable_topic,
     start_offset,
 )
+from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -75,12 +75,12 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
     if topic is None and len(name) > TOPIC_BYTES_MAX:
         raise failed(f"a pattern has at most {TOPIC_BYTES_MAX} characters")
-    consuming = Consuming(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
+    reply = ConsumeReply(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
     if cursor is None:
         acting = session.state.guard.acting
-        consuming.choose(_matching(session, request, acting, name=name, number=number, offset=offset))
+        reply.choose(_matching(session, request, acting, name=name, number=number, offset=offset))
     else:
-        consuming.begin([cursor])
+        reply.begin([cursor])
     return None
 
 
@@ -125,7 +125,7 @@ def _matching(
         yield failed(f"no topics match pattern '{name}'")
 
 
-class Consuming:
+class ConsumeReply:
     """One CONSUME under way.
 
     Invariant: answered once: with records, with an error, or with an empty batch when its time is over.
@@ -134,10 +134,10 @@ class Consuming:
     __slots__ = (
         "_answer",
         "_cursors",
-        "_filling",
         "_number",
         "_open",
         "_records_max",
+        "_reply_batch",
         "_request",
         "_session",
         "_timer",
@@ -155,7 +155,7 @@ class Consuming:
         self._wait_ms = wait_ms
         self._answer: Answer = session.later(request.dialect, blocking=not wait_ms)
         self._open: deque[ReadCursor] = deque()
-        self._filling: Filling | None = None
+        self._reply_batch: ReplyBatch | None = None
         self._waits: list[Callable[[], None]] = []
         self._timer: Any = None
 
@@ -216,7 +216,7 @@ class Consuming:
         request = self._request
         positional = request.dialect is Dialect.POSITIONAL
         begin = opening(request.options["topic"], self._number, positional=positional)
-        self._filling = Filling(self._session.state.scratch, begin, self._records_max)
+        self._reply_batch = ReplyBatch(self._session.state.scratch, begin, self._records_max)
         self._open = deque(cursor for cursor in self._cursors if not cursor.is_done)
         self._go_on()
 
@@ -246,9 +246,9 @@ class Consuming:
                 return False
             if self._open and broker.clock.monotonic() >= end:
                 return True
-        filling, self._filling = self._filling, None
-        assert filling is not None, "a batch is filled once"
-        filling.answer(self._answer)
+        reply_batch, self._reply_batch = self._reply_batch, None
+        assert reply_batch is not None, "a batch is filled once"
+        reply_batch.answer(self._answer)
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
@@ -256,7 +256,7 @@ class Consuming:
         if isinstance(read, BrokerError):
             self._fail(read)
             return
-        if self._session.closed or self._filling is None:
+        if self._session.closed or self._reply_batch is None:
             read.pin.release()
             self._drop()
             return
@@ -269,10 +269,10 @@ class Consuming:
         self._go_on()
 
     def _take(self, read: Read, cursor: ReadCursor, end: int) -> None:
-        filling = self._filling
-        assert filling is not None, "a batch is being filled"
+        reply_batch = self._reply_batch
+        assert reply_batch is not None, "a batch is being filled"
         try:
-            wanted = filling.take(read, cursor.offset, end)
+            wanted = reply_batch.take(read, cursor.offset, end)
         finally:
             read.pin.release()
         cursor.offset = read.next_offset
@@ -282,18 +282,18 @@ class Consuming:
             self._open.popleft()
 
     def _drop(self) -> None:
-        if self._filling is not None:
-            self._filling.drop()
-            self._filling = None
+        if self._reply_batch is not None:
+            self._reply_batch.drop()
+            self._reply_batch = None
 
     def _fail(self, error: BrokerError) -> None:
         self._stop()
-        filling = self._filling
+        reply_batch = self._reply_batch
         if (
-            isinstance(error, Corrupt) and filling is not None and filling.written
+            isinstance(error, Corrupt) and reply_batch is not None and reply_batch.written
         ):  # what lies before the damage is sound
-            self._filling = None
-            filling.answer(self._answer)
+            self._reply_batch = None
+            reply_batch.answer(self._answer)
             return
         self._drop()
         self._answer.fail(error)

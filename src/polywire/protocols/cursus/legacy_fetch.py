@@ -14,7 +14,6 @@ from typing import Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Read
-from polywire.protocols.cursus.filling import Filling
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect, Refused, Request
 from polywire.protocols.cursus.read_arguments import (
     failed,
@@ -23,13 +22,14 @@ from polywire.protocols.cursus.read_arguments import (
     readable_partition,
     readable_topic,
 )
+from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import CursusSession, Reply
 from polywire.types import Buffer
 
 READ_BYTES_MAX: Final = 64 * 1024  # asked of the log at a time
 HEAD_BYTES: Final = 6  # that a message has in the log's addresses beyond the length of its frame
-LOOKS_MAX: Final = 64  # for one byte offset: each gets nearer by four tenths of the way, or more
-BYTE_PLACES_MAX: Final = 1_024  # partitions of which it is remembered where the latest reader stopped
+LOOKUPS_MAX: Final = 64  # for one byte offset: each gets nearer by four tenths of the way, or more
+BYTE_POSITIONS_MAX: Final = 1_024  # partitions of which it is remembered where the latest reader stopped
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
@@ -53,7 +53,7 @@ class ValueRead:
     Invariant: answered once; ``_offset`` is a record's once reading has begun, and at or before the wanted one's until then.
     """
 
-    __slots__ = ("_answer", "_filling", "_looks", "_offset", "_partition", "_session", "_start")
+    __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
 
     def __init__(self, session: CursusSession, partition: Partition, start: int) -> None:
         """start: the byte offset to begin at; 0 means the first record that is kept."""
@@ -61,8 +61,8 @@ class ValueRead:
         self._partition = partition
         self._start = start
         self._offset = partition.log.first_offset
-        self._looks = 0
-        self._filling: Filling | None = None
+        self._lookups = 0
+        self._reply_batch: ReplyBatch | None = None
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
     def begin(self) -> None:
@@ -71,21 +71,21 @@ class ValueRead:
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
         elif self._start:
-            byte, offset = self._session.state.byte_places.get(self._partition.incarnation, (0, 0))
+            byte, offset = self._session.state.byte_positions.get(self._partition.incarnation, (0, 0))
             if byte <= self._start:
                 self._offset = max(self._offset, offset)
-            self._look()
+            self._look_up()
             return
         self._read()
 
-    def _look(self) -> None:
+    def _look_up(self) -> None:
         """Go nearer.
 
         The wanted record has the address ``start + HEAD_BYTES * offset``. With an offset before its own that is an address before its own,
         but not before that offset's, so the record there is no further from it.
         """
-        while self._looks < LOOKS_MAX:
-            self._looks += 1
+        while self._lookups < LOOKUPS_MAX:
+            self._lookups += 1
             address = self._start + HEAD_BYTES * self._offset
             found = self._partition.log.offset_of_address(address, self._found, covering=True)
             if found is None:
@@ -99,7 +99,7 @@ class ValueRead:
         if isinstance(found, BrokerError):
             self._fail(found)
         elif self._is_nearer(found):
-            self._look()
+            self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
         """Take up what was found; False when there is nothing further to look for."""
@@ -126,13 +126,13 @@ class ValueRead:
             self._read()
         else:  # it is less than ten bytes before the wanted one, and may be followed by records of four
             self._offset += 1
-            self._look()
+            self._look_up()
 
     def _read(self) -> None:
         """Fill an answer."""
         if self._session.closed:
             return
-        self._filling = Filling(self._session.state.scratch, None, 0)
+        self._reply_batch = ReplyBatch(self._session.state.scratch, None, 0)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -168,20 +168,20 @@ class ValueRead:
 
     def _take(self, read: Read, end: int) -> bool:
         """Add what was read; False when the answer is full."""
-        filling = self._filling
-        assert filling is not None, "an answer is being filled"
+        reply_batch = self._reply_batch
+        assert reply_batch is not None, "an answer is being filled"
         try:
-            wanted = filling.take(read, self._offset, end)
+            wanted = reply_batch.take(read, self._offset, end)
         finally:
             read.pin.release()
-        self._offset = filling.next_offset if filling.written and not wanted else read.next_offset
+        self._offset = reply_batch.next_offset if reply_batch.written and not wanted else read.next_offset
         return wanted
 
     def _finish(self) -> None:
         """Answer; nothing but the end of the connection, or the answer to what is asked next, tells a peer that there is no more."""
-        filling, self._filling = self._filling, None
-        assert filling is not None, "an answer is filled once"
-        parts, released = filling.finish()
+        reply_batch, self._reply_batch = self._reply_batch, None
+        assert reply_batch is not None, "an answer is filled once"
+        parts, released = reply_batch.finish()
         self._remember()
         self._session.close_unused()
         if self._answer.packing is None:
@@ -203,9 +203,9 @@ class ValueRead:
     def _remembered(self, address: int | BrokerError) -> None:
         if isinstance(address, BrokerError):
             return
-        places, incarnation = self._session.state.byte_places, self._partition.incarnation
+        places, incarnation = self._session.state.byte_positions, self._partition.incarnation
         places.pop(incarnation, None)
-        if len(places) >= BYTE_PLACES_MAX:
+        if len(places) >= BYTE_POSITIONS_MAX:
             del places[next(iter(places))]
         places[incarnation] = address - HEAD_BYTES * self._offset, self._offset
 
@@ -214,12 +214,12 @@ class ValueRead:
 
     def _fail(self, error: BrokerError) -> None:
         """The log cannot go on; what lies before is sound."""
-        if self._filling is not None and self._filling.written:
+        if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return
-        if self._filling is not None:
-            self._filling.drop()
-            self._filling = None
+        if self._reply_batch is not None:
+            self._reply_batch.drop()
+            self._reply_batch = None
         self._answer.refuse(failed(error.message, legacy=f"failed to read messages from disk: {error.message}"))
 
 

@@ -345,14 +345,14 @@ def integer(text: str) -> int | None:
 
 def topic_word(name: str) -> str:
     """A topic's name as this wire has it: one word, with ``%XX`` for what would end it, or is no part of a name (decision 0037)."""
-    word = names.spelled(name, _RESERVED)
+    word = names.escape(name, _RESERVED)
     return word.replace("message=", "message%3D")  # what follows the word would be a message
 
 
 def topic_name(word: str) -> str:
     """The name that ``topic_word`` spells. Raises Refused."""
     try:
-        return names.read(word)
+        return names.unescape(word)
     except Invalid:
         reason = "topic name has escapes that spell no text"
         raise Refused("invalid_topic_name", f"topic={quote(word)} reason={quote(reason)}", legacy=reason) from None

@@ -46,7 +46,7 @@ class Policy:
     retention_hours: int = 0
     retention_bytes: int = 0
 
-    def spelled(self) -> str:
+    def encoded(self) -> str:
         """As CREATE and METADATA show it."""
         return (
             f"cleanup_policy={self.cleanup_policy} partitioner={self.partitioner} auth_policy={self.auth_policy}"

@@ -39,7 +39,7 @@ PIECES_MAX: Final = 256  # stored batches of one request: runs of one producer, 
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ProducerSpan:
     """Consecutive messages of one producer. producer: its id; ``stored_as`` is what the log knows it by. checked: whether its sequences are
     to be checked and remembered."""
 
@@ -88,7 +88,7 @@ def find_partition(topic: Topic, number: int) -> Partition:
 # Batches
 
 
-def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) -> Storing | None:
+def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) -> BatchAppend | None:
     """A batch frame, to be stored; None when something is wrong with it, which is answered in its place. Raises NotYet."""
     try:
         session.state.guard.admit_batch(session)
@@ -103,7 +103,7 @@ def take_batch(session: CursusSession, body: memoryview, scratch: Scratch, /) ->
     except Refused as error:
         session.later(Dialect.MODERN).refuse(error)
         return None
-    return Storing(session, body, scratch, batch, partition, runs)
+    return BatchAppend(session, body, scratch, batch, partition, runs)
 
 
 def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
@@ -118,7 +118,9 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
     return topic
 
 
-def _runs(body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool, piece_bytes_max: int) -> list[Run]:
+def _runs(
+    body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool, piece_bytes_max: int
+) -> list[ProducerSpan]:
     """The stored batches that a received one becomes; nearly always one. Raises Refused."""
     details = scratch.details
     if (
@@ -129,7 +131,7 @@ def _runs(body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool,
         gaps = bool(batch.traits & decoder.GAPS)
         return [_run(body, details, 0, batch.count, idempotent=idempotent, gaps=gaps)]
     spans = scratch.spans
-    runs: list[Run] = []
+    runs: list[ProducerSpan] = []
     start = 0
     while start < batch.count and len(runs) < PIECES_MAX:
         stop = decoder.reach(body, spans, details, start, batch.count, decoder.MIXED | decoder.GAPS, piece_bytes_max)
@@ -142,18 +144,20 @@ def _runs(body: memoryview, scratch: Scratch, batch: Batch, *, idempotent: bool,
     return _nameless(body, scratch, batch.count, piece_bytes_max)
 
 
-def _nameless(body: memoryview, scratch: Scratch, count: int, piece_bytes_max: int) -> list[Run]:
+def _nameless(body: memoryview, scratch: Scratch, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
     """Too many producers to keep apart: their names are not stored."""
-    runs: list[Run] = []
+    runs: list[ProducerSpan] = []
     start = 0
     while start < count:
         stop = decoder.reach(body, scratch.spans, scratch.details, start, count, 0, piece_bytes_max)
-        runs.append(Run(start, stop, b"", 0, 0, checked=False))
+        runs.append(ProducerSpan(start, stop, b"", 0, 0, checked=False))
         start = stop
     return runs
 
 
-def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempotent: bool, gaps: bool = False) -> Run:
+def _run(
+    body: memoryview, details: memoryview, start: int, stop: int, *, idempotent: bool, gaps: bool = False
+) -> ProducerSpan:
     at = decoder.DETAIL_WORDS * start
     place = details[at + decoder.MESSAGE_PRODUCER_AT]
     producer = bytes(body[place : place + details[at + decoder.MESSAGE_PRODUCER_SIZE]])
@@ -162,10 +166,10 @@ def _run(body: memoryview, details: memoryview, start: int, stop: int, *, idempo
     if epoch < 0:
         raise Refused("batch_decode_failed", f'reason="message[{start}] epoch must not be negative"')
     checked = idempotent and bool(producer) and sequence > 0
-    return Run(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
+    return ProducerSpan(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
 
 
-class Storing:
+class BatchAppend:
     """A batch on its way into the log, and its acknowledgement.
 
     Invariant: answered once, when all of its runs were handed over and none is waited for any more; the first error is told, and all that
@@ -197,7 +201,7 @@ class Storing:
         scratch: Scratch,
         batch: Batch,
         partition: Partition,
-        runs: Iterable[Run],
+        runs: Iterable[ProducerSpan],
     ) -> None:
         self._session = session
         self._by = session.caller
@@ -250,12 +254,12 @@ class Storing:
             self._busy_until = now + BUSY_WAIT_S
         return error.code is ErrorCode.BUSY and now < self._busy_until
 
-    def _sequence_before(self, run: Run) -> int:
+    def _sequence_before(self, run: ProducerSpan) -> int:
         """Sequence of the message in front of a run, 0 for the first."""
         at = decoder.DETAIL_WORDS * (run.start - 1) + decoder.SEQUENCE
         return self._scratch.details[at] & ((1 << 64) - 1) if run.start else 0
 
-    def _store(self, run: Run, before: int) -> None:
+    def _store(self, run: ProducerSpan, before: int) -> None:
         broker, scratch = self._session.state.broker, self._scratch
         start, sequence, stored = run.start, run.sequence, 0
         if run.checked:
@@ -284,14 +288,14 @@ class Storing:
         done = partial(self._stored, run, before, run.stop - start)
         broker.produce(self._partition, batch, by=self._by, level=self._level, done=done)
 
-    def _stored(self, run: Run, before: int, count: int, offset: int, error: BrokerError | None) -> None:
+    def _stored(self, run: ProducerSpan, before: int, count: int, offset: int, error: BrokerError | None) -> None:
         if error is not None:
             self._failed(run, before, append_failure(error))
             return
         self._last_offset = max(self._last_offset, offset + count - 1)
         self._finish()
 
-    def _repeated(self, run: Run, before: int, offset: int, error: BrokerError | None) -> None:
+    def _repeated(self, run: ProducerSpan, before: int, offset: int, error: BrokerError | None) -> None:
         """All of a run was stored before: that is success (spec: cursus#idempotent-producers), and it lies where it lay then, if that is
         still known."""
         del offset
@@ -303,7 +307,7 @@ class Storing:
         self._last_offset = max(self._last_offset, offset)
         self._finish()
 
-    def _failed(self, run: Run, before: int, error: str) -> None:
+    def _failed(self, run: ProducerSpan, before: int, error: str) -> None:
         if run.start < self._refused_at:
             self._refused_at, self._stored_to, self._error = run.start, before, error
         self._finish()
@@ -337,7 +341,9 @@ class Storing:
         )
 
 
-def _columns(body: memoryview, details: memoryview, run: Run, start: int, *, events: bool) -> dict[int, Lendable]:
+def _columns(
+    body: memoryview, details: memoryview, run: ProducerSpan, start: int, *, events: bool
+) -> dict[int, Lendable]:
     """What a run has beside keys and values.
 
     Sequences are written out when they have gaps, and to keep the epoch of a producer that is not checked: a stored batch with an epoch

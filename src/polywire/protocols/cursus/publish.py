@@ -26,7 +26,7 @@ from polywire.protocols.cursus.messages import (
     topic_word,
 )
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.produce import Run, append_failure, find_partition, writable_topic
+from polywire.protocols.cursus.produce import ProducerSpan, append_failure, find_partition, writable_topic
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, Reply
 from polywire.records.batch import from_spans
@@ -62,8 +62,8 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     if {"transactional_id", "txn", "transaction"} & request.options.keys():
         raise Refused("transaction_metadata_forbidden", "command=PUBLISH")
     checked = (idempotent or topic.settings.idempotent) and sequence > 0
-    run = Run(0, 1, producer, epoch, sequence, checked=checked)
-    Publishing(session, request, run, acks, partition).begin(key, request.message)
+    run = ProducerSpan(0, 1, producer, epoch, sequence, checked=checked)
+    PublishAppend(session, request, run, acks, partition).begin(key, request.message)
     return None
 
 
@@ -71,10 +71,10 @@ def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Parti
     """The partition of a record whose sender leaves the choice to the topic's partitioner (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
-    turn = session.state.turns.get(topic.id, 0)
-    session.state.turns[topic.id] = turn + 1
+    number = session.state.round_robin.get(topic.id, 0)
+    session.state.round_robin[topic.id] = number + 1
     partitions = topic.written_to()
-    return partitions[turn % len(partitions)]
+    return partitions[number % len(partitions)]
 
 
 def _truth(request: Request) -> bool:
@@ -98,12 +98,14 @@ def _number(request: Request, key: str, function: str, *, low: int, high: int, u
     return int(given)
 
 
-class Publishing:
+class PublishAppend:
     """One record of PUBLISH on its way into the log. Invariant: answered once."""
 
     __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
 
-    def __init__(self, session: CursusSession, request: Request, run: Run, acks: str, partition: Partition) -> None:
+    def __init__(
+        self, session: CursusSession, request: Request, run: ProducerSpan, acks: str, partition: Partition
+    ) -> None:
         self._session = session
         self._run = run
         self._acks = acks.lower()
@@ -168,7 +170,7 @@ class Publishing:
         self._answer.refuse(Refused("broker_error", f"reason={quote(reason)}"))
 
 
-def one_record(key: bytes, value: bytes, run: Run | None = None) -> bytearray:
+def one_record(key: bytes, value: bytes, run: ProducerSpan | None = None) -> bytearray:
     """A batch of one record; an empty key is none."""
     spans = array("q", (0, len(key) or -1, len(key), len(value)))
     columns: dict[int, Lendable] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm
-from polywire.protocols.cursus.errors import refused, spelled
+from polywire.protocols.cursus.errors import encode_error, refused
 from polywire.protocols.cursus.messages import Dialect, Refused, frame
 from polywire.protocols.runtime.off_loop import OffLoopQueue, OffLoopWork
 from polywire.protocols.runtime.pipelined import ReplySlot
@@ -99,7 +99,7 @@ class Answer(ReplySlot[ReplyOwner]):
 
     def refuse(self, error: Refused) -> None:
         """An error, in the words of the request's dialect."""
-        self.ok(spelled(error, self.dialect, structured=self.session.structured))
+        self.ok(encode_error(error, self.dialect, structured=self.session.structured))
 
     def fail(self, error: BrokerError) -> None:
         """An error of the broker."""

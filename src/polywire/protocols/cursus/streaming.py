@@ -14,8 +14,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Read
 from polywire.protocols.cursus.batches import opening
-from polywire.protocols.cursus.errors import refused, spelled
-from polywire.protocols.cursus.filling import Filling
+from polywire.protocols.cursus.errors import encode_error, refused
 from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame, topic_word
 from polywire.protocols.cursus.read_arguments import (
     batch_size,
@@ -28,6 +27,7 @@ from polywire.protocols.cursus.read_arguments import (
     readable_topic,
     start_offset,
 )
+from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 
 STREAMS_MAX: Final = 1_000  # open on one broker (spec: cursus#limits)
@@ -187,16 +187,16 @@ class Stream:
         self._schedule()
 
     def _send(self, read: Read) -> None:
-        filling = Filling(self._session.state.scratch, self._begin, self._records_max)
+        reply_batch = ReplyBatch(self._session.state.scratch, self._begin, self._records_max)
         try:
-            filling.take(read, self._offset, self._partition.log.readable_offset)
+            reply_batch.take(read, self._offset, self._partition.log.readable_offset)
         except BrokerError:
-            filling.drop()
+            reply_batch.drop()
             raise
         finally:
             read.pin.release()
-        after = filling.next_offset if filling.written else read.next_offset
-        parts, released = filling.finish()
+        after = reply_batch.next_offset if reply_batch.written else read.next_offset
+        parts, released = reply_batch.finish()
         self._offset = max(after, self._offset)
         if parts:
             self._session.output.write_many(parts, released)
@@ -221,7 +221,7 @@ class Stream:
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:
-            text = spelled(error, self._dialect, structured=self._session.structured)
+            text = encode_error(error, self._dialect, structured=self._session.structured)
         else:
             text = encoded(f"STREAM_CONTROL type=CLOSE reason={reason} offset={self._offset}{facts}")
         self._session.output.write(frame(text))

@@ -64,12 +64,12 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
     answer = session.later(request.dialect, blocking=True)
     topic = broker.find_topic(name)
 
-    def tell(topic: Topic) -> None:
+    def on_created(topic: Topic) -> None:
         if request.dialect is Dialect.LEGACY:
             answer.body = encoded(f"{DONE} Topic '{topic_word(name)}' now has {len(topic.partitions)} partitions")
         else:
             answer.body = encoded(
-                f"OK topic={topic_word(name)} partitions={len(topic.partitions)} {policy_of(topic).spelled()}"
+                f"OK topic={topic_word(name)} partitions={len(topic.partitions)} {policy_of(topic).encoded()}"
             )
 
     def done(_: int, error: BrokerError | None) -> None:
@@ -80,7 +80,7 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
 
     try:
         if topic is not None:
-            _change(session, topic, request, count, tell, done)
+            _change(session, topic, request, count, on_created, done)
         else:
             settings = TopicSettings(
                 replication_factor=factor,
@@ -88,13 +88,13 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
                 event_sourcing=request.is_set("event_sourcing"),
             )
             given = with_policy(settings, policy)
-            broker.make_topic(TopicName.parse(name), count, given, by=session.caller, then=tell, done=done)
+            broker.make_topic(TopicName.parse(name), count, given, by=session.caller, then=on_created, done=done)
     except (Invalid, Conflict, Busy) as error:
         raise _refused(name, error) from None
     return None
 
 
-def _change(session: CursusSession, topic: Topic, request: Request, count: int, tell: Then, done: Done) -> None:
+def _change(session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Done) -> None:
     """CREATE of a topic that exists: it may grow, and its policy is replaced.
 
     A topic that other wires made keeps what they set until a CREATE names a policy: clients send a bare CREATE whenever they start.
@@ -121,7 +121,7 @@ def _change(session: CursusSession, topic: Topic, request: Request, count: int, 
         )
     if settings != topic.settings:
         broker.configure_topic(topic, settings)
-    broker.grow_topic(topic, count, then=tell, done=done)
+    broker.grow_topic(topic, count, then=on_created, done=done)
 
 
 def _refused(name: str, error: BrokerError) -> Refused:
@@ -231,7 +231,7 @@ def metadata(session: CursusSession, request: Request, /) -> Reply:
     leaders = ",".join([session.leader] * count)
     epochs = ",".join(["0"] * count)
     return encoded(
-        f"OK topic={topic_word(topic.name.full)} partitions={count} leaders={leaders} epochs={epochs} {policy_of(topic).spelled()}"
+        f"OK topic={topic_word(topic.name.full)} partitions={count} leaders={leaders} epochs={epochs} {policy_of(topic).encoded()}"
     )
 
 

@@ -20,7 +20,7 @@ from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
 from polywire.protocols.cursus.offsets import check_offsets, read_pairs
 from polywire.protocols.cursus.policies import policy_of
-from polywire.protocols.cursus.produce import Run, find_partition
+from polywire.protocols.cursus.produce import ProducerSpan, find_partition
 from polywire.protocols.cursus.publish import one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import KeyHash, Level, PositionKind
@@ -139,7 +139,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     key = encoded(request.options.get("key", ""))
     partition = _partition(session, request, topic, key, sequence)
     transaction = asked.opened("transaction_publish_failed")
-    run = Run(0, 1, encoded(request.options["producerId"]), asked.epoch, sequence, checked=False)
+    run = ProducerSpan(0, 1, encoded(request.options["producerId"]), asked.epoch, sequence, checked=False)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
         f"OK transactional_id={name} staged_messages=1 topic={topic_word(topic.name.full)} partition={partition.number}"

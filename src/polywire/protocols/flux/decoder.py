@@ -428,7 +428,7 @@ def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbe
     count=cython.Py_ssize_t,
     records="const int[::1]",
     base=cython.int,
-    seats="int[::1]",
+    slots="int[::1]",
     groups="int[::1]",
     rows="int[::1]",
     bounds="int[::1]",
@@ -443,7 +443,7 @@ def divide(
     count: int,
     records: Numbers | None,
     base: int,
-    seats: Numbers,
+    slots: Numbers,
     groups: Numbers,
     rows: Numbers,
     bounds: Numbers,
@@ -451,7 +451,7 @@ def divide(
     """Group a topic's records by partition, in order of first appearance; returns the number of groups.
 
     partitions: partition of each record. records: their numbers within the run (None: they are the run). base: number of the first group.
-    seats: zeros, one per partition of the topic, zeros again afterwards. groups: receives the group of each record of the run.
+    slots: zeros, one per partition of the topic, zeros again afterwards. groups: receives the group of each record of the run.
     rows: receives the records' indexes, group after group. bounds: receives per group its end in ``rows`` and its partition.
     """
     if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
@@ -461,13 +461,13 @@ def divide(
     total = 0
     for k in range(count):
         p = partitions[k]
-        if p < 0 or p >= len(seats):
+        if p < 0 or p >= len(slots):
             raise ValueError(f"partition outside its topic partition={p}")
-        g = seats[p] - 1
+        g = slots[p] - 1
         if g < 0:
             g = total
             total += 1
-            seats[p] = total
+            slots[p] = total
             bounds[2 * g] = 0
             bounds[2 * g + 1] = p
         bounds[2 * g] += 1
@@ -481,9 +481,9 @@ def divide(
         bounds[2 * g] = n  # the group's beginning, moved to its end below
         n += p
     for k in range(count):
-        g = seats[partitions[k]] - 1
+        g = slots[partitions[k]] - 1
         rows[bounds[2 * g]] = k
         bounds[2 * g] += 1
     for g in range(total):
-        seats[bounds[2 * g + 1]] = 0
+        slots[bounds[2 * g + 1]] = 0
     return total

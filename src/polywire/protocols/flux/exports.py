@@ -42,13 +42,13 @@ _ENTITIES: Final = {
 log = structlog.get_logger("polywire.flux")
 
 Job = Callable[[], Any]
-Told = Callable[[Any, BrokerError | None], None]
+OnCompleted = Callable[[Any, BrokerError | None], None]
 
 
 class Worker(Protocol):
     """A thread for what may wait for a disk."""
 
-    def run(self, job: Job, told: Told) -> None:
+    def run(self, job: Job, on_completed: OnCompleted) -> None:
         """Run ``job`` there, then ``told(result, error)`` on the loop."""
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ class Exports:
         """Begin with all groups there are; files of an earlier start that nothing is to be said in go."""
         self._broker.groups.watch()
         self._changed.update(FILES)
-        self._look()
+        self._check()
 
     def stop(self) -> None:
         """Write what is behind, and end."""
@@ -101,9 +101,9 @@ class Exports:
         with suppress(BrokerError):
             self._job()()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """See what has changed, and write it unless that is being done or has to wait."""
-        self._timer = self._broker.loop.call_later(INTERVAL_S, self._look)
+        self._timer = self._broker.loop.call_later(INTERVAL_S, self._check)
         self._take()
         if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
             return

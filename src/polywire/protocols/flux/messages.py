@@ -183,13 +183,13 @@ def integers(text: bytes) -> list[int]:
 
 def topic_word(name: str) -> str:
     """A topic's name as this wire has it: one word, with ``%XX`` for what ends words and lists (decision 0037)."""
-    return names.spelled(name, _RESERVED)
+    return names.escape(name, _RESERVED)
 
 
 def named(text: bytes) -> str:
     """The name that a word spells, whether or not a topic may be called so. Raises Refused ``invalid topic``."""
     try:
-        return names.read(text_of(text))
+        return names.unescape(text_of(text))
     except Invalid:
         raise bad(b"invalid topic") from None
 

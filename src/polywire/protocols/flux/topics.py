@@ -85,24 +85,26 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
     answer, by = _answer(session, request), session.caller
     topic = session.broker.find_topic(name)
 
-    def tell(topic: Topic) -> None:
+    def on_created(topic: Topic) -> None:
         if is_new:
             session.state.created(topic, automatic=False, factor=factor, by=by)
         else:
             session.state.created_again(topic, factor, by=by)
-        told = (
+        text = (
             f"topic={topic_word(name)} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
         )
-        answer.payload = told.encode("utf-8", "surrogateescape")
+        answer.payload = text.encode("utf-8", "surrogateescape")
 
     is_new = topic is None
     if topic is None:
         settings = TopicSettings(replication_factor=factor)
-        begun = session.broker.make_topic(TopicName.parse(name), count, settings, by=by, then=tell, done=answer.done)
+        begun = session.broker.make_topic(
+            TopicName.parse(name), count, settings, by=by, then=on_created, done=answer.done
+        )
     elif count < len(topic.partitions):
         raise bad(f"topic has more partitions: topic={topic_word(name)} partitions={len(topic.partitions)}")
     else:
-        begun = session.broker.grow_topic(topic, count, then=tell, done=answer.done)
+        begun = session.broker.grow_topic(topic, count, then=on_created, done=answer.done)
     answer.blocking = not begun  # what is asked next finds it
     session.append(answer)
 

@@ -223,7 +223,7 @@ def _allow(session: IggySession, action: Action, user: User) -> None:
         session.authorize(action)
 
 
-def _told(answer: Answer, user: User | None, error: BrokerError | None) -> None:
+def _completed(answer: Answer, user: User | None, error: BrokerError | None) -> None:
     if error is None:
         answer.ok(answer.payload)
     else:
@@ -237,7 +237,7 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> UserMade:
         principal = session.principal
         if changed is not None and principal is not None and principal.user_id == user.id:
             session.renew(session.broker.access.renewed(principal))
-        _told(answer, changed, error)
+        _completed(answer, changed, error)
 
     return done
 
@@ -282,9 +282,9 @@ def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     dialect = reader.dialect
 
     def told(user: User | None, error: BrokerError | None) -> None:
-        if user is not None and dialect.tells_created:
+        if user is not None and dialect.returns_created:
             answer.payload = _user_details(session, user, Reader(memoryview(b""), dialect))
-        _told(answer, user, error)
+        _completed(answer, user, error)
 
     session.broker.access.create_user(name, password, grants, active=active, by=session.principal, done=told)
 
@@ -302,7 +302,7 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     user = session.broker.access.user(_who(reader))
     if user.configured:
         raise Refused(errors.CANNOT_DELETE_USER)
-    session.broker.access.delete_user(user, by=session.principal, done=lambda *told: _told(answer, *told))
+    session.broker.access.delete_user(user, by=session.principal, done=lambda *told: _completed(answer, *told))
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -321,7 +321,7 @@ def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) 
     user = session.broker.access.user(_who(reader))
     flags = reader.permissions()
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
-    session.broker.access.grant(user, grants, by=session.principal, done=lambda *told: _told(answer, *told))
+    session.broker.access.grant(user, grants, by=session.principal, done=lambda *told: _completed(answer, *told))
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -361,7 +361,7 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     if user.configured and user.id == 0:
         raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
     raw = session.broker.access.create_token(
-        user, name, expires_at_us, by=session.principal, done=lambda *told: _told(answer, *told)
+        user, name, expires_at_us, by=session.principal, done=lambda *told: _completed(answer, *told)
     )
     answer.payload = name_bytes(raw)
 
@@ -369,5 +369,5 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_PERSONAL_ACCESS_TOKEN."""
     session.broker.access.delete_token(
-        _own(session), reader.name(), by=session.principal, done=lambda *told: _told(answer, *told)
+        _own(session), reader.name(), by=session.principal, done=lambda *told: _completed(answer, *told)
     )

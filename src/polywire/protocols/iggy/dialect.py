@@ -20,7 +20,7 @@ class Dialect:
     has_login: clients log in. ident_consumers: a consumer is a kind and an ident, not a kind and a number. named_groups: groups have a name.
     topic_settings: fields of a topic beyond the first ones: 0 expiry in seconds, 1 and size and replication, 2 and compression, 3 expiry in
     microseconds, 4 settings in options. chosen_ids: create requests carry an id; auto_ids: where 0 means that the broker picks one.
-    optional_partition: a partition is a flag and a number. tells_created: create requests are answered with what was made.
+    optional_partition: a partition is a flag and a number. returns_created: create requests are answered with what was made.
     empty_when_missing: asking for what is not there gets an empty success. batched: messages come behind metadata and an index, or in frames.
     framed: the headered framing. message_head, form: layout of messages sent, see ``decoder``, and polled, see ``encoder``.
     """
@@ -35,7 +35,7 @@ class Dialect:
     chosen_ids: bool = True
     auto_ids: bool = True
     optional_partition: bool = False
-    tells_created: bool = False
+    returns_created: bool = False
     empty_when_missing: bool = False
     batched: bool = False
     framed: bool = False
@@ -53,7 +53,7 @@ D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=
 D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, named_groups=True)
 D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)
 D1C: Final = replace(D1B, name="0.4", topic_settings=2)
-D1D: Final = replace(D1C, name="0.6", topic_settings=3, tells_created=True, empty_when_missing=True)
+D1D: Final = replace(D1C, name="0.6", topic_settings=3, returns_created=True, empty_when_missing=True)
 D2A: Final = replace(D1D, name="0.7", normalises=False, batched=True, message_head=56, form=encoder.D2A)
 D2B: Final = replace(D2A, name="0.8", one_based=False, chosen_ids=False, optional_partition=True, form=encoder.D2B)
 D2C: Final = replace(D2B, name="0.10", message_head=64, form=encoder.D2C)

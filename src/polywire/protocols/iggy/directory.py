@@ -37,7 +37,7 @@ NUMBER_MAX: Final = 2**32 - 32  # numbers above are the default stream's and tho
 DEFAULT_STREAM_NUMBER: Final = 2**32 - 16
 STREAMS_MAX: Final = 10_000  # each is a value of the wire's own state
 GROUPS_MAX: Final = 1_000  # of one topic: they lie in its settings
-LOOKED_AT_MAX: Final = 1_000  # topics looked at in passing, in some 2 ms
+SCANNED_MAX: Final = 1_000  # topics looked at in passing, in some 2 ms
 UNSEEN_MAX: Final = 64  # topics of other wires numbered in passing: a few milliseconds
 _STREAM: Final = "stream."
 _NAMELESS: Final = "group-"  # and a number of at most ten digits that does not begin with 0
@@ -370,21 +370,21 @@ class Directory:
     def _refresh(self) -> None:
         """See what other wires have made and ended. Costs as much as there are topics, so only when some began or ended."""
         if self._seen_version != self._broker.topics_version:
-            deque(self._look(), maxlen=0)
+            deque(self._scan(), maxlen=0)
 
     @property
     def is_far_behind(self) -> bool:
         """Whether topics began or ended unseen, and so many of them, or of all, that one look would hold everybody up."""
         version = self._broker.topics_version
         unseen = version - self._seen_version
-        is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > LOOKED_AT_MAX)
+        is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > SCANNED_MAX)
         return bool(is_long) and version != self._given_up_version
 
     def catch_up(self, then: Callable[[], None]) -> None:
         """See what other wires have made and ended, a little at a time; ``then`` is called when that is done."""
         self._waiting.append(then)
         if len(self._waiting) == 1:
-            Slices(self._broker, self._look(), self._caught_up)
+            Slices(self._broker, self._scan(), self._caught_up)
 
     def _caught_up(self, seen: object) -> None:
         if isinstance(seen, BrokerError):  # whoever asks is told in passing
@@ -393,7 +393,7 @@ class Directory:
         for then in waiting:
             then()
 
-    def _look(self) -> Iterator[None]:
+    def _scan(self) -> Iterator[None]:
         """See all topics and number the new ones, each between two yields; what changes meanwhile is left to the next look."""
         version = self._broker.topics_version
         for stream in list(self._by_number.values()):
@@ -543,12 +543,12 @@ def is_broker_name(name: str) -> bool:
 def normalised(name: str, number: int) -> str:
     """A name as the dialects of 2023 and 2024 keep it. Raises Refused with ``number`` (spec: iggy#names-and-ids)."""
     short = shortened(name)
-    if not is_spelled(name) or not short:
+    if not is_allowed(name) or not short:
         raise Refused(number)
     return short
 
 
-def is_spelled(name: str) -> bool:
+def is_allowed(name: str) -> bool:
     """Whether a name has letters of names only in those dialects."""
     return all(char.isalnum() or char.isspace() or char in "_.-" for char in name)
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D0
-from polywire.protocols.iggy.directory import is_spelled
+from polywire.protocols.iggy.directory import is_allowed
 from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
 
 PARTITIONS_MAX: Final = 100_000  # that the page allows: more are letters
@@ -84,13 +84,13 @@ def reader_of(code: int, payload: memoryview) -> Reader:
         return Reader(payload, D0)
     if fits and not _may_be_letters(code, payload):
         return Reader(payload, D0)
-    listed = list(_readings(code, payload))
+    listed = list(_listed_payloads(code, payload))
     if fits and not listed:
         return Reader(payload, D0)
-    spelled = [reading for reading in listed if is_spelled(reading.name)]
-    if fits or len(spelled) != 1:  # where it may be either, nothing is made that nobody meant
+    allowed = [payload_read for payload_read in listed if is_allowed(payload_read.name)]
+    if fits or len(allowed) != 1:  # where it may be either, nothing is made that nobody meant
         raise Refused(errors.UNKNOWN_COMMAND)
-    return spelled[0].as_struct(code)
+    return allowed[0].as_struct(code)
 
 
 def _end(payload: memoryview, layout: Layout) -> int:
@@ -117,7 +117,7 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ListedPayload:
     """A payload read as a byte list: what is before the id, the id, what is between it and the name, the name."""
 
     front: bytes
@@ -134,7 +134,7 @@ class Reading:
         return Reader(memoryview(body), dialect)
 
 
-def _readings(code: int, payload: memoryview) -> Iterator[Reading]:
+def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
     """What a payload may be as a byte list, used up to its last byte."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
@@ -147,4 +147,4 @@ def _readings(code: int, payload: memoryview) -> Iterator[Reading]:
         except Refused:
             continue
         if reader.left == 0 and (not numbers or U32.unpack_from(numbers)[0] <= PARTITIONS_MAX):
-            yield Reading(front, given, numbers.ljust(8, b"\0") if numbers else b"", name)
+            yield ListedPayload(front, given, numbers.ljust(8, b"\0") if numbers else b"", name)

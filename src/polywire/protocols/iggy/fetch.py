@@ -26,7 +26,7 @@ from polywire.types import PositionKind
 
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
-MESSAGE_ROOM: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
+MESSAGE_BYTES_MIN: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
 _POLLED: Final = Struct("<IQI")
 _LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
 _SIZES: Final = Struct("<4xI20xI")  # and u32 records at 28
@@ -57,7 +57,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
         partition = partition_at(topic, consumers_partition(reader, number))
     owner = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
     count = min(count, COUNT_MAX)
-    polling = Polling(session, answer, partition, count, (owner, name) if commit else None)
+    polling = PollReply(session, answer, partition, count, (owner, name) if commit else None)
     if kind == 2:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
         return None if start is None else polling.begin(start)
@@ -103,7 +103,7 @@ def _start(
     return max(start, log.first_offset)
 
 
-class Polling:
+class PollReply:
     """One poll's reply in the making.
 
     Invariant: nothing of a read is used after its pin was released; the buffer goes back once the reply has left.
@@ -184,7 +184,7 @@ class Polling:
             return 0
         length, records = _SIZES.unpack_from(read.chunks[0])
         count = min(self._count, read.next_offset - self._state[encoder.NEXT])
-        return int(count * (length // max(records, 1) + MESSAGE_ROOM)) + MESSAGE_ROOM
+        return int(count * (length // max(records, 1) + MESSAGE_BYTES_MIN)) + MESSAGE_BYTES_MIN
 
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
         """Write the messages; a larger buffer is returned when they need one."""

@@ -83,7 +83,7 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     else:
         name = reader.name()
     number = session.shared.directory.create_group(topic, name, number, session.caller, answer.done)
-    if dialect.tells_created:
+    if dialect.returns_created:
         answer.payload = group_details(session, topic, number, name, dialect)
 
 

@@ -44,7 +44,7 @@ _KNOWN: Final = {
 _CHANGEABLE: Final = (b"compression_algorithm", b"message_expiry", b"max_topic_size")
 _DURABILITIES: Final = (b"replicated", b"persisted")
 _SEGMENT_BYTES: Final = range(1 << 20, (1 << 30) + 1, 512)
-_TOLD_MAX: Final = 1024  # different sets of options whose spelling is remembered
+_ENCODED_MAX: Final = 1024  # different sets of options whose spelling is remembered
 AMOUNT_CHARACTERS_MAX: Final = 64  # of a duration or size as text; "1 day 2 h 3 min 4 s" has 20
 _SECOND_US: Final = 1_000_000
 _DURATIONS: Final = {
@@ -137,12 +137,12 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
             raise Refused(errors.BAD_OPTION)
         if value is not None:
             merged[key] = value
-    given = _spelled(merged)
+    given = _encoded(merged)
     return TopicOptions(compression, 0 if expiry == _NEVER else expiry, 0 if size_max == _NEVER else size_max, given)
 
 
-@lru_cache(maxsize=_TOLD_MAX)
-def told_options(given: bytes, compression: int, expiry_us: int, size_max: int) -> bytes:
+@lru_cache(maxsize=_ENCODED_MAX)
+def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int) -> bytes:
     """Both lists of a topic's record, each behind its length: what was given, and what the broker does unasked. The numbers are what the
     topic has now, whoever set it; 2**64 - 1 for no limit."""
     names = {number: name for name, number in _COMPRESSIONS.items()}
@@ -154,12 +154,12 @@ def told_options(given: bytes, compression: int, expiry_us: int, size_max: int) 
         b"message_expiry": U64.pack(expiry_us),
         b"max_topic_size": U64.pack(size_max),
     }
-    asked = _spelled({key: value for key, value in now.items() if key in kept})
-    unasked = _spelled({key: value for key, value in now.items() if key not in kept})
+    asked = _encoded({key: value for key, value in now.items() if key in kept})
+    unasked = _encoded({key: value for key, value in now.items() if key not in kept})
     return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
 
 
-def _spelled(values: Mapping[bytes, bytes]) -> bytes:
+def _encoded(values: Mapping[bytes, bytes]) -> bytes:
     return b"".join(
         bytes((kind,)) + U32.pack(len(part)) + part
         for key, value in values.items()

@@ -23,7 +23,7 @@ from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, Stream, TopicKept, normalised, space_of
 from polywire.protocols.iggy.lookup import stream_of, topic_of
 from polywire.protocols.iggy.messages import U32, Reader, Refused, TopicFields, name_bytes
-from polywire.protocols.iggy.options import described, parse_options, told_options, topic_options
+from polywire.protocols.iggy.options import described, encode_options, parse_options, topic_options
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -87,7 +87,7 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
             body += bytes((min(topic.settings.replication_factor, 255),))
     body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(kept.name)
     if dialect.framed:
-        body += told_options(kept.options, kept.compression, age or NEVER, kept.size_max or NEVER)
+        body += encode_options(kept.options, kept.compression, age or NEVER, kept.size_max or NEVER)
     return body
 
 
@@ -171,7 +171,7 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     if written != name and session.shared.directory.find_stream(written) is not None:
         raise Refused(errors.STREAM_NAME_TAKEN)  # who asks for it as it was written would find that one
     stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
-    if dialect.tells_created:
+    if dialect.returns_created:
         answer.payload = b"".join(stream_details(session, stream, dialect))
 
 
@@ -228,11 +228,13 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
         raise Refused(errors.TOPIC_NAME_TAKEN)
     kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed)
 
-    def tell(topic: Topic) -> None:
-        if dialect.tells_created:
+    def on_created(topic: Topic) -> None:
+        if dialect.returns_created:
             answer.later = topic_details(session, topic, dialect)
 
-    session.shared.directory.create_topic(stream, kept, number, partitions, settings, session.caller, tell, answer.done)
+    session.shared.directory.create_topic(
+        stream, kept, number, partitions, settings, session.caller, on_created, answer.done
+    )
 
 
 def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:

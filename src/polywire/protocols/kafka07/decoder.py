@@ -92,7 +92,7 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
     return x - (x >> 31 << 32)
 
 
-class Run:
+class RecordSpans:
     """Where the records of one run are put: reused, one per listener.
 
     spans: i64, four per record, as ``from_spans`` takes them. flags: u8 and crcs: u32 per record, as stored. groups_of, sets_of: i32 per
@@ -113,8 +113,8 @@ class Run:
 
 
 @cython.cclass
-class _Room:
-    """The buffers of a ``Run``, borrowed, and how far they are filled."""
+class _BorrowedSpans:
+    """The buffers of a ``RecordSpans``, borrowed, and how far they are filled."""
 
     if cython.compiled:
         spans: Lent
@@ -129,7 +129,7 @@ class _Room:
     else:
         __slots__ = ("crcs", "flags", "group_count", "groups", "groups_of", "records", "set_count", "sets_of", "spans")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RecordSpans) -> None:
         self.spans = lend_writable(run.spans)
         self.flags = lend_writable(run.flags)
         self.crcs = lend_writable(run.crcs)
@@ -206,20 +206,20 @@ def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_s
 @cython.cfunc
 @cython.exceptval(check=False)
 def _group_of(
-    p: cython.p_const_uchar, at: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, found: _BorrowedSpans, last: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
     """Number of the group of the entry at ``at``, entering it when new; -1 when there is no place left. ``last``: look there first."""
-    groups: cython.p_uchar = room.groups.p
+    groups: cython.p_uchar = found.groups.p
     size: cython.Py_ssize_t = _i16(p, at)
     partition: cython.longlong = _i32(p, at + 2 + size)
     number: cython.Py_ssize_t
     tried: cython.Py_ssize_t
     other: cython.Py_ssize_t
     k: cython.Py_ssize_t
-    for tried in range(room.group_count):
+    for tried in range(found.group_count):
         number = last + tried
-        if number >= room.group_count:
-            number -= room.group_count
+        if number >= found.group_count:
+            number -= found.group_count
         if load_i64(groups, 32 * number + 8) != size or load_i64(groups, 32 * number + 16) != partition:
             continue
         other = load_i64(groups, 32 * number)
@@ -228,43 +228,51 @@ def _group_of(
             k += 1
         if k == size:
             return number
-    number = room.group_count
+    number = found.group_count
     if number == _GROUPS_MAX:
         return -1
     store_i64(groups, 32 * number, at + 2)
     store_i64(groups, 32 * number + 8, size)
     store_i64(groups, 32 * number + 16, partition)
-    store_i64(groups, 32 * number + 24, room.records)
-    room.group_count = number + 1
+    store_i64(groups, 32 * number + 24, found.records)
+    found.group_count = number + 1
     return number
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _take_entry(
-    p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    found: _BorrowedSpans,
+    last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """Enter the records of one produce entry; the number of its group, -1 when it is not for this path, -2 when there is no room."""
-    group: cython.Py_ssize_t = _group_of(p, at, room, last)
+    group: cython.Py_ssize_t = _group_of(p, at, found, last)
     record: cython.Py_ssize_t
     after: cython.Py_ssize_t
     if group < 0:
         return -2
-    after = _take_set(p, at + 10 + _i16(p, at), end, room.spans.p, room.flags.p, room.crcs.p, room.records)
+    after = _take_set(p, at + 10 + _i16(p, at), end, found.spans.p, found.flags.p, found.crcs.p, found.records)
     if after < 0:
         return after
-    for record in range(room.records, after):
-        store_u32(room.groups_of.p, 4 * record, group)
-        store_u32(room.sets_of.p, 4 * record, room.set_count)
-    room.records = after
-    room.set_count += 1
+    for record in range(found.records, after):
+        store_u32(found.groups_of.p, 4 * record, group)
+        store_u32(found.sets_of.p, 4 * record, found.set_count)
+    found.records = after
+    found.set_count += 1
     return group
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
 def _take_frame(
-    p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t, room: _Room, last: cython.Py_ssize_t
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    found: _BorrowedSpans,
+    last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """Enter the records of the frame whose type is at ``at``; the number of its last group, -1 or -2 as ``_take_entry``."""
     count: cython.longlong = 1
@@ -286,14 +294,14 @@ def _take_frame(
             return -1
     for _ in range(count):
         end = _entry_end(p, at, stop)
-        last = _take_entry(p, at, end, room, last)
+        last = _take_entry(p, at, end, found, last)
         if last < 0:
             return last
         at = end
     return last
 
 
-def scan(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple[int, int, int]:
+def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
     """Take the run of produce frames that begins at ``start``: (reason, position after the run, end of the frame there).
 
     bytes_max: of its frames; one that is longer is left to the precise path.
@@ -301,7 +309,7 @@ def scan(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple
     is in ``run``. Raises ValueError when the arguments do not fit the buffer.
     """
     lent: Lent = lend(data)
-    room: _Room = _Room(run)
+    found: _BorrowedSpans = _BorrowedSpans(run)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
     left: cython.Py_ssize_t = bytes_max
@@ -321,14 +329,14 @@ def scan(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple
             break
         if size > limit - at - 4:
             break
-        taken = -2 if 4 + size > left else _take_frame(lent.p, at + 4, at + 4 + size, room, last)
+        taken = -2 if 4 + size > left else _take_frame(lent.p, at + 4, at + 4 + size, found, last)
         if taken < 0:
             reason = 2 if taken == -2 and sets else 1
             break
         last = taken
         at += 4 + size
         left -= 4 + size
-        records, groups, sets = room.records, room.group_count, room.set_count
+        records, groups, sets = found.records, found.group_count, found.set_count
     run.counts[0], run.counts[1], run.counts[2] = records, groups, sets
     return reason, at, at + 4 + size if reason == 1 else at
 
@@ -415,11 +423,11 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
     return at, at + 4 + _i32(lent.p, at), lent.p[at + 5] & 3
 
 
-def take(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple[int, int]:
+def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
     """Enter the records of a surveyed set without wrappers until ``run`` is full or their values have ``bytes_max`` bytes, at least one:
     (position after them, records). Groups and sets are left alone."""
     lent: Lent = lend(data)
-    room: _Room = _Room(run)
+    found: _BorrowedSpans = _BorrowedSpans(run)
     at: cython.Py_ssize_t = start
     limit: cython.Py_ssize_t = stop
     left: cython.longlong = bytes_max
@@ -438,12 +446,12 @@ def take(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple
         if size < head or (left < 0 and record > 0):
             break
         at += 4 + head
-        store_i64(room.spans.p, 32 * record, 0)
-        store_i64(room.spans.p, 32 * record + 8, -1)
-        store_i64(room.spans.p, 32 * record + 16, at)
-        store_i64(room.spans.p, 32 * record + 24, size - head)
-        room.flags.p[record] = 6 - head
-        store_u32(room.crcs.p, 4 * record, _u32(lent.p, at - 4))
+        store_i64(found.spans.p, 32 * record, 0)
+        store_i64(found.spans.p, 32 * record + 8, -1)
+        store_i64(found.spans.p, 32 * record + 16, at)
+        store_i64(found.spans.p, 32 * record + 24, size - head)
+        found.flags.p[record] = 6 - head
+        store_u32(found.crcs.p, 4 * record, _u32(lent.p, at - 4))
         record += 1
         at += size - head
     if limit - at < 4:
@@ -452,7 +460,7 @@ def take(data: Buffer, start: int, stop: int, run: Run, bytes_max: int) -> tuple
 
 
 @cython.cfunc
-def _put_rows(run: Run, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
+def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
     """Put the numbers of a group's records into ``rows``; returns how many there are."""
     groups: Lent = lend(run.groups_of)
     target: Lent = lend_writable(rows)
@@ -467,14 +475,14 @@ def _put_rows(run: Run, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
     return n
 
 
-def rows_of_group(run: Run, count: int, group: int) -> array[int]:
+def rows_of_group(run: RecordSpans, count: int, group: int) -> array[int]:
     """Numbers (i32) of the records of one group among the first ``count``."""
     rows = array("i", bytes(4 * count))
     del rows[_put_rows(run, rows, group) :]
     return rows
 
 
-def crcs_of(run: Run, rows: Lendable) -> array[int]:
+def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
     """CRCs (u32) of the records of these numbers."""
     source: Lent = lend(run.crcs)
     chosen: Lent = lend(rows)
@@ -491,7 +499,7 @@ def crcs_of(run: Run, rows: Lendable) -> array[int]:
     return crcs
 
 
-def spread(run: Run, rows: Lendable, seed: int, partition_count: int) -> array[int]:
+def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
     """A partition (i32) for each of these records, at random but the same for all of one set: -1 in PRODUCE
     (spec: kafka-0.7#topics-and-partitions)."""
     sets: Lent = lend(run.sets_of)

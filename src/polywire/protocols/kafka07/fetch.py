@@ -34,7 +34,7 @@ READ_ROOM_BYTES: Final = 64 * 1024  # read beyond the limit: stored batches have
 SMALL_ENTRY_BYTES: Final = 64 * 1024  # with less of it, an entry waits for what has to be fetched
 READS_MAX: Final = 8  # of one entry
 BRIDGES_MAX: Final = 32  # holes of one entry that are bridged: a wrapper costs some 0.1 ms
-TRAILS_MAX: Final = 256  # partitions whose place a connection remembers
+READ_CURSORS_MAX: Final = 256  # partitions whose place a connection remembers
 HEAD_BYTES: Final = 6
 ENTRY_HEAD_BYTES: Final = 10
 
@@ -46,7 +46,7 @@ Release = Callable[[], None]
 _PLACE: Final = Struct("<4xI24xQ")  # decision 0001: u32 length at 4, u64 base offset at 32
 
 
-class Trail(NamedTuple):
+class ReadCursor(NamedTuple):
     """Where a reader will go on in a partition: at ``address``, which a read from ``offset`` reaches."""
 
     address: int
@@ -78,7 +78,7 @@ class Blocks:
                 self._free.append(block)
 
 
-class Answering:
+class FetchReply:
     """An answer in the making.
 
     Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``; no read is held between calls; a callback counts
@@ -99,10 +99,10 @@ class Answering:
         "_number",
         "_parts",
         "_pool",
+        "_read_cursors",
         "_reads",
         "_share",
         "_size",
-        "_trails",
         "_written",
     )
 
@@ -110,7 +110,7 @@ class Answering:
         self,
         broker: Broker,
         pool: Blocks,
-        trails: dict[int, Trail],
+        read_cursors: dict[int, ReadCursor],
         fetch: Fetch,
         done: Callable[[Parts, Release], None],
         *,
@@ -120,7 +120,7 @@ class Answering:
         self._authorize = authorize
         self._broker = broker
         self._pool = pool
-        self._trails = trails
+        self._read_cursors = read_cursors
         self._fetch = fetch
         self._done = done
         self._share = max(ANSWER_BYTES_MAX // max(len(fetch.entries), 1), SHARE_BYTES_MIN)
@@ -198,9 +198,9 @@ class Answering:
 
     def _seek(self, partition: Partition, entry: FetchEntry) -> bool:
         """Find out which offset to read from."""
-        trail = self._trails.get(partition.incarnation)
-        if trail is not None and trail.serves(entry.address, partition.log.first_offset):
-            return self._read_from(partition, entry, trail.offset)
+        cursor = self._read_cursors.get(partition.incarnation)
+        if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
+            return self._read_from(partition, entry, cursor.offset)
         then = partial(self._found, self._await(), partition, entry)
         found = partition.log.offset_of_address(entry.address, then, covering=True)
         return found is not None and self._read_from(partition, entry, found)
@@ -291,7 +291,7 @@ class Answering:
         done = reason == encoder.DONE
         if done:
             stopped_at = read.next_offset
-        self._remember(partition, Trail(entry.address + self._written, stopped_at))
+        self._remember(partition, ReadCursor(entry.address + self._written, stopped_at))
         if not done or read.next_offset >= read.readable_offset:
             return False
         return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
@@ -350,10 +350,10 @@ class Answering:
         self._open_block(HEAD_BYTES + size)
         self._begin_entry()
 
-    def _remember(self, partition: Partition, trail: Trail) -> None:
-        if len(self._trails) >= TRAILS_MAX and partition.incarnation not in self._trails:
-            self._trails.clear()
-        self._trails[partition.incarnation] = trail
+    def _remember(self, partition: Partition, cursor: ReadCursor) -> None:
+        if len(self._read_cursors) >= READ_CURSORS_MAX and partition.incarnation not in self._read_cursors:
+            self._read_cursors.clear()
+        self._read_cursors[partition.incarnation] = cursor
 
     # The bytes of the answer
 

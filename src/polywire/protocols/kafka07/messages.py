@@ -231,7 +231,7 @@ _REFUSED: Final = _Refused()
 
 def topic_bytes(name: str) -> bytes:
     """A topic's name as this wire has it, with ``%XX`` for what 0.7 refuses (decision 0037)."""
-    return names.spelled(name, _REFUSED).encode("utf-8", "surrogateescape")
+    return names.escape(name, _REFUSED).encode("utf-8", "surrogateescape")
 
 
 def topic_name(topic: bytes) -> str:
@@ -239,7 +239,7 @@ def topic_name(topic: bytes) -> str:
     text = topic.decode("utf-8", "replace")
     if not names.is_simple(text) and any(char in _REFUSED for char in text):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"a character that no topic's name has name={text!r}")
-    return names.read(text)
+    return names.unescape(text)
 
 
 def _named(topic: bytes) -> bytes:

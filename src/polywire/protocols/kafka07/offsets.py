@@ -21,7 +21,7 @@ TIME_MS_MAX: Final = (
 )  # nobody means a later one; npm's ``kafka`` sends nonsense of this size and expects the end
 
 
-class Listing:
+class OffsetsReply:
     """Finds the end, or the first address after a time, then the partition's first one: that is all a client needs, newest first.
 
     Invariant: a callback counts only until ``cancel``.

@@ -66,7 +66,7 @@ class Producer:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._run = decoder.Run()
+        self._run = decoder.RecordSpans()
         self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES
         self._values_bytes_max = min(
             BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * decoder.RUN_RECORDS_MAX

@@ -22,7 +22,7 @@ from polywire.log.base import Done
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.fetch import Answering, Blocks, Parts, Release, Trail
+from polywire.protocols.kafka07.fetch import Blocks, FetchReply, Parts, ReadCursor, Release
 from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
@@ -34,7 +34,7 @@ from polywire.protocols.kafka07.messages import (
     frame_length,
     parse,
 )
-from polywire.protocols.kafka07.offsets import Listing
+from polywire.protocols.kafka07.offsets import OffsetsReply
 from polywire.protocols.kafka07.produce import Peer, Producer
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
@@ -81,8 +81,8 @@ class KafkaSession(SequentialSession):
         "_pending",
         "_principal",
         "_producer",
+        "_read_cursors",
         "_storing",
-        "_trails",
     )
 
     def __init__(
@@ -103,9 +103,9 @@ class KafkaSession(SequentialSession):
         self._large: OffLoopWork | None = None
         self._storing: Iterator[bool] = iter(())
         self._is_inside = False
-        self._trails: dict[int, Trail] = {}
+        self._read_cursors: dict[int, ReadCursor] = {}
         self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._found_room, self._refused)
-        self._pending: Answering | Listing | None = None
+        self._pending: FetchReply | OffsetsReply | None = None
         self._dirty = False
         self._principal: Principal | None = None
 
@@ -179,15 +179,15 @@ class KafkaSession(SequentialSession):
         """FETCH and MULTIFETCH. Raises PeerError."""
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("a negative fetch size", fatal=True)
-        answering = Answering(
-            self.broker, self._blocks, self._trails, request, self._answered, authorize=self._authorize
+        answering = FetchReply(
+            self.broker, self._blocks, self._read_cursors, request, self._answered, authorize=self._authorize
         )
         self._pending = answering
         answering.run()
 
     def list_offsets(self, _: memoryview, request: Offsets) -> None:
         """OFFSETS."""
-        listing = Listing(self.broker, request, self._listed, authorize=self._authorize)
+        listing = OffsetsReply(self.broker, request, self._listed, authorize=self._authorize)
         self._pending = listing
         listing.run()
 

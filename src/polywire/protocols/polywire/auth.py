@@ -23,7 +23,7 @@ from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
-    from polywire.protocols.polywire.replies import Answering
+    from polywire.protocols.polywire.replies import ReplyOwner
     from polywire.protocols.polywire.session import Command
 
 LOGIN_HINT: Final = (
@@ -59,7 +59,7 @@ class Admission:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
 
-    def log_in(self, session: Answering, correlation: int, request: messages.LogIn) -> None:
+    def log_in(self, session: ReplyOwner, correlation: int, request: messages.LogIn) -> None:
         """Find out who this is; the session takes no other request meanwhile. Raises Busy."""
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)

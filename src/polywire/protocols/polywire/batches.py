@@ -86,7 +86,9 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
         at += length
 
 
-def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int], chosen: list[bytes]) -> Iterator[Part | None]:
+def split_by_key(
+    topic: Topic, batch: memoryview, round_robin: Iterator[int], chosen: list[bytes]
+) -> Iterator[Part | None]:
     """A batch's records by the partition of their key; each record's partition number as u32 is added to ``chosen``.
 
     Each part is made when it is asked for, None where what has to be done before the first takes its time. A batch without any key goes whole
@@ -95,7 +97,7 @@ def split_by_key(topic: Topic, batch: memoryview, turns: Iterator[int], chosen: 
     _, columns, record_count = _FACTS.unpack_from(batch)
     partitions = list(topic.written_to())
     if not columns & _KEY_BIT or len(partitions) == 1:
-        partition = partitions[next(turns) % len(partitions)]
+        partition = partitions[next(round_robin) % len(partitions)]
         chosen.append(_NUMBER.pack(partition.number) * record_count)
         yield Part(partition, batch)
         return

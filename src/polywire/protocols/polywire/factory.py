@@ -55,11 +55,11 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 class PolywireFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_turns")
+    __slots__ = ("_broker", "_round_robin")
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Final = broker
-        self._turns: Final = count()
+        self._round_robin: Final = count()
 
     @property
     def wire(self) -> str:
@@ -74,4 +74,4 @@ class PolywireFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
         """A session for a new connection."""
-        return PolywireSession(self._broker, COMMANDS, self._turns, output, resume)
+        return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)

@@ -16,7 +16,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.replies import Answering, LongAnswer
+from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ GROUPS_MAX: Final = 1_000  # page §3: of one answer
 GROUP_ENTRIES_MAX: Final = 20_000  # members and positions of one answer, unless a single group has more
 
 
-def commit(session: Answering, correlation: int, request: messages.Commit, _: memoryview) -> None:
+def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
     """COMMIT. Raises BrokerError when it is refused at once."""
     broker, by = session.broker, session.admission.caller
     check_name("owner", request.owner)
@@ -67,14 +67,14 @@ def commit(session: Answering, correlation: int, request: messages.Commit, _: me
     session.owe()
 
 
-def ask_position(session: Answering, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
+def ask_position(session: ReplyOwner, correlation: int, request: messages.AskPosition, _: memoryview) -> None:
     """POSITION. Raises Invalid, Missing."""
     kind = kind_of(request.kind)
     offset = session.broker.position(request.name, request.partition, kind, request.owner)
     session.answer(Verb.POSITION, correlation, messages.Position(offset))
 
 
-def join(session: Answering, correlation: int, request: messages.Join, _: memoryview) -> None:
+def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memoryview) -> None:
     """JOIN. Raises BrokerError when it is refused at once."""
     if request.assignor is not None and request.assignor not in _ASSIGNORS:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown assignor assignor={request.assignor!r}")
@@ -101,19 +101,19 @@ def join(session: Answering, correlation: int, request: messages.Join, _: memory
     session.owe()
 
 
-def sync(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+def sync(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
     """SYNC. Raises BrokerError."""
     membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
-def heartbeat(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+def heartbeat(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
     """HEARTBEAT. Raises BrokerError."""
     membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
-def leave(session: Answering, correlation: int, request: messages.Member, _: memoryview) -> None:
+def leave(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
     """LEAVE. Raises BrokerError when it is refused at once."""
     done = partial(_done, session, Verb.LEAVE, correlation)
     session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
@@ -124,7 +124,7 @@ def _place(request: messages.Member) -> tuple[str, str, str, int]:
     return request.group, request.name, request.member, request.generation
 
 
-def list_groups(session: Answering, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
+def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
     """GROUPS: those that have members or positions, by topic and name. Raises Invalid."""
     if request.after and len(request.after) != 2:
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must name a topic and a group")
@@ -132,18 +132,18 @@ def list_groups(session: Answering, correlation: int, request: messages.AskGroup
     LongAnswer(session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
 
 
-def _sees(session: Answering, full_name: str) -> bool:
+def _sees(session: ReplyOwner, full_name: str) -> bool:
     return session.admission.sees(session.broker.resource(full_name), Action.GROUP_DESCRIBE)
 
 
-def delete(session: Answering, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
+def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup, _: memoryview) -> None:
     """DELETE_GROUP. Raises BrokerError when it is refused at once."""
     done = partial(_done, session, Verb.DELETE_GROUP, correlation)
     session.broker.groups.delete(request.group, request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
-def _done(session: Answering, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
+def _done(session: ReplyOwner, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
     if error is None:
         session.settle(verb, correlation, Head())
     else:
@@ -165,10 +165,10 @@ class _Listing:
     def entries(self) -> Iterator[messages.GroupEntry | None]:
         """The groups of the answer; nothing is yielded for each that is looked at."""
         keys = self._broker.groups.pairs()
-        for _ in self._look(keys):
+        for _ in self._scan(keys):
             yield None
         known = set(keys)
-        for _ in self._look(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
+        for _ in self._scan(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
             yield None
         room = GROUP_ENTRIES_MAX
         for key in sorted(self._first)[:GROUPS_MAX]:
@@ -184,7 +184,7 @@ class _Listing:
         """What is told of these, and whether there are more."""
         return messages.GroupList(entries, len(entries) < self.wanted)
 
-    def _look(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
+    def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
         group, after = self._request.group, tuple(self._request.after)
         for key in keys:
             if group in (None, key[1]) and key > after and self._sees(key[0]):

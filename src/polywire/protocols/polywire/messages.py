@@ -182,7 +182,7 @@ class Locate(OffsetRange, frozen=True):
     pass
 
 
-class SealedRun(Head, frozen=True):
+class SealedRange(Head, frozen=True):
     """Records [first_offset, next_offset) lie in bytes [start, stop) of a blob, in whole batches back to back."""
 
     blob: str
@@ -197,7 +197,7 @@ class Located(Head, frozen=True):
 
     directory: str
     mark: bytes
-    runs: list[SealedRun]
+    runs: list[SealedRange]
     more: bool
 
 

@@ -23,7 +23,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.replies import Answering
+from polywire.protocols.polywire.replies import ReplyOwner
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Level
@@ -40,7 +40,7 @@ class _Collected:
 
     __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
 
-    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
@@ -88,7 +88,7 @@ class _PublishAnswer:
 
     __slots__ = ("_answer", "_correlation", "_over", "_session")
 
-    def __init__(self, session: Answering, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, correlation: int) -> None:
         self._session: Final = session
         self._correlation: Final = correlation
         self._over = False
@@ -119,7 +119,7 @@ class _PublishAnswer:
         self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
 
 
-def produce(session: Answering, correlation: int, request: messages.Produce, payload: memoryview) -> None:
+def produce(session: ReplyOwner, correlation: int, request: messages.Produce, payload: memoryview) -> None:
     """PRODUCE: append, and answer when all batches have the level. Raises BrokerError when nothing was taken."""
     level, by = level_of(request.level), session.admission.caller
     name, create, broker = request.name, request.create, session.broker
@@ -135,7 +135,7 @@ def produce(session: Answering, correlation: int, request: messages.Produce, pay
     _begin(session, _carry_out(session, collected, made, request.partition, payload, append), collected.end)
 
 
-def stage(session: Answering, correlation: int, request: messages.Stage, payload: memoryview) -> None:
+def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
     """STAGE: store invisibly. Raises BrokerError when nothing was taken."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
@@ -151,7 +151,7 @@ def stage(session: Answering, correlation: int, request: messages.Stage, payload
 
 
 def _carry_out(
-    session: Answering,
+    session: ReplyOwner,
     collected: _Collected,
     topic: Callable[[], Topic],
     number: int,
@@ -175,15 +175,15 @@ def _carry_out(
 
 
 def _parts(
-    session: Answering, topic: Topic, number: int, batches: Sequence[memoryview], chosen: list[bytes]
+    session: ReplyOwner, topic: Topic, number: int, batches: Sequence[memoryview], chosen: list[bytes]
 ) -> Iterator[Part | None]:
     if number != BY_KEY:
         partition = partition_of(topic, number)
         return map(partial(Part, partition), batches)
-    return chain.from_iterable(split_by_key(topic, batch, session.turns, chosen) for batch in batches)
+    return chain.from_iterable(split_by_key(topic, batch, session.round_robin, chosen) for batch in batches)
 
 
-def _begin(session: Answering, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
+def _begin(session: ReplyOwner, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
     """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
     if _are_done_at_once(session, steps):
         session.owe()
@@ -193,7 +193,7 @@ def _begin(session: Answering, steps: Iterator[None], end: Callable[[BrokerError
         Slices(session.broker, steps, partial(_ended, session, end, session.pin()))
 
 
-def _are_done_at_once(session: Answering, steps: Iterator[None]) -> bool:
+def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
     """Do what one turn has time for; whether that was all."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
@@ -201,7 +201,7 @@ def _are_done_at_once(session: Answering, steps: Iterator[None]) -> bool:
 
 
 def _ended(
-    session: Answering,
+    session: ReplyOwner,
     end: Callable[[BrokerError | None], None],
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
@@ -216,14 +216,14 @@ def _ended(
 
 
 def _over(
-    session: Answering, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
+    session: ReplyOwner, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
 ) -> None:
     unpin()
     session.release()
     end(error)
 
 
-def publish(session: Answering, correlation: int, request: messages.Publish, _: memoryview) -> None:
+def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
     """PUBLISH: make staged batches visible, once per (writer, number). Raises BrokerError when refused at once."""
     answer, work = _PublishAnswer(session, correlation), session.broker.publish_work
     steps = _publish(session, request, answer)
@@ -235,7 +235,7 @@ def publish(session: Answering, correlation: int, request: messages.Publish, _: 
         work.put(_publish_in_turn(session, steps, answer))
 
 
-def _publish(session: Answering, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
+def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
     """Ask a little at a time whether this connection may, then publish. Raises BrokerError when nothing is published."""
     for lot in lots(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(lot)
@@ -244,7 +244,7 @@ def _publish(session: Answering, request: messages.Publish, answer: _PublishAnsw
     yield from session.broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
 
 
-def _publish_in_turn(session: Answering, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
+def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
     error: BrokerError | None = None
     try:
         for _ in steps:
@@ -254,14 +254,14 @@ def _publish_in_turn(session: Answering, steps: Iterator[None], answer: _Publish
     session.broker.loop.call_soon(_over, session, answer.end, _nothing, error)
 
 
-def abandon(session: Answering, correlation: int, request: messages.Abandon, _: memoryview) -> None:
+def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
     """ABANDON: drop staged batches. Raises BrokerError when refused at once."""
     if len(request.tokens) > TOKENS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
     _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
 
 
-def _abandon(session: Answering, tokens: Sequence[bytes]) -> Iterator[None]:
+def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
     """Check all tokens, then drop one lot after the other. Raises BrokerError when nothing was dropped, or somebody else has meanwhile
     staged under one of the rest."""
     by = session.admission.caller
@@ -274,7 +274,7 @@ def _abandon(session: Answering, tokens: Sequence[bytes]) -> Iterator[None]:
         yield
 
 
-def _abandoned(session: Answering, correlation: int, error: BrokerError | None) -> None:
+def _abandoned(session: ReplyOwner, correlation: int, error: BrokerError | None) -> None:
     if error is None:
         session.settle(Verb.ABANDON, correlation, Head())
     else:

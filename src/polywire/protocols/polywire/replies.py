@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _Part = TypeVar("_Part")
 
 
-class Answering(Protocol):
-    """What commands ask of the session that they came to. ``turns``: over the partitions, of records without a key."""
+class ReplyOwner(Protocol):
+    """What commands ask of the session that they came to. ``round_robin``: over the partitions, of records without a key."""
 
     @property
     def broker(self) -> Broker: ...
@@ -31,7 +31,7 @@ class Answering(Protocol):
     def admission(self) -> Admission: ...
 
     @property
-    def turns(self) -> Iterator[int]: ...
+    def round_robin(self) -> Iterator[int]: ...
 
     def owe(self) -> None: ...
 
@@ -53,7 +53,7 @@ class LongAnswer:
 
     __slots__ = ("_correlation", "_session", "_verb")
 
-    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation

@@ -15,12 +15,12 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.fetch import check_identity
 from polywire.protocols.polywire.messages import Verb
-from polywire.protocols.polywire.replies import Answering
+from polywire.protocols.polywire.replies import ReplyOwner
 
 NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
-def locate(session: Answering, correlation: int, request: messages.Locate, _: memoryview) -> None:
+def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: memoryview) -> None:
     """LOCATE: answer now or later; with nothing where the peer is not to know of files. Raises BrokerError when refused at once."""
     broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
@@ -33,18 +33,18 @@ def locate(session: Answering, correlation: int, request: messages.Locate, _: me
     if found is None:
         session.owe()
     else:
-        session.answer(Verb.LOCATE, correlation, _spelled(found))
+        session.answer(Verb.LOCATE, correlation, _encoded(found))
 
 
-def _settle(session: Answering, correlation: int, found: Located | BrokerError) -> None:
+def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError) -> None:
     if isinstance(found, BrokerError):
         session.settle_error(Verb.LOCATE, correlation, found)
     else:
-        session.settle(Verb.LOCATE, correlation, _spelled(found))
+        session.settle(Verb.LOCATE, correlation, _encoded(found))
 
 
-def _spelled(found: Located) -> messages.Located:
+def _encoded(found: Located) -> messages.Located:
     if found.data_directory is None:
         return NOTHING
-    runs = [messages.SealedRun(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
+    runs = [messages.SealedRange(r.blob, r.start, r.stop, r.first_offset, r.next_offset) for r in found.runs]
     return messages.Located(found.data_directory.path, found.data_directory.mark, runs, found.more)

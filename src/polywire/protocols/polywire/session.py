@@ -72,21 +72,21 @@ class PolywireSession(SequentialSession):
         "_pumping",
         "_ready",
         "admission",
-        "turns",
+        "round_robin",
     )
 
     def __init__(
         self,
         broker: Broker,
         commands: Mapping[int, Command],
-        turns: Iterator[int],
+        round_robin: Iterator[int],
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """turns: over the partitions, of records without a key."""
+        """round_robin: over the partitions, of records without a key."""
         super().__init__(broker, output, resume)
         self.admission: Final = Admission(broker, output)
-        self.turns: Final = turns
+        self.round_robin: Final = round_robin
         self._commands: Final = commands
         self._answers: list[bytes] = []
         self._fetches: dict[int, RangeFetch] = {}

@@ -16,7 +16,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
-from polywire.protocols.polywire.replies import Answering, LongAnswer
+from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import KeyHash
 
 if TYPE_CHECKING:
@@ -38,20 +38,20 @@ _SETTINGS: Final = {
 }
 
 
-def list_topics(session: Answering, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
+def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
     """TOPICS: those that the peer sees."""
     topics = session.broker.topics(internal=request.internal)
     LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 
 
-def _entries(session: Answering, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
+def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.TopicEntry | None]:
     sees = session.admission.sees
     for topic in topics:
         seen = sees(topic)
         yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
 
 
-def create(session: Answering, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
+def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
     """CREATE_TOPIC. Raises BrokerError when it is refused at once."""
     change = _Change(session, Verb.CREATE_TOPIC, correlation)
     name, settings = created_name(request), settings_of(request.settings)
@@ -61,32 +61,32 @@ def create(session: Answering, correlation: int, request: messages.CreateTopic, 
         settings,
         by=session.admission.caller,
         level=level_of(request.level),
-        then=change.tell,
+        then=change.set_topic,
         done=change.done,
     )
     change.begun(begun)
 
 
-def describe(session: Answering, correlation: int, request: messages.Describe, _: memoryview) -> None:
+def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
     """DESCRIBE. Raises Missing."""
     session.answer(Verb.DESCRIBE, correlation, description_of(session.broker.topic(request.name)))
 
 
-def grow(session: Answering, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
+def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
     """GROW_TOPIC. Raises BrokerError when it is refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
     change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
 
 
-def purge(session: Answering, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
+def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
     """PURGE_TOPIC. Raises BrokerError when it is refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
     change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
 
 
-def delete(session: Answering, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
+def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
     """DELETE_TOPIC. Raises BrokerError when it is refused at once."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.DELETE_TOPIC, correlation)
@@ -94,7 +94,7 @@ def delete(session: Answering, correlation: int, request: messages.DeleteTopic, 
     change.begun(True)
 
 
-def ask_bounds(session: Answering, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
+def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
     """BOUNDS: what is readable, and where times are. Raises Invalid, Missing."""
     broker = session.broker
     if len(request.names) > TOPICS_MAX or len(request.times_us) > TIMES_MAX:
@@ -119,14 +119,14 @@ class _Change:
 
     __slots__ = ("_correlation", "_holds", "_session", "_topic", "_verb")
 
-    def __init__(self, session: Answering, verb: Verb, correlation: int) -> None:
+    def __init__(self, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
         self._holds = False
         self._topic: Topic | None = None
 
-    def tell(self, topic: Topic) -> None:
+    def set_topic(self, topic: Topic) -> None:
         """Answer with a description of this topic."""
         self._topic = topic
 
@@ -153,8 +153,8 @@ class _Change:
         if error is not None:
             self._session.settle_error(self._verb, self._correlation, error)
         else:
-            told = Head() if self._topic is None else description_of(self._topic)
-            self._session.settle(self._verb, self._correlation, told)
+            description = Head() if self._topic is None else description_of(self._topic)
+            self._session.settle(self._verb, self._correlation, description)
 
 
 class _BoundsAnswer:

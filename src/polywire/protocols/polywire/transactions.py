@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from polywire.errors import BrokerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
-from polywire.protocols.polywire.replies import Answering
+from polywire.protocols.polywire.replies import ReplyOwner
 
 ENTRIES_MAX: Final = 1_000  # page §3: of one answer
 US_PER_MS: Final = 1_000
@@ -22,31 +22,31 @@ US_PER_MS: Final = 1_000
 _T = TypeVar("_T")
 
 
-def list_transactions(session: Answering, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+def list_transactions(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
     """TRANSACTIONS."""
     session.answer(Verb.TRANSACTIONS, correlation, _transactions(session, request.after))
 
 
-def delete_transaction(session: Answering, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
     """DELETE_TRANSACTION. Raises BrokerError when it is refused at once."""
     done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
     session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
-def list_writers(session: Answering, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+def list_writers(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
     """WRITERS."""
     session.answer(Verb.WRITERS, correlation, _writers(session, request.after))
 
 
-def delete_writer(session: Answering, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
     """DELETE_WRITER. Raises BrokerError when it is refused at once."""
     done = partial(_done, session, Verb.DELETE_WRITER, correlation)
     session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
-def _transactions(session: Answering, after: str) -> messages.KeptList[messages.TransactionEntry]:
+def _transactions(session: ReplyOwner, after: str) -> messages.KeptList[messages.TransactionEntry]:
     found = session.broker.transactions.visible(by=session.admission.caller)
     entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
     return messages.KeptList(
@@ -66,7 +66,7 @@ def _transactions(session: Answering, after: str) -> messages.KeptList[messages.
     )
 
 
-def _writers(session: Answering, after: str) -> messages.KeptList[messages.WriterEntry]:
+def _writers(session: ReplyOwner, after: str) -> messages.KeptList[messages.WriterEntry]:
     found = session.broker.staging.writers(by=session.admission.caller)
     entries, more = _piece(dropwhile(lambda known: known.writer <= after, found))
     return messages.KeptList(
@@ -80,11 +80,11 @@ def _writers(session: Answering, after: str) -> messages.KeptList[messages.Write
     )
 
 
-def _idle_ms(session: Answering, at_us: int) -> int:
+def _idle_ms(session: ReplyOwner, at_us: int) -> int:
     return max(session.broker.elapsed.now_us() - at_us, 0) // US_PER_MS
 
 
-def _done(session: Answering, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
+def _done(session: ReplyOwner, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
     if error is None:
         session.settle(verb, correlation, Head())
     else:

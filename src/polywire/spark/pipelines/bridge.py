@@ -21,7 +21,7 @@ from polywire.spark.pipelines.queries import (
     run_query,
     topic_stream,
 )
-from polywire.spark.progress import Told
+from polywire.spark.progress import OnProgress
 
 
 def bridge(
@@ -35,10 +35,10 @@ def bridge(
     keep_partitions: Annotated[bool, "write a record into the partition of its number, else by key"] = False,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ran:
     """Copy a topic into another from its beginning, or from where the checkpoint says. Raises what the query failed with."""
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
     columns = ["key", "value", "headers", *(["partition"] if keep_partitions else [])]
     writer = into_topic(records.select(*columns), target or address, output)
-    return run_query(writer, f"bridge-{topic}", checkpoint, available_now=available_now, told=told)
+    return run_query(writer, f"bridge-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)

@@ -26,7 +26,7 @@ from polywire.spark.pipelines.queries import (
     topic_stream,
 )
 from polywire.spark.pipelines.tables import Table, TableFormat, into_table
-from polywire.spark.progress import Told
+from polywire.spark.progress import OnProgress
 
 
 def land(
@@ -43,18 +43,18 @@ def land(
     batch_records_max: BatchRecordsMax = None,
     headers: Annotated[bool, "read headers too"] = False,
     available_now: AvailableNow = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ran:
     """Read a topic from its beginning, or from where the checkpoint says, and append it to a table.
 
     ``parse`` turns the source's columns into the table's; columns that a later version of it adds are null in what was landed before.
-    ``told`` hears of every micro-batch. Raises what the query failed with.
+    ``on_progress`` is called with of every micro-batch. Raises what the query failed with.
     """
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
     rows = records if parse is None else table_columns(parsed(records, parse))
     table = Table(Path(path), table_format, tuple(partition_by))
     writer = into_table(_gathered(rows, files_max, partition_by), table)
-    return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, told=told)
+    return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
 def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from polywire.client.login import split_login
 from polywire.spark.functions import CORRUPT, Parse, parser
-from polywire.spark.progress import BatchProgress, Told, follow, observed
+from polywire.spark.progress import BatchProgress, OnProgress, follow, observed
 
 SOURCE: Final = "polywire"
 HEADERS: Final = "array<struct<key: string, value: binary>>"
@@ -145,7 +145,7 @@ def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -
 
 
 def run_query(
-    writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, told: Told | None
+    writer: DataStreamWriter, name: str, checkpoint: str | Path, *, available_now: bool, on_progress: OnProgress | None
 ) -> Ran:
     """Start the query and follow it until it ends. Raises what the query failed with."""
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
@@ -158,8 +158,8 @@ def run_query(
         batches += 1
         left_out += batch.left_out
         corrupt += batch.corrupt
-        if told is not None:
-            told(batch)
+        if on_progress is not None:
+            on_progress(batch)
 
     records = follow(writer.start(), count)
     return Ran(records, batches, left_out, corrupt)

@@ -30,7 +30,7 @@ from polywire.spark.pipelines.queries import (
     stateful,
     topic_stream,
 )
-from polywire.spark.progress import Told
+from polywire.spark.progress import OnProgress
 
 
 def refine(
@@ -50,7 +50,7 @@ def refine(
     target: Annotated[str | None, "host:port of the broker of the output topics, where it is another"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ran:
     """Parse a topic's records, drop those whose id was seen, write the others on. Raises what the query failed with."""
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
@@ -58,7 +58,7 @@ def refine(
     unique = rows if id is None else distinct(rows, id, delay=delay)
     refined = outgoing(unique, output, dead or f"{output}.dead", as_json=as_json)
     writer = into_topic(refined, target or address)
-    return run_query(writer, f"refine-{topic}", checkpoint, available_now=available_now, told=told)
+    return run_query(writer, f"refine-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
 def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
@@ -89,9 +89,9 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
 
 def _reason() -> Column:
     """Headers of a dead letter."""
-    told = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
+    columns = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
     pairs = [
         f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))
-        for name, column in told.items()
+        for name, column in columns.items()
     ]
     return f.array(*pairs).cast(HEADERS)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 from polywire.errors import ErrorCode, Invalid
 
-GIVEN: Final = ("spark", "told", "clock")  # parameters that whoever runs the pipeline provides
+GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that whoever runs the pipeline provides
 
 
 @dataclass(frozen=True, slots=True)

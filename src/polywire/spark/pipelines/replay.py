@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.pipelines.queries import SOURCE, Checkpoint, Ran, located
-from polywire.spark.progress import BatchProgress, Told
+from polywire.spark.progress import BatchProgress, OnProgress
 
 SLICES_MAX: Final = 1_000_000
 SECOND_US: Final = 1_000_000
@@ -57,7 +57,7 @@ def replay(
     key: Annotated[str | None, "SQL of the record's key"] = None,
     speed: Annotated[float, "how many times faster than it happened; 0: as fast as it can be written"] = 0.0,
     slice_seconds: Annotated[float, "table time that is written together"] = 60.0,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> Ran:
     """Write a table's rows into a topic in the order of its time. Rows without a time come first.
@@ -80,9 +80,9 @@ def replay(
         written = _write(rows, key=key, value=value, address=address, output=output, name=name, number=number)
         _remember(place, name, number + 1, span)
         records, batches = records + written, batches + 1
-        if told is not None:
+        if on_progress is not None:
             rate = written / max(ticker.monotonic() - at, 1e-9)
-            told(BatchProgress(number, written, rate, lag=None, watermark=_iso(end)))
+            on_progress(BatchProgress(number, written, rate, lag=None, watermark=_iso(end)))
     return Ran(records, batches)
 
 

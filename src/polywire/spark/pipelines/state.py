@@ -39,7 +39,7 @@ from polywire.spark.pipelines.queries import (
     topic_rows,
     topic_stream,
 )
-from polywire.spark.progress import Told
+from polywire.spark.progress import OnProgress
 
 Fold = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
@@ -65,7 +65,7 @@ def state(
     dead: Annotated[str | None, "topic for what could not be folded (default: the output's name and .dead)"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ran:
     """Fold a topic's events and write the states they lead to. Raises what the query or ``fold`` failed with."""
     if parse is None:
@@ -76,7 +76,7 @@ def state(
     spark = stateful(spark)
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=True)
     events = parsed(records, parse)
-    processor = Folding(
+    processor = FoldProcessor(
         imported(fold) if isinstance(fold, str) else fold or merge, output, dead or f"{output}.dead", every
     )
     folded = (
@@ -85,7 +85,7 @@ def state(
         .transformWithState(processor, _OUT, "Append", "None", snapshots(spark, address, output).groupBy("key"))
     )
     writer = into_topic(folded, address)
-    return run_query(writer, f"state-{topic}", checkpoint, available_now=available_now, told=told)
+    return run_query(writer, f"state-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
 def merge(state: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Current:
     state: str = "{}"
 
 
-class Folding(StatefulProcessor):
+class FoldProcessor(StatefulProcessor):
     """Spark's side of ``fold_events``: keeps each key's state and hands it over."""
 
     def __init__(self, fold: Fold, output: str, dead: str, every: int) -> None:
@@ -135,8 +135,8 @@ class Folding(StatefulProcessor):
             yield self._dead_letter(row, reason)
         if current.version - current.written >= self._every:
             current = Current(current.version, current.version, current.state)
-            told = [Row(key=VERSION_HEADER, value=bytearray(str(current.version).encode()))]
-            yield Row(key=key[0], value=bytearray(current.state.encode()), headers=told, topic=self._output)
+            headers = [Row(key=VERSION_HEADER, value=bytearray(str(current.version).encode()))]
+            yield Row(key=key[0], value=bytearray(current.state.encode()), headers=headers, topic=self._output)
         if current != before:
             self._kept.update((current.version, current.written, current.state))
 

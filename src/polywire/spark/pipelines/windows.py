@@ -32,7 +32,7 @@ from polywire.spark.pipelines.queries import (
     topic_stream,
 )
 from polywire.spark.pipelines.tables import Table, into_table
-from polywire.spark.progress import Told
+from polywire.spark.progress import OnProgress
 
 BOUNDS = ("window_start", "window_end")
 
@@ -55,7 +55,7 @@ def windows(
     target: Annotated[str | None, "host:port of the broker of the output topic, where it is another"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Ran:
     """Count (``records``) and measure a topic's records in windows, into a table or a topic.
 
@@ -75,7 +75,7 @@ def windows(
         writer = changes_into_topic(changed, target or address, output)
     else:
         raise Invalid(ErrorCode.INVALID_REQUEST, "windows go to one of the settings path and output")
-    return run_query(writer, f"windows-{topic}", checkpoint, available_now=available_now, told=told)
+    return run_query(writer, f"windows-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
 def aggregate(

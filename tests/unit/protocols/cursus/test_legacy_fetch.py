@@ -82,22 +82,22 @@ def test_the_latest_place_is_known_and_any_is_found_in_few_looks(monkeypatch: py
     count = 5_000
     _, peer = filled(*[b""] * count)
     monkeypatch.setattr(
-        legacy_fetch, "LOOKS_MAX", 20
+        legacy_fetch, "LOOKUPS_MAX", 20
     )  # 0.6 ** 17 * 5_000 < 1, and three for what is nearer than a look can tell
     assert len(consumed(peer, 4 * (count - 10))) == 10
     assert len(consumed(peer, 8)) == 2_048
-    monkeypatch.setattr(legacy_fetch, "LOOKS_MAX", 1)  # which is enough for a place that is known
+    monkeypatch.setattr(legacy_fetch, "LOOKUPS_MAX", 1)  # which is enough for a place that is known
     assert len(consumed(peer, 8 + 8_192)) == 2_048, "the place where that stopped"
     assert consumed(peer, 4 * (count - 10)) == REFUSED
 
 
 def test_places_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legacy_fetch, "BYTE_PLACES_MAX", 2)
+    monkeypatch.setattr(legacy_fetch, "BYTE_POSITIONS_MAX", 2)
     world, peer = filled(b"x")
     peer.ask("CREATE c2 4", "admin")
     for partition in range(4):
         assert peer.say(enveloped("admin", b"CONSUME c2 %d 0" % partition)) == []
-    assert len(world.factory.state.byte_places) == 2
+    assert len(world.factory.state.byte_positions) == 2
 
 
 def test_the_connection_closes_unless_something_further_is_asked() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.context import CursusSettings
-from polywire.protocols.cursus.errors import WIRE_ERRORS, class_of, refused, spelled
+from polywire.protocols.cursus.errors import WIRE_ERRORS, class_of, encode_error, refused
 from polywire.protocols.cursus.messages import Dialect, Refused, enveloped, frame
 from tests.unit.protocols.cursus.dialogue import World
 from tests.unit.protocols.cursus.test_produce import batch, messages, stored
@@ -17,8 +17,8 @@ from tests.unit.protocols.cursus.test_produce import batch, messages, stored
 def test_every_error_of_the_broker_has_a_name_here() -> None:
     assert set(WIRE_ERRORS) == set(ErrorCode)
     told = refused(Invalid(ErrorCode.INVALID_NAME, 'so "it" goes'))
-    assert spelled(told, Dialect.MODERN, structured=False) == b'ERROR: invalid_name reason="so \\"it\\" goes"'
-    assert spelled(told, Dialect.LEGACY, structured=True) == b'ERROR: so "it" goes'
+    assert encode_error(told, Dialect.MODERN, structured=False) == b'ERROR: invalid_name reason="so \\"it\\" goes"'
+    assert encode_error(told, Dialect.LEGACY, structured=True) == b'ERROR: so "it" goes'
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_every_error_of_the_broker_has_a_name_here() -> None:
 def test_classes_of_codes(code: str, kind: str) -> None:
     assert class_of(code) == kind
     retryable = b"true" if kind in ("routing", "availability") else b"false"
-    text = spelled(Refused(code, "a=b"), Dialect.MODERN, structured=True)
+    text = encode_error(Refused(code, "a=b"), Dialect.MODERN, structured=True)
     assert text == b"ERROR: %b class=%b retryable=%b a=b" % (code.encode(), kind.encode(), retryable)
 
 

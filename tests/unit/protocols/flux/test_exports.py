@@ -29,11 +29,11 @@ class Inline:
         self._loop = world.memory.broker.loop
         self.held: list[tuple[Callable[[], Any], Callable[[Any, BrokerError | None], None]]] | None = None
 
-    def run(self, job: Callable[[], Any], told: Callable[[Any, BrokerError | None], None]) -> None:
+    def run(self, job: Callable[[], Any], on_completed: Callable[[Any, BrokerError | None], None]) -> None:
         if self.held is not None:
-            self.held.append((job, told))
+            self.held.append((job, on_completed))
             return
-        self._loop.call_soon_threadsafe(told, *attempt(job))
+        self._loop.call_soon_threadsafe(on_completed, *attempt(job))
 
     def stop(self) -> None:
         assert not self.held
@@ -255,9 +255,9 @@ def test_what_changes_while_files_are_written_comes_next() -> None:
     place.wait()
     place.ask("JOIN|h t c1")
     place.wait(5 * SECOND)
-    ((job, told),) = place.worker.held
+    ((job, on_completed),) = place.worker.held
     place.worker.held = None
-    told(*attempt(job))
+    on_completed(*attempt(job))
     assert list(place.said(GROUPS)) == ["g"]
     place.wait()
     assert list(place.said(GROUPS)) == ["g", "h"]

@@ -120,7 +120,7 @@ def test_one_new_topic_among_many_is_seen_in_slices(peer: Dialogue, monkeypatch:
         in_slices[-1] += 1
         catch_up(directory, then)
 
-    monkeypatch.setattr("polywire.protocols.iggy.directory.LOOKED_AT_MAX", 20)
+    monkeypatch.setattr("polywire.protocols.iggy.directory.SCANNED_MAX", 20)
     monkeypatch.setattr(Directory, "catch_up", counted)
     for count in (20, 1, 0):
         for number in range(count):
@@ -137,7 +137,7 @@ def test_topics_that_end_while_they_are_numbered(peer: Dialogue) -> None:
     broker, directory = peer.world.memory.broker, peer.session.shared.directory
     made = [broker.create_topic(TopicName(f"x{number % 3}", f"other{number}")) for number in range(90)]
     peer.pass_by()
-    look = directory._look()
+    look = directory._scan()
     for turn, _ in enumerate(look):
         if turn % 3 == 0 and made:
             broker.delete_topic(made.pop(0))

@@ -6,7 +6,7 @@ import pytest
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import Refused
-from polywire.protocols.iggy.options import BYTES_MAX, parse_options, told_options, topic_options
+from polywire.protocols.iggy.options import BYTES_MAX, encode_options, parse_options, topic_options
 
 TEXT, BOOL, U32, U64 = 2, 3, 11, 12
 DAY_US = 86_400_000_000
@@ -107,7 +107,7 @@ def test_what_was_given_is_patched() -> None:
 
 def test_the_record_of_a_topic_tells_what_is_so_unasked() -> None:
     given = topic_options(option(b"message_expiry", b"1 day")).given
-    told = told_options(given, 2, DAY_US, 5000)
+    told = encode_options(given, 2, DAY_US, 5000)
     size = int.from_bytes(told[:4], "little")
     asked, unasked = parse_options(told[4 : 4 + size]), parse_options(told[8 + size :])
     assert asked == {b"message_expiry": (U64, u64(DAY_US))}

@@ -1,7 +1,7 @@
-"""Places for connections: who gets one when all are taken, and who gives way.
+"""Slots for connections: who gets one when all are taken, and who gives way.
 
 Promises: a peer that never said anything gives way to one that comes, the one silent longest first; then one that nobody knows and that has
-been quiet for a while; and no address that has most of the places keeps an address that has few from getting one. Must not know: sockets,
+been quiet for a while; and no address that has most of the slots keeps an address that has few from getting one. Must not know: sockets,
 wires.
 """
 
@@ -14,11 +14,11 @@ from typing import Final, Protocol
 from polywire.server.logins import Standing
 
 QUIET_TICKS: Final = 10  # seconds without a byte after which an idle peer may have to give way
-MOST: Final = 2  # an address with more than this part of all places gives way to one with less than half as many
+MOST: Final = 2  # an address with more than this share of all slots gives way to one with less than half as many
 
 
-class Occupant(Protocol):
-    """A connection, as far as its place is concerned."""
+class SlotHolder(Protocol):
+    """A connection, as far as its slot is concerned."""
 
     @property
     def host(self) -> str:
@@ -40,36 +40,36 @@ class Occupant(Protocol):
         """Close at once."""
 
     def vacate(self) -> None:
-        """Free the place."""
+        """Free the slot."""
 
 
-class Places:
+class ConnectionSlots:
     """Invariant: ``_silent`` are the connections that never said anything, in the order they came; ``_by_host`` counts all of an address."""
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
-    def __init__(self, count_max: int, connections: Collection[Occupant]) -> None:
+    def __init__(self, count_max: int, connections: Collection[SlotHolder]) -> None:
         self.count_max: Final = count_max
         self._connections: Final = connections
-        self._silent: dict[Occupant, None] = {}
+        self._silent: dict[SlotHolder, None] = {}
         self._by_host: Counter[str] = Counter()
-        self._quiet: deque[Occupant] = deque()
+        self._quiet: deque[SlotHolder] = deque()
         self._looked = -1
         self.tick = 0
 
-    def enter(self, connection: Occupant) -> bool:
-        """Give a new connection a place; False when there is none and nobody gives way."""
+    def enter(self, connection: SlotHolder) -> bool:
+        """Give a new connection a slot; False when there is none and nobody gives way."""
         if len(self._connections) >= self.count_max and not self._give_way(connection.host):
             return False
         self._silent[connection] = None
         self._by_host[connection.host] += 1
         return True
 
-    def spoke(self, connection: Occupant) -> None:
+    def spoke(self, connection: SlotHolder) -> None:
         """A peer has said something."""
         self._silent.pop(connection, None)
 
-    def leave(self, connection: Occupant) -> None:
+    def leave(self, connection: SlotHolder) -> None:
         """The connection is gone."""
         self._silent.pop(connection, None)
         self._by_host[connection.host] -= 1
@@ -82,11 +82,11 @@ class Places:
         if going is None:
             return False
         self._silent.pop(going, None)
-        going.abort("all places are taken, and this peer has been quiet longest")
+        going.abort("all connection slots are taken, and this peer has been quiet longest")
         going.vacate()
         return True
 
-    def _quietest(self, host: str) -> Occupant | None:
+    def _quietest(self, host: str) -> SlotHolder | None:
         """Who has been quiet for a while; who that is changes with the seconds only."""
         if self._looked != self.tick:
             self._looked = self.tick

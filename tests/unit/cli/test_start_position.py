@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from polywire.cli.starts import FromOffset, FromTime, Span, Start, parse_start, spans
+from polywire.cli.start_position import FromOffset, FromTime, Span, Start, parse_start, spans
 from polywire.client.base import Client, PartitionBounds
 from polywire.client.consume import Bound
 from polywire.errors import ErrorCode, Invalid, Missing

@@ -33,7 +33,7 @@ Parts = tuple[list[Buffer], Callable[[], None] | None]
 """Bytes to send, and what to call once they were sent."""
 
 
-class Filling:
+class ReplyBatch:
     """Records on their way out.
 
     Invariant: what was written so far lies in ``_buffer`` up to the state's AT.

@@ -10,12 +10,12 @@ from typing import Final
 
 from polywire.server.arena import Arena, Memory
 
-LANDING_BYTES: Final = 16 * 1024  # of one read; who fills that sends much, and gets a buffer of its own
+READ_BYTES: Final = 16 * 1024  # of one read; who fills that sends much, and gets a buffer of its own
 FREE_BYTES_MIN: Final = 4 * 1024  # of a buffer; less is not worth a read where other memory can be had
-CHUNK_BYTES: Final = 8 * LANDING_BYTES
+CHUNK_BYTES: Final = 8 * READ_BYTES
 
 
-class Landing:
+class ReceiveBuffer:
     """Invariant: nothing views the chunk behind ``_position``."""
 
     __slots__ = ("_arena", "_chunk", "_position", "_view")
@@ -27,12 +27,12 @@ class Landing:
         self._position = 0
 
     def lend(self) -> tuple[memoryview, int]:
-        """A view that ends ``LANDING_BYTES`` behind a position, and the position: from there on it is free."""
+        """A view that ends ``READ_BYTES`` behind a position, and the position: from there on it is free."""
         position = self._position
-        if position + LANDING_BYTES > len(self._view):
+        if position + READ_BYTES > len(self._view):
             self._renew()
             position = 0
-        return self._view[: position + LANDING_BYTES], position
+        return self._view[: position + READ_BYTES], position
 
     def used(self, end: int) -> None:
         """What was lent last is used up to there."""

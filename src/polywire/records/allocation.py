@@ -9,13 +9,13 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
-ROOM_BYTES_MIN: Final = 1024 * 1024  # below, the allocator's own memory is quicker
+MAPPED_BYTES_MIN: Final = 1024 * 1024  # below, the allocator's own memory is quicker
 
 _PRIVATE: Final = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
-def room(size: int) -> bytearray | mmap.mmap:
+def allocate(size: int) -> bytearray | mmap.mmap:
     """Writable memory of ``size`` bytes, all zero, at least one."""
-    if size < ROOM_BYTES_MIN:
+    if size < MAPPED_BYTES_MIN:
         return bytearray(size)
     return mmap.mmap(-1, size, flags=_PRIVATE) if _PRIVATE else mmap.mmap(-1, size)

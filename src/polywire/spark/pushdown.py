@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class PushedFilters:
     """Where wanted records lie. Offsets by number, times in µs; None: anywhere."""
 
     topics: frozenset[str] | None = None
@@ -58,9 +58,9 @@ class Narrowing:
         return tuple(sorted({time for time in (self.times_us.begin, self.times_us.end) if time is not None}))
 
 
-def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
+def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
     """What all these filters together leave; those that say nothing about places are passed over."""
-    found = Narrowing()
+    found = PushedFilters()
     for wanted in filters:
         column = getattr(wanted, "attribute", ())
         if column == ("topic",):
@@ -74,17 +74,17 @@ def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
     return found
 
 
-def narrow(ranges: Sequence[ReadRange], narrowing: Narrowing, extents: Extents) -> list[ReadRange]:
+def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents) -> list[ReadRange]:
     """What is left of the ranges; ``extents`` answers the narrowing's times."""
     kept = []
     for wanted in ranges:
-        if narrowing.topics is not None and wanted.topic not in narrowing.topics:
+        if filters.topics is not None and wanted.topic not in filters.topics:
             continue
-        if narrowing.partitions is not None and wanted.partition not in narrowing.partitions:
+        if filters.partitions is not None and wanted.partition not in filters.partitions:
             continue
         offsets = extents[PartitionKey(wanted.topic, wanted.partition)].time_offsets
-        span = narrowing.offsets.within(wanted.offset, wanted.offset_end)
-        span = span.within(_found(offsets, narrowing.times_us.begin), _found(offsets, narrowing.times_us.end))
+        span = filters.offsets.within(wanted.offset, wanted.offset_end)
+        span = span.within(_found(offsets, filters.times_us.begin), _found(offsets, filters.times_us.end))
         if span.begin is not None and span.end is not None and span.begin < span.end:
             kept.append(replace(wanted, offset=span.begin, offset_end=span.end))
     return kept
