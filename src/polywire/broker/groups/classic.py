@@ -1,0 +1,495 @@
+"""A classic consumer group, whose members share out the work themselves (concepts: groups#classic-groups): one pure state machine.
+
+The broker is a blackboard: it elects a leader, shows it what every member wrote, and hands the leader's assignments out, all of it bytes
+that nobody here reads.
+
+Promises: every transition stands in ``TRANSITIONS``; what a member waits for is answered in the end, at the latest when ``deadline`` has come
+and ``expire`` is called; assignments never outlive their generation. Must not know: loops, clocks, the journal, wires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from polywire.broker.groups.classic_members import (
+    Answer,
+    Asked,
+    IdGiven,
+    Join,
+    Joined,
+    Limits,
+    Member,
+    MemberView,
+    Synced,
+)
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
+
+PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
+
+
+class Phase(Enum):
+    """How far a group has come with its generation."""
+
+    EMPTY = "empty"
+    PREPARING = "preparing_rebalance"
+    COMPLETING = "completing_rebalance"
+    STABLE = "stable"
+    DEAD = "dead"
+
+
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.EMPTY: frozenset({Phase.PREPARING, Phase.DEAD}),
+    Phase.PREPARING: frozenset({Phase.COMPLETING, Phase.EMPTY}),
+    Phase.COMPLETING: frozenset({Phase.STABLE, Phase.PREPARING}),
+    Phase.STABLE: frozenset({Phase.PREPARING}),
+    Phase.DEAD: frozenset(),
+}
+
+
+class ClassicGroup:
+    """One group.
+
+    Invariant: ``_static`` names a member for each instance; ``_supported`` counts members by protocol; ``bytes`` is the sum of all sizes;
+    in PREPARING and COMPLETING ``_ends_at`` is when the phase ends at the latest, in STABLE when who has not synced is gone.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_ends_at",
+        "_given",
+        "_limits",
+        "_members",
+        "_static",
+        "_supported",
+        "bytes",
+        "generation",
+        "leader",
+        "name",
+        "phase",
+        "protocol",
+        "protocol_type",
+    )
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name: Final = name
+        self.phase = Phase.EMPTY
+        self.generation = 0
+        self.protocol_type = ""
+        self.protocol = ""
+        self.leader = ""
+        self.bytes = 0
+        self._limits = limits
+        self._members: dict[str, Member] = {}
+        self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
+        self._static: dict[str, str] = {}
+        self._supported: Counter[str] = Counter()
+        self._ends_at = math.inf
+        self._answers: list[Answer] = []
+
+    # Looking
+
+    @property
+    def member_count(self) -> int:
+        """Members, and those that were only given an id."""
+        return len(self._members) + len(self._given)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether there are any."""
+        return bool(self._members)
+
+    @property
+    def members(self) -> tuple[MemberView, ...]:
+        """All members, in the order in which they came."""
+        return tuple(
+            MemberView(
+                id=member.id,
+                instance_id=member.join.instance_id,
+                client_id=member.join.client_id,
+                client_host=member.join.client_host,
+                metadata=member.metadata.get(self.protocol, b""),
+                assignment=member.assignment,
+            )
+            for member in self._members.values()
+        )
+
+    def reads(self, topic: str) -> bool:
+        """Whether a member says that it reads this topic."""
+        return any(topic in member.join.topics for member in self._members.values())
+
+    @property
+    def deadline(self) -> float:
+        """When ``expire`` has to be called next, infinity while nothing can end by itself."""
+        members = min((member.gone_at for member in self._members.values()), default=math.inf)
+        return min(members, min(self._given.values(), default=math.inf), self._ends_at)
+
+    def take_answers(self) -> list[Answer]:
+        """What members have waited for, in order, since this was last asked."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    # Joining
+
+    def join(self, join: Join, *, new_id: str, now: float) -> str:
+        """Become a member, or stay one; returns the id that the answer goes to.
+
+        new_id: for who has none. Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
+        """
+        assert self.phase is not Phase.DEAD, "who deletes a group forgets it"
+        self._check_protocols(join)
+        known_id = join.member_id or self._static.get(join.instance_id or "", "")
+        member = self._members.get(known_id)
+        if not join.member_id and member is not None:
+            self._admit(join, instead=member)
+            return self._replace(member, join, new_id, now)
+        if not join.member_id:
+            self._admit(join)
+            if join.id_first and join.instance_id is None:
+                self._given[new_id] = now + join.session_timeout_s
+                self._answers.append(Answer(new_id, Asked.JOIN, IdGiven()))
+                return new_id
+            return self._enter(new_id, join, now)
+        if join.member_id in self._given:
+            if join.instance_id in self._static:
+                raise self._fenced(join.member_id)
+            self._admit(join, given=True)
+            del self._given[join.member_id]
+            return self._enter(join.member_id, join, now)
+        member = self._find(join.member_id, join.instance_id)
+        self._admit(join, instead=member)
+        return self._join_again(member, join, now)
+
+    def _check_protocols(self, join: Join) -> None:
+        """Members have to speak of the same thing, and know one way to share it that all of them know."""
+        names = {name for name, _ in join.protocols}
+        if not self._members:
+            fits = bool(join.protocol_type and names)
+        else:
+            count = len(self._members)
+            fits = join.protocol_type == self.protocol_type and any(self._supported[name] == count for name in names)
+        if not fits:
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH, f"no protocol that all members of the group know group={self.name!r}"
+            )
+
+    def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
+        """Refuse a member, or a metadata, too many. Raises Busy(BUSY)."""
+        limits = self._limits
+        if not given and instead is None and self.member_count >= limits.members_max:
+            raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
+        freed = 0 if instead is None else instead.join.size
+        if self.bytes - freed + join.size > limits.bytes_max:
+            raise Busy(
+                ErrorCode.BUSY, f"members of the group say too much group={self.name!r} limit={limits.bytes_max}"
+            )
+
+    def _enter(self, id_: str, join: Join, now: float) -> str:
+        if not self._members:
+            self.protocol_type = join.protocol_type
+        self._put(Member(id_, join, now, is_joining=True))
+        self._rebalance(now)
+        return id_
+
+    def _put(self, member: Member) -> None:
+        self._members[member.id] = member
+        self._supported.update(list(member.metadata))
+        if member.join.instance_id is not None:
+            self._static[member.join.instance_id] = member.id
+        self.bytes += member.size
+
+    def _take(self, member: Member) -> None:
+        del self._members[member.id]
+        self._supported.subtract(list(member.metadata))
+        self._supported = +self._supported
+        if member.join.instance_id is not None:
+            del self._static[member.join.instance_id]
+        self.bytes -= member.size
+
+    def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
+        """The member as it describes itself now, in its old place among the others."""
+        order = [id_ if one == member.id and id_ is not None else one for one in self._members]
+        self._take(member)
+        renewed = Member(
+            id_ or member.id,
+            join,
+            now,
+            assignment=member.assignment,
+            is_new=member.is_new,
+            is_joining=member.is_joining,
+            is_syncing=member.is_syncing,
+            has_synced=member.has_synced,
+        )
+        self._put(renewed)
+        self._members = {one: self._members[one] for one in order}
+        return renewed
+
+    def _join_again(self, member: Member, join: Join, now: float) -> str:
+        """A member joins once more. In a generation under way that changes something for others only if it leads or says something else."""
+        changed = member.join.protocols != join.protocols
+        if changed or member.join != join:
+            member = self._rejoin(member, join, now)
+        member.heard_at = now
+        leads_stable = self.phase is Phase.STABLE and member.id == self.leader
+        if self.phase is not Phase.PREPARING and not changed and not leads_stable:
+            self._answer_joined(member)
+            return member.id
+        member.is_joining = True
+        self._rebalance(now)
+        return member.id
+
+    def _replace(self, old: Member, join: Join, new_id: str, now: float) -> str:
+        """A static member is back under another id: the one it had is fenced."""
+        self._refuse(old, self._fenced(old.id))
+        led = old.id == self.leader
+        member = self._rejoin(old, join, now, id_=new_id)
+        if led:
+            self.leader = new_id
+        if self.phase is Phase.STABLE and self._choose() == self.protocol:
+            leader = old.id if led and not join.may_skip else self.leader
+            self._answer_joined(member, leader=leader, skip=led and join.may_skip)
+            return new_id
+        member.is_joining = True
+        self._rebalance(now)
+        return new_id
+
+    def _answer_joined(self, member: Member, *, leader: str | None = None, skip: bool = False) -> None:
+        leader = self.leader if leader is None else leader
+        self._answers.append(
+            Answer(
+                member.id,
+                Asked.JOIN,
+                Joined(
+                    generation=self.generation,
+                    protocol_type=self.protocol_type,
+                    protocol=self.protocol,
+                    leader=leader,
+                    members=self.members if member.id == leader else (),
+                    skip_assignment=skip,
+                ),
+            )
+        )
+
+    # Rebalancing
+
+    def _go(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"no such transition {self.phase} {phase}"
+        self.phase = phase
+
+    def _rebalance(self, now: float) -> None:
+        """Somebody came, went or changed: all members have to join anew."""
+        if self.phase is not Phase.PREPARING:
+            rebalancing = Conflict(ErrorCode.GROUP_REBALANCING, f"join again, the group rebalances group={self.name!r}")
+            for member in self._members.values():
+                self._assign(member, b"")
+                if member.is_syncing:
+                    member.is_syncing = False
+                    member.heard_at = now
+                    self._answers.append(Answer(member.id, Asked.SYNC, rebalancing))
+            self._go(Phase.PREPARING)
+            self._ends_at = now + self._patience()
+        self._complete_if_all_joined(now)
+
+    def _patience(self) -> float:
+        """How long the slowest member may take."""
+        return max([PATIENCE_MIN_S, *[member.join.rebalance_timeout_s for member in self._members.values()]])
+
+    def _complete_if_all_joined(self, now: float) -> None:
+        if not self._members or (not self._given and all(member.is_joining for member in self._members.values())):
+            self._complete(now)
+
+    def _complete(self, now: float) -> None:
+        """All have joined, or those who have not are late: a generation begins. Static members keep their place until their session ends."""
+        for member in [one for one in self._members.values() if not one.is_joining and not one.is_static]:
+            self._take(member)
+        joined = [member for member in self._members.values() if member.is_joining]
+        if self._members and not joined:
+            self._ends_at = now + self._patience()
+            return
+        self.generation += 1
+        if not joined:
+            self.protocol = self.protocol_type = self.leader = ""
+            self._ends_at = math.inf
+            self._go(Phase.EMPTY)
+            return
+        self.protocol = self._choose()
+        if self.leader not in self._members or not self._members[self.leader].is_joining:
+            self.leader = joined[0].id
+        self._go(Phase.COMPLETING)
+        self._ends_at = now + self._patience()
+        for member in self._members.values():
+            member.has_synced = False
+        for member in joined:
+            member.is_joining = member.is_new = False
+            member.heard_at = now
+            self._answer_joined(member)
+
+    def _choose(self) -> str:
+        """The protocol that most members like best among those that all of them know; of equals the one in use, or named first."""
+        count = len(self._members)
+        votes: Counter[str] = Counter()
+        for member in self._members.values():
+            votes[next(name for name in member.metadata if self._supported[name] == count)] += 1
+        return max(votes, key=lambda name: (votes[name], name == self.protocol))
+
+    def _assign(self, member: Member, assignment: bytes) -> None:
+        self.bytes += len(assignment) - len(member.assignment)
+        member.assignment = assignment
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: Mapping[str, bytes],
+        *,
+        instance_id: str | None = None,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+        now: float,
+    ) -> None:
+        """Ask for what was assigned, which the leader brings for everybody. None of type and protocol are not compared.
+
+        Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) for too large assignments.
+        """
+        member = self._find(member_id, instance_id)
+        self._check_generation(generation)
+        if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH,
+                f"the group has another protocol group={self.name!r} got={protocol!r}",
+            )
+        self._check_settled()
+        member.heard_at = now
+        if self.phase is Phase.COMPLETING and member_id == self.leader:
+            self._put_assignments(assignments)
+            self._go(Phase.STABLE)
+        member.is_syncing = True
+        if self.phase is Phase.STABLE:
+            self._answer_synced(now)
+
+    def _put_assignments(self, assignments: Mapping[str, bytes]) -> None:
+        """What each member has from now on; who is not named has nothing, who is no member gets nothing."""
+        known = {id_: data for id_, data in assignments.items() if id_ in self._members}
+        size, limit = sum(map(len, known.values())), self._limits.bytes_max
+        if self.bytes + size > limit:
+            raise Busy(ErrorCode.BUSY, f"assignments are too large group={self.name!r} bytes={size} limit={limit}")
+        for member in self._members.values():
+            self._assign(member, known.get(member.id, b""))
+
+    def _answer_synced(self, now: float) -> None:
+        for member in self._members.values():
+            if member.is_syncing:
+                member.is_syncing = False
+                member.has_synced = True
+                member.heard_at = now
+                synced = Synced(self.protocol_type, self.protocol, member.assignment)
+                self._answers.append(Answer(member.id, Asked.SYNC, synced))
+        if all(member.has_synced for member in self._members.values()):
+            self._ends_at = math.inf
+
+    # Members
+
+    def _find(self, member_id: str, instance_id: str | None) -> Member:
+        """A member. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) where another has its instance."""
+        holder = None if instance_id is None else self._static.get(instance_id)
+        if holder is not None and holder != member_id:
+            raise self._fenced(member_id)
+        member = self._members.get(member_id)
+        if member is None or (instance_id is not None and holder is None):
+            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={self.name!r} member={member_id!r}")
+        return member
+
+    def _fenced(self, member_id: str) -> Conflict:
+        return Conflict(
+            ErrorCode.MEMBER_FENCED, f"another has this instance now group={self.name!r} member={member_id!r}"
+        )
+
+    def _check_generation(self, generation: int) -> None:
+        if generation != self.generation:
+            raise Conflict(
+                ErrorCode.GENERATION_STALE,
+                f"generation is stale group={self.name!r} current={self.generation} got={generation}",
+            )
+
+    def _check_settled(self) -> None:
+        if self.phase is Phase.PREPARING:
+            raise Conflict(ErrorCode.GROUP_REBALANCING, f"join again, the group rebalances group={self.name!r}")
+
+    def heartbeat(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
+        """A sign of life.
+
+        Raises, in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), Conflict(GROUP_REBALANCING) when
+        the member has to join again; that is a sign of life, too.
+        """
+        member = self._find(member_id, instance_id)
+        self._check_generation(generation)
+        member.heard_at = max(member.heard_at, now)
+        self._check_settled()
+
+    def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
+        """Refuse who may not store positions now: a member of this generation may, and while there are no members anybody.
+
+        Raises as ``heartbeat``; Conflict(GROUP_REBALANCING) while members wait for their assignments, not while they join, since what they
+        had is still theirs then.
+        """
+        if not self._members and generation < 0:
+            return
+        member = self._find(member_id, instance_id)
+        self._check_generation(generation)
+        if self.phase is Phase.COMPLETING:
+            raise Conflict(ErrorCode.GROUP_REBALANCING, f"wait for the assignment group={self.name!r}")
+        member.heard_at = max(member.heard_at, now)
+
+    def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
+        """Stop being a member. Who has no id is found by its instance. Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED)."""
+        if member_id in self._given and instance_id is None:
+            del self._given[member_id]
+            if self.phase is Phase.PREPARING:
+                self._complete_if_all_joined(now)
+            return
+        found = member_id or self._static.get(instance_id or "", "")
+        self._remove([self._find(found, instance_id)], now)
+
+    def _remove(self, members: Sequence[Member], now: float) -> None:
+        for member in members:
+            self._take(member)
+            self._refuse(
+                member, Missing(ErrorCode.MEMBER_MISSING, f"it left the group={self.name!r} member={member.id!r}")
+            )
+            if member.id == self.leader:
+                self.leader = ""
+        if members:
+            self._rebalance(now)
+
+    def _refuse(self, member: Member, error: BrokerError) -> None:
+        """Whatever a member waits for will not come."""
+        if member.is_joining:
+            self._answers.append(Answer(member.id, Asked.JOIN, error))
+        if member.is_syncing:
+            self._answers.append(Answer(member.id, Asked.SYNC, error))
+        member.is_joining = member.is_syncing = False
+
+    def expire(self, now: float) -> None:
+        """Time has passed: take out who was not heard of, and end a phase that took too long."""
+        due, was = self._ends_at <= now, (self.phase, self.generation)
+        for id_ in [id_ for id_, until in self._given.items() if until <= now]:
+            del self._given[id_]
+        self._remove([member for member in self._members.values() if member.gone_at <= now], now)
+        due = due and was == (self.phase, self.generation)  # what began just now has its own time
+        if self.phase is Phase.PREPARING and due:
+            self._complete(now)
+        elif self.phase is Phase.PREPARING:
+            self._complete_if_all_joined(now)
+        elif due:
+            self._ends_at = math.inf
+            self._remove([member for member in self._members.values() if not member.has_synced], now)
+
+    def end(self) -> None:
+        """The group is deleted. Raises Conflict(GROUP_NOT_EMPTY)."""
+        if self._members:
+            raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"the group has members group={self.name!r}")
+        self._given.clear()
+        self._go(Phase.DEAD)

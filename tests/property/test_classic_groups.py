@@ -1,0 +1,186 @@
+"""Classic groups, whatever their members do: what no order of joining, assigning, leaving and silence may break."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from polywire.broker.groups.classic import ClassicGroup, Phase
+from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, Synced
+from polywire.errors import BrokerError
+
+MEMBERS_MAX = 6
+EXPIRIES_MAX = 200  # of a group that nobody hears of any more: each takes somebody out or ends a phase
+PROTOCOLS = st.lists(st.sampled_from(["range", "sticky", "odd"]), min_size=0, max_size=3, unique=True)
+
+
+class ClassicGroupMachine(RuleBasedStateMachine):
+    """A group and a crowd that knows the ids it was given, also those that count no more."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.group = ClassicGroup("g", Limits(MEMBERS_MAX, 5_000))
+        self.now = 0.0
+        self.made = 0
+        self.ids = ["never given"]
+        self.waiting: set[tuple[str, Asked]] = set()
+        self.instance_of: dict[str, str] = {}
+        self.leaders: dict[int, str] = {}
+        self.protocol_of: dict[int, str] = {}
+
+    def who(self, member: str) -> str:
+        """What stays of a member when it is back under another id."""
+        return self.instance_of.get(member, member)
+
+    def assignment(self, member: str) -> bytes:
+        return f"{self.group.generation} {self.who(member)}".encode()
+
+    def take(self) -> None:
+        """Every answer goes to somebody who waits, and tells what belongs to the generation that there is now."""
+        for answer in self.group.take_answers():
+            key = (answer.member_id, answer.asked)
+            assert key in self.waiting, "nobody is answered who did not ask"
+            self.waiting.discard(key)
+            told = answer.answer
+            if isinstance(told, Joined):
+                self.check_joined(answer.member_id, told)
+            elif isinstance(told, Synced):
+                assert told.assignment in (b"", self.assignment(answer.member_id))
+                assert told.protocol == self.protocol_of[self.group.generation]
+            else:
+                assert isinstance(told, IdGiven | BrokerError)
+
+    def check_joined(self, member: str, told: Joined) -> None:
+        assert told.generation == self.group.generation
+        leader = self.leaders.setdefault(told.generation, self.who(told.leader))
+        assert leader == self.who(told.leader), "one generation has one leader"
+        assert self.protocol_of.setdefault(told.generation, told.protocol) == told.protocol
+        assert bool(told.members) == (member == told.leader), "only the leader is shown the members"
+
+    @rule(
+        known=st.integers(0, 30),
+        offered=PROTOCOLS,
+        instance=st.sampled_from([None, None, "A", "B"]),
+        id_first=st.booleans(),
+        may_skip=st.booleans(),
+        session_s=st.sampled_from([6.0, 30.0]),
+        rebalance_s=st.sampled_from([0.0, 10.0, 60.0]),
+        text=st.sampled_from([b"", b"x", b"y" * 900]),
+    )
+    def join(
+        self,
+        known: int,
+        offered: list[str],
+        instance: str | None,
+        id_first: bool,
+        may_skip: bool,
+        session_s: float,
+        rebalance_s: float,
+        text: bytes,
+    ) -> None:
+        member = self.ids[-known] if 0 < known <= len(self.ids) else ""
+        self.made += 1
+        new_id = f"member-{self.made}"
+        join = Join(
+            member_id=member,
+            session_timeout_s=session_s,
+            rebalance_timeout_s=rebalance_s,
+            protocol_type="consumer",
+            protocols=tuple((name, text) for name in offered),
+            instance_id=instance,
+            id_first=id_first,
+            may_skip=may_skip,
+        )
+        if not member and instance is not None:
+            self.instance_of[new_id] = instance
+        try:
+            asked = self.group.join(join, new_id=new_id, now=self.now)
+        except BrokerError:
+            return
+        assert asked == (member or new_id)
+        if asked == new_id:
+            self.ids.append(new_id)
+        self.waiting.add((asked, Asked.JOIN))
+        self.take()
+
+    @rule(known=st.integers(1, 30), stale=st.sampled_from([0, 0, 0, 1]), whole=st.booleans())
+    def sync(self, known: int, stale: int, whole: bool) -> None:
+        member = self.ids[-min(known, len(self.ids))]
+        assignments = {view.id: self.assignment(view.id) for view in self.group.members} if whole else {}
+        try:
+            self.group.sync(member, self.group.generation - stale, assignments, now=self.now)
+        except BrokerError:
+            return
+        assert not stale, "only members of this generation ask"
+        self.waiting.add((member, Asked.SYNC))
+        self.take()
+
+    @rule(known=st.integers(1, 30), stale=st.sampled_from([0, 0, 0, 1]))
+    def heartbeat(self, known: int, stale: int) -> None:
+        member = self.ids[-min(known, len(self.ids))]
+        try:
+            self.group.heartbeat(member, self.group.generation - stale, now=self.now)
+        except BrokerError:
+            return
+        assert not stale
+        assert member in {view.id for view in self.group.members}
+
+    @rule(known=st.integers(1, 30))
+    def leave(self, known: int) -> None:
+        member = self.ids[-min(known, len(self.ids))]
+        with suppress(BrokerError):
+            self.group.leave(member, now=self.now)
+        assert member not in {view.id for view in self.group.members} or member in self.instance_of
+        self.take()
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 61.0]))
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        for _ in range(EXPIRIES_MAX):
+            if self.group.deadline > end:
+                break
+            self.now = max(self.now, self.group.deadline)
+            self.group.expire(self.now)
+            self.take()
+        self.now = end
+        assert self.group.deadline > end, "what is due has ended"
+
+    @invariant()
+    def members_agree(self) -> None:
+        group = self.group
+        assert group.member_count <= MEMBERS_MAX
+        assert group.has_members == bool(group.members) == (group.phase is not Phase.EMPTY)
+        assert group.bytes <= 5_000
+        if not group.has_members:
+            assert group.bytes == 0
+        instances = [view.instance_id for view in group.members if view.instance_id is not None]
+        assert len(instances) == len(set(instances))
+        if group.phase in (Phase.COMPLETING, Phase.STABLE):
+            ids = {view.id for view in group.members}
+            assert group.leader in ids
+            assert all(view.assignment in (b"", self.assignment(view.id)) for view in group.members)
+        else:
+            assert not any(view.assignment for view in group.members), "an assignment ends with its generation"
+
+    def teardown(self) -> None:
+        """Nobody is heard of any more: everything ends by itself, and nobody is left waiting."""
+        if not hasattr(self, "group"):
+            return
+        for _ in range(EXPIRIES_MAX):
+            if self.group.deadline == math.inf:
+                break
+            self.now = max(self.now, self.group.deadline)
+            self.group.expire(self.now)
+            self.take()
+        assert (self.group.phase, self.group.deadline) == (Phase.EMPTY, math.inf)
+        assert not self.waiting
+        assert (self.group.bytes, self.group.member_count) == (0, 0)
+        self.group.end()
+
+
+ClassicGroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestClassicGroups = ClassicGroupMachine.TestCase

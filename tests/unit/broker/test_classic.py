@@ -1,0 +1,570 @@
+"""Classic groups: each rule of joining, sharing out, staying alive and leaving (concepts: groups#classic-groups)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from polywire.broker.groups.classic import TRANSITIONS, ClassicGroup, Phase
+from polywire.broker.groups.classic_members import (
+    NEW_MEMBER_S,
+    Answer,
+    Asked,
+    IdGiven,
+    Join,
+    Joined,
+    Limits,
+    Synced,
+)
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
+
+SESSION_S, REBALANCE_S = 10.0, 60.0
+
+
+def protocols(*names: str, metadata: bytes = b"m") -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, metadata + name.encode()) for name in names)
+
+
+class Crowd:
+    """A group, its time, and what its members were answered last."""
+
+    def __init__(self, *, members_max: int = 10, bytes_max: int = 10_000) -> None:
+        self.group = ClassicGroup("g", Limits(members_max, bytes_max))
+        self.now = 0.0
+        self.answers: list[Answer] = []
+
+    def join(
+        self,
+        member: str = "",
+        *,
+        new_id: str = "",
+        instance: str | None = None,
+        id_first: bool = False,
+        offered: tuple[tuple[str, bytes], ...] = protocols("range"),
+        protocol_type: str = "consumer",
+        session_s: float = SESSION_S,
+        rebalance_s: float = REBALANCE_S,
+        may_skip: bool = False,
+    ) -> str:
+        join = Join(
+            member_id=member,
+            session_timeout_s=session_s,
+            rebalance_timeout_s=rebalance_s,
+            protocol_type=protocol_type,
+            protocols=offered,
+            instance_id=instance,
+            id_first=id_first,
+            may_skip=may_skip,
+        )
+        return self.group.join(join, new_id=new_id, now=self.now)
+
+    def phase(self) -> Phase:
+        return self.group.phase
+
+    def sync(self, member: str, stale: int = 0, /, **assigned: bytes) -> None:
+        self.group.sync(member, self.group.generation - stale, assigned, now=self.now)
+
+    def beat(self, member: str, stale: int = 0, /, *, instance: str | None = None) -> None:
+        self.group.heartbeat(member, self.group.generation - stale, instance_id=instance, now=self.now)
+
+    def leave(self, member: str, *, instance: str | None = None) -> None:
+        self.group.leave(member, instance_id=instance, now=self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes; what has to end on the way ends when it is due."""
+        end = self.now + seconds
+        while (deadline := self.group.deadline) <= end:
+            self.now = max(self.now, deadline)
+            self.group.expire(self.now)
+        self.now = end
+
+    def told(self, member: str, asked: Asked = Asked.JOIN) -> object:
+        """What a member was answered last; what the others were stays."""
+        self.answers += self.group.take_answers()
+        mine = [answer for answer in self.answers if (answer.member_id, answer.asked) == (member, asked)]
+        self.answers = [answer for answer in self.answers if answer not in mine]
+        return mine[-1].answer if mine else None
+
+    def joined(self, member: str) -> Joined:
+        told = self.told(member)
+        assert isinstance(told, Joined), told
+        return told
+
+    def assigned(self, member: str) -> bytes:
+        told = self.told(member, Asked.SYNC)
+        assert isinstance(told, Synced), told
+        return told.assignment
+
+    def refused(self, member: str, asked: Asked = Asked.JOIN) -> ErrorCode:
+        told = self.told(member, asked)
+        assert isinstance(told, BrokerError), told
+        return told.code
+
+    def settle(self, *members: str) -> None:
+        """A stable group of these, the first of which leads; each has its own name as its assignment."""
+        for count, member in enumerate(members):
+            self.join(new_id=member)
+            for earlier in members[:count]:
+                self.join(earlier)
+        for member in members:
+            self.group.sync(member, self.group.generation, {one: one.encode() for one in members}, now=self.now)
+        self.group.take_answers()
+        self.answers.clear()
+        assert self.group.phase is Phase.STABLE
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    return Crowd()
+
+
+def code_of(error: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
+    return error.value.code
+
+
+def test_one_member_leads_itself(crowd: Crowd) -> None:
+    assert crowd.join(new_id="a") == "a"
+    joined = crowd.joined("a")
+    assert (joined.generation, joined.protocol, joined.leader) == (1, "range", "a")
+    assert [(view.id, view.metadata) for view in joined.members] == [("a", b"mrange")]
+    assert crowd.phase() is Phase.COMPLETING
+    crowd.sync("a", a=b"everything")
+    assert crowd.assigned("a") == b"everything"
+    assert crowd.phase() is Phase.STABLE
+    crowd.beat("a")
+
+
+def test_who_has_no_id_is_given_one_and_comes_back_with_it(crowd: Crowd) -> None:
+    assert crowd.join(new_id="a", id_first=True) == "a"
+    assert crowd.told("a") == IdGiven()
+    assert (crowd.phase(), crowd.group.member_count, crowd.group.has_members) == (Phase.EMPTY, 1, False)
+    crowd.join("a", id_first=True)
+    assert crowd.joined("a").generation == 1
+
+
+def test_an_id_that_nobody_comes_back_with_is_forgotten(crowd: Crowd) -> None:
+    crowd.join(new_id="a", id_first=True)
+    assert crowd.group.deadline == SESSION_S
+    crowd.pass_time(SESSION_S)
+    assert (crowd.group.member_count, crowd.group.deadline) == (0, math.inf)
+    with pytest.raises(Missing):
+        crowd.join("a", id_first=True)
+
+
+def test_a_generation_waits_for_whoever_was_given_an_id(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b", id_first=True)
+    crowd.join("a")
+    assert crowd.told("a") is None
+    crowd.join("b", id_first=True)
+    assert crowd.joined("a").generation == crowd.joined("b").generation == 2
+
+
+def test_a_second_member_has_the_first_join_again(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b")
+    assert crowd.told("b") is None
+    with pytest.raises(Conflict) as caught:
+        crowd.beat("a")
+    assert code_of(caught) is ErrorCode.GROUP_REBALANCING
+    crowd.join("a")
+    leader, follower = crowd.joined("a"), crowd.joined("b")
+    assert [view.id for view in leader.members] == ["a", "b"]
+    assert (follower.members, follower.leader, leader.leader) == ((), "a", "a")
+    crowd.sync("b")
+    assert crowd.told("b", Asked.SYNC) is None
+    crowd.sync("a", a=b"1", b=b"2", stranger=b"3")
+    assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"2")
+
+
+def test_who_is_not_assigned_anything_is_told_so(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("a")
+    crowd.join("b")
+    crowd.sync("a", a=b"1")
+    crowd.sync("b")
+    assert (crowd.assigned("a"), crowd.assigned("b")) == (b"1", b"")
+
+
+def test_the_same_is_assigned_as_often_as_somebody_asks(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    for _ in range(2):
+        crowd.sync("b")
+        assert crowd.assigned("b") == b"b"
+    crowd.sync("a", b=b"changed")
+    crowd.sync("b")
+    assert crowd.assigned("b") == b"b"
+
+
+def test_most_members_decide_between_protocols_that_all_know(crowd: Crowd) -> None:
+    crowd.join(new_id="a", offered=protocols("sticky", "range", "odd"))
+    crowd.join(new_id="b", offered=protocols("range", "sticky"))
+    crowd.join(new_id="c", offered=protocols("range", "sticky"))
+    crowd.join("a", offered=protocols("sticky", "range", "odd"))
+    crowd.told("a")
+    assert crowd.phase() is Phase.COMPLETING
+    assert crowd.joined("c").protocol == "range"
+    with pytest.raises(Conflict) as caught:
+        crowd.join(new_id="d", offered=protocols("odd"))
+    assert code_of(caught) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("protocol_type", "offered"), [("connect", protocols("range")), ("consumer", ()), ("consumer", protocols("x"))]
+)
+def test_members_must_have_a_protocol_in_common(
+    crowd: Crowd, protocol_type: str, offered: tuple[tuple[str, bytes], ...]
+) -> None:
+    crowd.settle("a")
+    with pytest.raises(Conflict) as caught:
+        crowd.join(new_id="b", protocol_type=protocol_type, offered=offered)
+    assert code_of(caught) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    assert crowd.phase() is Phase.STABLE
+
+
+@pytest.mark.parametrize(("protocol_type", "offered"), [("", protocols("range")), ("consumer", ())])
+def test_the_first_member_must_have_a_protocol(
+    crowd: Crowd, protocol_type: str, offered: tuple[tuple[str, bytes], ...]
+) -> None:
+    with pytest.raises(Conflict):
+        crowd.join(new_id="a", protocol_type=protocol_type, offered=offered)
+
+
+def test_a_follower_that_says_the_same_again_disturbs_nobody(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("b")
+    assert crowd.joined("b") == Joined(crowd.group.generation, "consumer", "range", "a")
+    assert crowd.phase() is Phase.STABLE
+    crowd.sync("b")
+    assert crowd.assigned("b") == b"b"
+
+
+def test_a_follower_that_says_something_else_has_all_join_again(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("b", offered=protocols("range", metadata=b"other"))
+    assert crowd.phase() is Phase.PREPARING
+    crowd.join("a")
+    assert [view.metadata for view in crowd.joined("a").members] == [b"mrange", b"otherrange"]
+
+
+def test_a_leader_that_joins_a_stable_group_begins_a_generation(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join("a")
+    assert crowd.joined("a").generation == 2
+
+
+def test_a_leader_that_joins_while_others_wait_for_it_gets_the_same_generation(crowd: Crowd) -> None:
+    crowd.join(new_id="a")
+    first = crowd.joined("a")
+    crowd.join("a")
+    assert crowd.joined("a") == first
+
+
+def test_who_waits_for_an_assignment_is_sent_to_join_when_the_group_changes(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("a")
+    crowd.join("b")
+    crowd.answers.clear()
+    crowd.group.take_answers()
+    crowd.sync("b")
+    crowd.join(new_id="c")
+    assert crowd.refused("b", Asked.SYNC) is ErrorCode.GROUP_REBALANCING
+    with pytest.raises(Conflict) as caught:
+        crowd.sync("a", a=b"old")
+    assert code_of(caught) is ErrorCode.GROUP_REBALANCING
+
+
+@pytest.mark.parametrize("member", ["b", ""])
+def test_strangers_are_refused(crowd: Crowd, member: str) -> None:
+    crowd.settle("a")
+    for verb in (crowd.beat, crowd.sync, crowd.leave):
+        with pytest.raises(Missing) as caught:
+            verb(member)
+        assert code_of(caught) is ErrorCode.MEMBER_MISSING
+    if member:
+        with pytest.raises(Missing):
+            crowd.join(member)
+
+
+def test_an_old_generation_is_refused(crowd: Crowd) -> None:
+    crowd.settle("a")
+    for verb in (crowd.beat, crowd.sync):
+        for stale in (1, -1):
+            with pytest.raises(Conflict) as caught:
+                verb("a", stale)
+            assert code_of(caught) is ErrorCode.GENERATION_STALE
+
+
+@pytest.mark.parametrize(("protocol_type", "protocol"), [("connect", "range"), ("consumer", "other")])
+def test_an_assignment_of_another_protocol_is_refused(crowd: Crowd, protocol_type: str, protocol: str) -> None:
+    crowd.join(new_id="a")
+    with pytest.raises(Conflict) as caught:
+        crowd.group.sync("a", 1, {}, protocol_type=protocol_type, protocol=protocol, now=0.0)
+    assert code_of(caught) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    crowd.group.sync("a", 1, {}, protocol_type="consumer", protocol="range", now=0.0)
+    assert crowd.assigned("a") == b""
+
+
+def test_silent_members_are_taken_out(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.pass_time(SESSION_S - 1)
+    crowd.beat("a")
+    crowd.pass_time(1)
+    assert [view.id for view in crowd.group.members] == ["a"]
+    with pytest.raises(Conflict):
+        crowd.beat("a")
+    crowd.join("a")
+    assert crowd.joined("a").generation == crowd.group.generation
+
+
+@pytest.mark.parametrize("sign", ["beat", "sync", "join", "commit"])
+def test_what_is_a_sign_of_life(crowd: Crowd, sign: str) -> None:
+    crowd.settle("a", "b")
+    crowd.pass_time(SESSION_S - 1)
+    match sign:
+        case "beat":
+            crowd.beat("b")
+        case "sync":
+            crowd.sync("b")
+        case "join":
+            crowd.join("b")
+        case _:
+            crowd.group.check_commit("b", crowd.group.generation, now=crowd.now)
+    crowd.pass_time(SESSION_S - 1)
+    assert "b" in {view.id for view in crowd.group.members}
+    crowd.pass_time(1)
+    assert "b" not in {view.id for view in crowd.group.members}
+
+
+def test_who_does_not_join_again_in_time_is_taken_out(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join(new_id="c")
+    for _ in range(int(REBALANCE_S) - 1):
+        crowd.pass_time(1)
+        for member in ("a", "b"):
+            with pytest.raises(Conflict):
+                crowd.beat(member)
+    crowd.join("b")
+    crowd.pass_time(1)
+    joined = crowd.joined("b")
+    assert (joined.leader, [view.id for view in joined.members]) == ("b", ["b", "c"])
+    assert crowd.joined("c").generation == joined.generation
+
+
+def test_a_leader_that_assigns_nothing_does_not_keep_the_others_for_ever(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("a")
+    crowd.join("b")
+    crowd.group.take_answers()
+    crowd.sync("b")
+    for _ in range(int(REBALANCE_S)):
+        crowd.beat("a")
+        crowd.pass_time(1)
+    assert crowd.refused("b", Asked.SYNC) in (ErrorCode.GROUP_REBALANCING, ErrorCode.MEMBER_MISSING)
+    assert "a" not in {view.id for view in crowd.group.members}
+
+
+def test_who_never_asks_for_its_assignment_is_taken_out(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.join("a")
+    crowd.join("b")
+    crowd.group.take_answers()
+    crowd.sync("a")
+    for _ in range(int(REBALANCE_S) - 1):
+        crowd.beat("a")
+        crowd.beat("b")
+        crowd.pass_time(1)
+    assert crowd.phase() is Phase.STABLE
+    crowd.pass_time(1)
+    assert [view.id for view in crowd.group.members] == ["a"]
+
+
+def test_who_joined_first_and_went_away_does_not_wait_for_ever(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b", rebalance_s=10 * NEW_MEMBER_S)
+    for _ in range(int(NEW_MEMBER_S)):
+        with pytest.raises(Conflict):
+            crowd.beat("a")
+        crowd.pass_time(1)
+    assert crowd.refused("b") is ErrorCode.MEMBER_MISSING
+    assert [view.id for view in crowd.group.members] == ["a"]
+
+
+def test_leaving_has_the_others_join_again(crowd: Crowd) -> None:
+    crowd.settle("a", "b")
+    crowd.leave("a")
+    crowd.join("b")
+    joined = crowd.joined("b")
+    assert (joined.leader, [view.id for view in joined.members]) == ("b", ["b"])
+
+
+def test_the_last_to_leave_empties_the_group(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.leave("a")
+    assert (crowd.phase(), crowd.group.generation, crowd.group.protocol_type) == (Phase.EMPTY, 2, "")
+    assert (crowd.group.bytes, crowd.group.member_count, crowd.group.deadline) == (0, 0, math.inf)
+    crowd.join(new_id="b", protocol_type="connect")
+    assert crowd.joined("b").generation == 3
+
+
+def test_whoever_waits_and_leaves_is_answered(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b")
+    crowd.leave("b")
+    assert crowd.refused("b") is ErrorCode.MEMBER_MISSING
+    crowd.join("a")
+    crowd.joined("a")
+
+
+def test_an_id_can_be_given_back(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b", id_first=True)
+    crowd.join("a")
+    crowd.leave("b")
+    assert crowd.joined("a").generation == 2
+
+
+def static_pair(crowd: Crowd) -> None:
+    """A stable group of two static members, the first of which leads."""
+    crowd.join(new_id="a", instance="A", id_first=True)
+    crowd.join(new_id="b", instance="B", id_first=True)
+    crowd.join("a", instance="A")
+    assert [view.instance_id for view in crowd.joined("a").members] == ["A", "B"]
+    crowd.joined("b")
+    crowd.sync("b")
+    crowd.sync("a", a=b"1", b=b"2")
+    crowd.group.take_answers()
+
+
+def test_a_static_member_comes_back_without_disturbing_anybody(crowd: Crowd) -> None:
+    static_pair(crowd)
+    assert crowd.join(new_id="b2", instance="B") == "b2"
+    assert crowd.joined("b2") == Joined(2, "consumer", "range", "a")
+    crowd.sync("b2")
+    assert crowd.assigned("b2") == b"2"
+    assert [view.id for view in crowd.group.members] == ["a", "b2"]
+    crowd.beat("a")
+    for verb in (crowd.beat, crowd.leave):
+        with pytest.raises(Conflict) as caught:
+            verb("b", instance="B")
+        assert code_of(caught) is ErrorCode.MEMBER_FENCED
+    with pytest.raises(Conflict):
+        crowd.join("b", instance="B")
+    with pytest.raises(Missing):
+        crowd.join("c", instance="C")
+
+
+@pytest.mark.parametrize("may_skip", [False, True])
+def test_a_static_leader_that_comes_back_does_not_assign_anew(crowd: Crowd, may_skip: bool) -> None:
+    static_pair(crowd)
+    crowd.join(new_id="a2", instance="A", may_skip=may_skip)
+    joined = crowd.joined("a2")
+    assert joined.generation == 2
+    if may_skip:
+        assert (joined.leader, joined.skip_assignment) == ("a2", True)
+        assert [view.id for view in joined.members] == ["a2", "b"]
+    else:
+        assert (joined.leader, joined.skip_assignment, joined.members) == ("a", False, ())
+    assert crowd.group.leader == "a2"
+    crowd.sync("a2", a2=b"other")
+    assert crowd.assigned("a2") == b"1"
+
+
+def test_a_static_member_that_comes_back_for_another_protocol_has_all_join_again(crowd: Crowd) -> None:
+    offered = protocols("range", "sticky")
+    for member in ("a", "b"):
+        crowd.join(new_id=member, instance=member.upper(), offered=offered)
+    crowd.join("a", instance="A", offered=offered)
+    crowd.sync("a")
+    assert crowd.group.protocol == "range"
+    preferred = protocols("sticky", "range")
+    crowd.join(new_id="a2", instance="A", offered=preferred)
+    crowd.group.take_answers()
+    assert crowd.phase() is Phase.STABLE, "one of two votes changes nothing"
+    crowd.join(new_id="b2", instance="B", offered=preferred)
+    assert crowd.phase() is Phase.PREPARING
+
+
+def test_who_waited_under_the_old_id_is_fenced(crowd: Crowd) -> None:
+    crowd.settle("a")
+    crowd.join(new_id="b", instance="B")
+    crowd.join(new_id="b2", instance="B")
+    assert crowd.refused("b") is ErrorCode.MEMBER_FENCED
+    crowd.join("a")
+    assert crowd.joined("b2").generation == 2
+
+
+def test_a_static_member_keeps_its_place_until_its_session_ends(crowd: Crowd) -> None:
+    static_pair(crowd)
+    crowd.join(new_id="c", session_s=100.0, rebalance_s=5.0)
+    crowd.join("a", instance="A", rebalance_s=5.0)
+    crowd.pass_time(SESSION_S - 1)
+    assert {view.id for view in crowd.group.members} == {"a", "b", "c"}
+    crowd.pass_time(1)
+    assert "b" not in {view.id for view in crowd.group.members}
+
+
+def test_a_static_member_leaves_by_its_instance(crowd: Crowd) -> None:
+    static_pair(crowd)
+    crowd.leave("", instance="B")
+    assert [view.id for view in crowd.group.members] == ["a"]
+    with pytest.raises(Missing):
+        crowd.leave("", instance="B")
+
+
+def test_who_may_commit(crowd: Crowd) -> None:
+    group = crowd.group
+    group.check_commit("", -1, now=0.0)
+    crowd.join(new_id="a")
+    with pytest.raises(Conflict) as caught:
+        group.check_commit("a", 1, now=0.0)
+    assert code_of(caught) is ErrorCode.GROUP_REBALANCING
+    crowd.sync("a")
+    group.check_commit("a", 1, now=0.0)
+    with pytest.raises(Missing):
+        group.check_commit("", -1, now=0.0)
+    with pytest.raises(Conflict):
+        group.check_commit("a", 0, now=0.0)
+    crowd.join(new_id="b")
+    group.check_commit("a", 1, now=0.0)
+
+
+def test_members_are_limited() -> None:
+    crowd = Crowd(members_max=2)
+    crowd.join(new_id="a")
+    crowd.join(new_id="b", id_first=True)
+    for id_first in (False, True):
+        with pytest.raises(Busy):
+            crowd.join(new_id="c", id_first=id_first)
+    crowd.join("b", id_first=True)
+    crowd.join("a")
+    crowd.joined("b")
+
+
+def test_bytes_of_members_are_limited() -> None:
+    crowd = Crowd(bytes_max=1000)
+    crowd.join(new_id="a", offered=(("range", b"x" * 900),))
+    with pytest.raises(Busy):
+        crowd.join(new_id="b", offered=(("range", b"x" * 100),))
+    crowd.join("a", offered=(("range", b"y" * 950),))
+    with pytest.raises(Busy):
+        crowd.sync("a", a=b"z" * 100)
+    assert crowd.phase() is Phase.COMPLETING
+    crowd.sync("a", a=b"z" * 10)
+    assert crowd.assigned("a") == b"z" * 10
+    assert crowd.group.bytes <= 1000
+
+
+def test_a_group_ends_without_members_only(crowd: Crowd) -> None:
+    crowd.settle("a")
+    with pytest.raises(Conflict) as caught:
+        crowd.group.end()
+    assert code_of(caught) is ErrorCode.GROUP_NOT_EMPTY
+    crowd.leave("a")
+    crowd.group.end()
+    assert crowd.phase() is Phase.DEAD
+
+
+def test_every_phase_is_in_the_table() -> None:
+    assert set(TRANSITIONS) == set(Phase)
