@@ -6,8 +6,8 @@ says, or for each at its time. Must not know: frames, how passwords are verified
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action, Resource
@@ -16,15 +16,14 @@ from polywire.errors import BrokerError, Denied, ErrorCode
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, kind_of
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX
-from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.messages import Head
+from polywire.protocols.runtime.commands import Command
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
-    from polywire.protocols.polywire.replies import ReplyOwner
-    from polywire.protocols.polywire.session import Command
 
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"
@@ -59,25 +58,19 @@ class Admission:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
 
-    def log_in(self, session: ReplyOwner, correlation: int, request: messages.LogIn) -> None:
-        """Find out who this is; the session takes no other request meanwhile. Raises Busy."""
+    def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
+        """Find out who this is: True when that is known at once; otherwise ``done`` is told later, why not or None. Raises Busy."""
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
         if found is not None:
             self._set(found)
-            session.answer(Verb.LOGIN, correlation, Head())
-            return
+            return True
 
-        def done(result: Principal | BrokerError) -> None:
-            error = result if isinstance(result, BrokerError) else self._try(result)
-            session.release()
-            if error is None:
-                session.settle(Verb.LOGIN, correlation, Head())
-            else:
-                session.settle_error(Verb.LOGIN, correlation, error)
+        def verified(result: Principal | BrokerError) -> None:
+            done(result if isinstance(result, BrokerError) else self._try(result))
 
-        self._access.log_in(request.name, request.password, done, peer=self._output.peer)
-        session.hold()
+        self._access.log_in(request.name, request.password, verified, peer=self._output.peer)
+        return False
 
     def _try(self, principal: Principal) -> BrokerError | None:
         try:
@@ -103,7 +96,7 @@ class Admission:
         except Denied:
             return None
 
-    def check(self, command: Command, request: Head) -> None:
+    def check(self, command: Command[Any, Any], request: Head) -> None:
         """Refuse what this connection may not do. Raises Denied."""
         if command.anonymous:
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
@@ -261,7 +262,17 @@ class PolywireSession(SequentialSession):
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
                 self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection logs in anew"))
-        self.admission.log_in(self, correlation, request)
+        if self.admission.log_in(request, partial(self._logged_in, correlation)):
+            self.answer(Verb.LOGIN, correlation, Head())
+        else:
+            self.hold()
+
+    def _logged_in(self, correlation: int, error: BrokerError | None) -> None:
+        self.release()
+        if error is None:
+            self.settle(Verb.LOGIN, correlation, Head())
+        else:
+            self.settle_error(Verb.LOGIN, correlation, error)
 
     def cancel(self, correlation: int, request: messages.Cancel, _: memoryview) -> None:
         """CANCEL: end a fetch."""
