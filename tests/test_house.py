@@ -28,6 +28,34 @@ WORDS_REFUSED: Final = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 BROAD_EXCEPT: Final = {"server/connection.py", "server/hub.py", "server/lifecycle.py", "cli/main.py"}
 WITHOUT_COROUTINES: Final = ("records", "store", "log", "cluster", "broker", "protocols")  # decision 0003
 WITHOUT_PATTERNS: Final = {"records", "store", "log", "cluster", "broker", "protocols", "types.py", "matching.py"}
+# What the store and the log do to a disk, in threads and by chance goes through ports, of which these are the system's ends.
+WORLD_MODULES: Final = {
+    "os",
+    "io",
+    "fcntl",
+    "mmap",
+    "shutil",
+    "tempfile",
+    "threading",
+    "queue",
+    "concurrent",
+    "time",
+    "random",
+    "secrets",
+}
+WORLD_MODULES_ALLOWED: Final = {
+    "store/system_files.py": {"os", "fcntl", "mmap", "secrets"},
+    "store/base.py": {"mmap"},  # memory that begins on a page
+    "store/file.py": {"threading"},  # a lock is no thread
+    "log/worker.py": {"threading", "queue"},
+    "log/segments/damage.py": {"threading"},
+    "log/segments/segment.py": {"threading"},
+    "log/segments/compaction.py": {"time"},  # sleeps for 0 s, so that other threads have their turn
+}
+WORLD_VERBS: Final = {
+    *("exists", "is_dir", "is_file", "stat", "iterdir", "glob", "rglob", "mkdir", "unlink", "rmdir"),
+    *("read_bytes", "write_bytes", "read_text", "write_text"),
+}
 PATTERN_MODULES: Final = {"re", "regex", "fnmatch", "glob"}
 KINDS: Final = {"Invalid", "Denied", "Missing", "Conflict", "NotOwner", "Busy", "Unavailable", "Corrupt"}
 # Spelled in pieces, so that this file does not break its own rule.
@@ -184,6 +212,34 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield (node.module or "").partition(".")[0], node.lineno
+
+
+def test_the_log_reaches_the_world_through_ports() -> None:
+    found = []
+    for path in [
+        path for path in SOURCES if path.is_relative_to(PACKAGE / "store") or path.is_relative_to(PACKAGE / "log")
+    ]:
+        name = str(path.relative_to(PACKAGE))
+        refused = WORLD_MODULES - WORLD_MODULES_ALLOWED.get(name, set())
+        found += [place(path, line) for module, line in imports(TREES[path]) if module in refused]
+        if name != "store/system_files.py":
+            found += [place(path, line) for line in path_verbs(TREES[path])]
+    assert not found
+
+
+def path_verbs(tree: ast.AST) -> Iterator[int]:
+    """Lines where a path is asked to look at a disk by itself, or a file is opened without the port."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Attribute(value=owner, attr=verb) if verb in WORLD_VERBS:
+                if not ast.unparse(owner).lower().endswith("files"):
+                    yield node.lineno
+            case ast.Name(id="open"):
+                yield node.lineno
+            case _:
+                pass
 
 
 def test_no_regular_expression_sees_bytes_of_peers() -> None:

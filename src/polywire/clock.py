@@ -31,6 +31,9 @@ class SystemClock:
         return time.monotonic()
 
 
+SYSTEM_CLOCK: Final = SystemClock()
+
+
 class ElapsedClock:
     """Time that only ever passes, and only while somebody is there: for what expires and must not expire early, whatever the wall clock does.
 

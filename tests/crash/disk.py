@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.log.journal.flush import flush
+from polywire.store.system_files import SystemMapping
 
 PAGE = 4096
 
@@ -21,14 +21,14 @@ class JournalDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._pages: dict[int, dict[int, bytes]] = {}
-        self._fdatasync = os.fdatasync
+        self._fdatasync, self._flush = os.fdatasync, SystemMapping.flush
         self.flushed_bytes = 0
-        patch.setattr("polywire.log.journal.flusher.flush", self._note_range)
+        patch.setattr(SystemMapping, "flush", lambda *flushed: self._note_range(*flushed))
         patch.setattr(os, "fdatasync", self._note_file)
 
-    def _note_range(self, descriptor: int, view: memoryview, start: int, stop: int) -> None:
-        flush(descriptor, view, start, stop)
-        self._note(descriptor, start, min(stop, len(view)))
+    def _note_range(self, mapping: SystemMapping, start: int, stop: int) -> None:
+        self._flush(mapping, start, stop)
+        self._note(mapping._descriptor, start, min(stop, len(mapping.view)))
 
     def _note_file(self, descriptor: int) -> None:
         self._fdatasync(descriptor)

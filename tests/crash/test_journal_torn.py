@@ -13,6 +13,7 @@ from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
 from polywire.log.journal.seed import SEED_NAMES, keep_seed, read_seed
 from polywire.log.journal.slots import Slot
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig
 
@@ -34,7 +35,7 @@ def write_groups(directory: Path, *, synced: int, unsynced: int) -> None:
 
 
 def chain_of(directory: Path) -> Chain:
-    seed = read_seed(directory / "journal")
+    seed = read_seed(SYSTEM_FILES, directory / "journal")
     slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
     found = find_chain(slots)
     for slot in slots:
@@ -252,7 +253,7 @@ def test_a_journal_is_never_begun_anew_over_slots_that_are_not_empty(tmp_path: P
     before = {path: path.read_bytes() for path in directory.glob("slot-*")}
     for name in SEED_NAMES:
         (directory / name).unlink()
-    keep_seed(directory, 12345)
+    keep_seed(SYSTEM_FILES, directory, 12345)
     with pytest.raises(Corrupt, match="slots are not empty"):
         Rig(tmp_path, QUIET)
     assert {path: path.read_bytes() for path in directory.glob("slot-*")} == before

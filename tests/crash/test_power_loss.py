@@ -19,6 +19,7 @@ from polywire.log.journal.slots import Slot
 from polywire.records.batch import read_header
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 
@@ -32,7 +33,7 @@ def lose_power(directory: Path, synced: dict[int, int], keep: random.Random | No
 
     ``synced`` tells, by partition's incarnation, the offsets below which everything was acknowledged as synced.
     """
-    seed = read_seed(directory / "journal")
+    seed = read_seed(SYSTEM_FILES, directory / "journal")
     slots = [Slot(path, 0, seed) for path in sorted((directory / "journal").glob("slot-*"))]
     chain = find_chain(slots)
     assert chain is not None

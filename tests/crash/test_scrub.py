@@ -11,13 +11,15 @@ import pytest
 from polywire.log.segments.damage import Damage
 from polywire.log.segments.scrub import PAUSE_S_MAX, PAUSE_S_MIN, Scrub
 from polywire.log.segments.segment import Segment
+from polywire.log.worker import ThreadWorker
+from polywire.store.system_files import SYSTEM_FILES
 from tests.crash.test_damage import flip, place_of, sealed_rig, segment_of
 from tests.unit.log.rig import SMALL, Rig
 
 
 def scrubbed(rig: Rig) -> Scrub:
     """One whole pass."""
-    scrub = Scrub(rig.log._state.segments, rig.loop, hours=1e-9)
+    scrub = Scrub(rig.log._state.segments, rig.loop, hours=1e-9, make_worker=ThreadWorker, token=SYSTEM_FILES.token)
     scrub.start()
     rig.loop.run_until(lambda: scrub.passes)
     scrub.stop()
@@ -79,7 +81,9 @@ def test_the_pace_takes_the_period_within_bounds(tmp_path: Path, monkeypatch: py
     waits: list[float] = []
     monkeypatch.setattr(rig.loop, "call_later", lambda delay, *_: waits.append(delay))
     for hours in (0, 1e-9, 1e9):
-        Scrub(rig.log._state.segments, rig.loop, hours=hours).start()
+        Scrub(
+            rig.log._state.segments, rig.loop, hours=hours, make_worker=ThreadWorker, token=SYSTEM_FILES.token
+        ).start()
     assert waits == [PAUSE_S_MIN, PAUSE_S_MAX]
     monkeypatch.undo()
     rig.log.close()

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from polywire.errors import BrokerError, Busy
-from polywire.log.journal.flush import flush
+from polywire.store.system_files import SystemMapping
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 
-CALLS = ("pwritev", "pwrite", "write", "fdatasync", "fsync", "link", "unlink", "posix_fallocate")
+CALLS = ("pwritev", "fdatasync", "fsync", "link", "unlink", "posix_fallocate")
 NEVER = 2**62
 TOKENS = [bytes([number]) * 16 for number in (1, 2, 3)]
 
@@ -32,7 +32,7 @@ class Faults:
         self._code = code
         for name in CALLS:
             patch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        patch.setattr("polywire.log.journal.flusher.flush", self._wrap("flush", flush))
+        patch.setattr(SystemMapping, "flush", self._wrap("flush", SystemMapping.flush))
 
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:

@@ -5,16 +5,18 @@ Promises: ``full`` goes away by itself when there is space again. Must not know:
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Loop
 from polywire.log.segments.deletion import Deleter
+from polywire.log.worker import MakeWorker
 from polywire.store.base import Store
+from polywire.store.files import Files
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -22,9 +24,21 @@ logger: Final = structlog.get_logger("polywire.log")
 class Disk:
     """One data directory's space, and the store that lies in it. Guards: ``full`` is what was last seen."""
 
-    def __init__(self, path: Path, store: Store, reserve_bytes: int, loop: Loop) -> None:
+    def __init__(
+        self,
+        path: Path,
+        store: Store,
+        reserve_bytes: int,
+        loop: Loop,
+        *,
+        files: Files,
+        clock: Clock,
+        make_worker: MakeWorker,
+    ) -> None:
         self.store: Final = store
-        self.deleter: Final = Deleter(store, loop)
+        self.deleter: Final = Deleter(store, loop, clock, make_worker)
+        self.make_worker: Final = make_worker
+        self._files = files
         self.full = False
         self._path = path
         self._reserve_bytes = reserve_bytes
@@ -33,8 +47,7 @@ class Disk:
 
     def measure(self) -> None:
         """See how much is free."""
-        found = os.statvfs(self._path)
-        self.full = self._refused or found.f_bavail * found.f_frsize < self._reserve_bytes
+        self.full = self._refused or self._files.free_bytes(self._path) < self._reserve_bytes
 
     def refused(self, error: Busy) -> None:
         """A segment found no space, whatever the system says is free; or no descriptor, which fills no disk."""

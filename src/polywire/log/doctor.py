@@ -6,7 +6,6 @@ Must not know: topics, how anything is printed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.errors import BrokerError, Corrupt
-from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies, sync_directory
+from polywire.log.journal.seed import SEED_NAMES, is_sound, keep_seed, seed_copies
 from polywire.log.journal.snapshot import copies_sound, is_copy
 from polywire.log.opening import JOURNAL
 from polywire.log.repair import Diagnosis, OfflineLog
@@ -26,6 +25,8 @@ from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer
+from polywire.store.files import COPY_MODE, read_file, replace_file
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
 COPY_BYTES: Final = 1024 * 1024  # of a blob that is written anew, at once
@@ -77,9 +78,9 @@ def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
             continue
         path = offline.directory / finding.path
         if finding.path.startswith(JOURNAL):
-            keep_seed(offline.directory / JOURNAL, offline.journal.seed)
+            keep_seed(SYSTEM_FILES, offline.directory / JOURNAL, offline.journal.seed)
         elif finding.path.startswith(SNAPSHOTS):
-            _replace(path, [_sound_half(path.read_bytes())] * 2)
+            _replace(path, [_sound_half(read_file(SYSTEM_FILES, path))] * 2)
         else:
             _replace(path, _with_footers(offline.store, finding.path))
         paths.append(finding.path)
@@ -87,7 +88,7 @@ def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
 
 
 def _seeds(offline: OfflineLog) -> Finding:
-    copies = seed_copies(offline.directory / JOURNAL)
+    copies = seed_copies(SYSTEM_FILES, offline.directory / JOURNAL)
     sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_sound(content)]
     if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
         return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")
@@ -186,10 +187,4 @@ def _sound_half(content: bytes) -> bytes:
 def _replace(path: Path, parts: Iterable[Buffer]) -> None:
     """Put a file in the place of one, whole or not at all."""
     temporary = path.with_name(f".{path.name}.rebuilt")
-    with temporary.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
+    replace_file(SYSTEM_FILES, path, parts, temporary=temporary, mode=COPY_MODE)

@@ -84,16 +84,14 @@ class FileLog:
     ) -> None:
         self.settings: Final = settings
         self.epoch: Final = epoch
-        self._loop = loop
-        self._clock = clock
+        self._loop, self._clock = loop, clock
         self._replay = replay
         self._journal = journal
         self._state = state
         self._reader_worker = reader_worker
         self._disk = disk
         self._unlock = unlock
-        self._sequence = sequence
-        self._checksum = checksum
+        self._sequence, self._checksum = sequence, checksum
         self._draft = Draft(state, epoch=epoch, floor=settings.durability, seed=journal.seed)
         self._hides_unsynced = settings.durability is Level.SYNCED
         self._write_batch, self._writing = WriteBatch(), None
@@ -111,6 +109,8 @@ class FileLog:
         self._flusher = Flusher(
             journal,
             own,
+            clock,
+            disk.make_worker,
             interval_ms=settings.sync_interval_ms,
             bytes_max=settings.unsynced_bytes_max,
             sealing=lambda: self._sealer.sealing,

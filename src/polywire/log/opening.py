@@ -7,8 +7,6 @@ found sound. Must not know: what the broker's state is.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,7 +22,7 @@ from polywire.log.disk import Disk
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, find_chain
 from polywire.log.journal.replay import Player, image_of_all
-from polywire.log.journal.slots import FileJournal, Slot, make_directory
+from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
 from polywire.log.journal.write_batch import sealed_content
 from polywire.log.log import NAMING_BYTES, FileLog
@@ -35,9 +33,11 @@ from polywire.log.segments.sealing import Written, install, seal, take_down
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, SegmentSet, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
-from polywire.log.worker import Worker, storage_failed
+from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
 from polywire.store.file import DISK_FULL, FileStore
+from polywire.store.files import Access, File, Files, exists, make_directories, read_file, write_parts
 from polywire.store.mark import MARK_FILE, DataDirectory
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
 JOURNAL: Final = "journal"
@@ -46,7 +46,15 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 def open_log(
-    directory: Path, *, settings: LogSettings, loop: Loop, clock: Clock, replay: Replay, through: int | None = None
+    directory: Path,
+    *,
+    settings: LogSettings,
+    loop: Loop,
+    clock: Clock,
+    replay: Replay,
+    through: int | None = None,
+    files: Files = SYSTEM_FILES,
+    make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
     """Recover the log of a data directory, or begin one. Waits for the disk: call it before anything is served.
 
@@ -54,14 +62,14 @@ def open_log(
     Raises Unavailable when the directory is in use or the disk fails, Corrupt when synced bytes do not verify, Busy(DISK_FULL).
     """
     try:
-        make_directory(directory)
-        data_directory = DataDirectory.owned(directory)
-        unlock = _lock(directory, data_directory)
+        make_directories(files, directory)
+        data_directory = DataDirectory.owned(directory, files)
+        unlock = _lock(files, directory, data_directory)
     except OSError as error:
         raise storage_failed(error) from error
     with ExitStack() as undone:
         undone.callback(unlock)
-        opening = _Opening(data_directory, settings, loop, clock, replay, unlock, through)
+        opening = _Opening(data_directory, settings, loop, clock, replay, unlock, through, files, make_worker)
         undone.callback(opening.give_up)
         try:
             log = opening.run()
@@ -71,30 +79,30 @@ def open_log(
         return log
 
 
-def lock_directory(directory: Path) -> Callable[[], None]:
+def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
     """Keep every broker out of a directory without changing anything; returns what lets them in. Raises Unavailable."""
     with ExitStack() as undone:
         for locked in (directory / MARK_FILE, directory):
-            if locked.exists():
-                undone.callback(os.close, _flock(locked, os.O_RDONLY, directory))
+            if exists(files, locked):
+                undone.callback(_locked(files, locked, Access.READ, directory).close)
         return undone.pop_all().close
 
 
-def _flock(path: Path, flags: int, directory: Path) -> int:
-    """A descriptor that holds the lock of a file or directory. Raises Unavailable."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
+def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
+    """A file or directory, with its lock. Raises Unavailable."""
+    file = files.open(path, access)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.lock()
     except BlockingIOError:
-        os.close(descriptor)
+        file.close()
         raise Unavailable(
             ErrorCode.STORAGE_FAILED,
-            f"data directory is in use path={str(directory)!r} pid={_holder(directory / MARK_FILE)}",
+            f"data directory is in use path={str(directory)!r} pid={_holder(files, directory / MARK_FILE)}",
         ) from None
-    return descriptor
+    return file
 
 
-def _lock(directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
+def _lock(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     """Take the directory for this process; returns what gives it back.
 
     Besides the file that names the holder, which somebody may delete, the directory itself is locked; and every slot is as well, so that not
@@ -103,25 +111,24 @@ def _lock(directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     path = directory / MARK_FILE
     with ExitStack() as undone:
         for locked in (path, directory):
-            flags = os.O_RDONLY if locked is directory else os.O_RDWR | os.O_CREAT
-            undone.callback(os.close, _flock(locked, flags, directory))
-        with suppress(
-            OSError
-        ):  # nobody finds the directory by its mark then; a full disk must not keep the broker from starting
-            _write_mark(path, data_directory)
+            file = _locked(files, locked, Access.READ if locked is directory else Access.KEEP, directory)
+            undone.callback(file.close)
+            if locked is not directory:
+                _write_mark(file, data_directory.content(files.owner))
         return undone.pop_all().close
 
 
-def _write_mark(path: Path, data_directory: DataDirectory) -> None:
-    with path.open("r+b", buffering=0) as file:
+def _write_mark(file: File, content: bytes) -> None:
+    """Nobody finds the directory by its mark where this fails; a full disk must not keep the broker from starting."""
+    with suppress(OSError):
         file.truncate(0)
-        file.write(data_directory.content())
+        write_parts(file, [content], 0)
 
 
-def _holder(path: Path) -> str:
+def _holder(files: Files, path: Path) -> str:
     """The process that says it owns a directory."""
     with suppress(OSError):
-        return path.read_bytes()[:32].decode("ascii", "replace").partition("\n")[0] or "unknown"
+        return read_file(files, path, 32).decode("ascii", "replace").partition("\n")[0] or "unknown"
     return "unknown"
 
 
@@ -142,8 +149,12 @@ class _Opening:
         replay: Replay,
         unlock: Callable[[], None],
         through: int | None,
+        files: Files,
+        make_worker: MakeWorker,
     ) -> None:
         self._through = through
+        self._files = files
+        self._make_worker = make_worker
         directory = Path(data_directory.path)
         self._data_directory = data_directory
         self._settings = settings
@@ -152,10 +163,18 @@ class _Opening:
         self._replay = replay
         self._unlock = unlock
         self._directory = directory
-        self._store = FileStore(directory, open_blobs_max=settings.open_blobs_max)
-        self._disk = Disk(directory, self._store, settings.disk_reserve_bytes, loop)
+        self._store = FileStore(directory, open_blobs_max=settings.open_blobs_max, files=files)
+        self._disk = Disk(
+            directory,
+            self._store,
+            settings.disk_reserve_bytes,
+            loop,
+            files=files,
+            clock=clock,
+            make_worker=make_worker,
+        )
         self._journal = FileJournal(
-            directory / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max
+            directory / JOURNAL, slot_bytes=settings.slot_bytes, slot_count_max=settings.slot_count_max, files=files
         )
         self._sequence = self._checksum = 0
         self._sealed = True
@@ -168,21 +187,27 @@ class _Opening:
         self._check_journal(chain)
         self._keep_seed()
         start = self._start = 1 if chain is None else chain.start + 1
-        segments = SegmentSet(self._store, start)
-        worker = Worker("reader", self._loop)
+        segments = SegmentSet(self._store, start, self._clock)
+        worker = self._make_worker("reader", self._loop)
         state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
             # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
             for slot in slots:
-                os.fdatasync(slot.descriptor)
+                slot.sync()
             self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
             player = Player(self._store, state, self._replay, chain)
             player.play()
             self._report(chain)
             self._delete_unnamed(state, chain)
         name = self._begin(state, chain, start)
-        scrub = Scrub(segments, self._loop, hours=self._settings.scrub_hours)
+        scrub = Scrub(
+            segments,
+            self._loop,
+            hours=self._settings.scrub_hours,
+            make_worker=self._make_worker,
+            token=self._files.token,
+        )
         scrub.start()
         log = FileLog(
             settings=self._settings,
@@ -374,7 +399,7 @@ class _Opening:
         self._journal.write([first, *parts], head.size, self._sequence)
         current = self._journal.current
         assert current is not None, "roll made it so"
-        os.fdatasync(current.descriptor)
+        current.sync()
         self._journal.align()
 
 

@@ -6,8 +6,6 @@ offset what it gives up, and leaves the slots that held it aside. Must not know:
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +18,6 @@ from polywire.log.base import Loop, Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
 from polywire.log.journal.replay import Player
-from polywire.log.journal.seed import sync_directory
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
 from polywire.log.opening import JOURNAL, lock_directory, open_log
@@ -28,11 +25,13 @@ from polywire.log.partition.reader import Reader
 from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
-from polywire.log.worker import Worker
+from polywire.log.worker import ThreadWorker
 from polywire.records.batch import check_header, read_header
 from polywire.records.columns import HEADER_BYTES
 from polywire.store.file import FileStore
+from polywire.store.files import copy_file, exists, make_directories
 from polywire.store.mark import DataDirectory
+from polywire.store.system_files import SYSTEM_FILES
 
 ASIDE: Final = "aside"
 ALL_GROUPS: Final = 2**63 - 1
@@ -127,7 +126,7 @@ class OfflineLog:
     def _log_state(self, chain: Chain | None) -> LogState:
         start = 1 if chain is None else chain.start + 1
         segments = SegmentSet(self.store, start)
-        worker = Worker("repair", self._loop)
+        worker = ThreadWorker("repair", self._loop)
         reader = Reader(
             self.journal, segments, worker, epoch=start, data_directory=DataDirectory(str(self.directory), b"")
         )
@@ -159,7 +158,7 @@ class OfflineLog:
 @contextmanager
 def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> Iterator[OfflineLog]:
     """A data directory, with every broker kept out of it. Raises Unavailable while one runs, Corrupt, OSError."""
-    if not (directory / JOURNAL).is_dir():
+    if not exists(SYSTEM_FILES, directory / JOURNAL):
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"no data directory of a broker path={str(directory)!r}")
     unlock = lock_directory(directory)
     try:
@@ -176,16 +175,13 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
     """Copy the slots that hold what is given up aside, on the disk before anything is changed; returns where they are. ``finish`` does the
     rest once the directory is let go."""
     aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
-    aside.mkdir(parents=True, exist_ok=True)
+    make_directories(SYSTEM_FILES, aside)
     damaged = {slot.number: slot for slot in offline.slots_with(diagnosis.through)} or {
         slot.number: slot for slot in offline.slots
     }
     for path in [slot.path for slot in damaged.values()]:
-        with path.open("rb") as source, (aside / path.name).open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-            target.flush()
-            os.fsync(target.fileno())
-    sync_directory(aside)
+        copy_file(SYSTEM_FILES, path, aside / path.name)
+    SYSTEM_FILES.sync_directory(aside)
     return aside
 
 

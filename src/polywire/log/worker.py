@@ -1,4 +1,4 @@
-"""A thread that does one job after another and notifies the loop of what became of each.
+"""The port for work beside the loop, and a thread that does it: one job after another, and the loop is notified of what became of each.
 
 Promises: jobs run in order; every job is answered on the loop exactly once, with its result or its error. Must not know: what a job does.
 """
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
 from polywire.log.base import Loop
@@ -19,7 +19,21 @@ Job = Callable[[], Any]
 JobCompletion = Callable[[Any, BrokerError | None], None]
 
 
-class Worker:
+class Worker(Protocol):
+    """Does one job after another, in the order they were given. A job must not touch what the loop changes."""
+
+    def run(self, job: Job, completed: JobCompletion) -> None:
+        """Do ``job`` some time soon, then call ``completed(result, error)`` on the loop."""
+
+    def stop(self) -> None:
+        """Finish the jobs given, and do no more. Their answers may still be waiting on the loop."""
+
+
+MakeWorker = Callable[[str, Loop], Worker]
+"""Makes a worker of this name that notifies this loop."""
+
+
+class ThreadWorker:
     """One daemon thread, begun with its first job. Guards: after ``stop`` returned no job runs."""
 
     def __init__(self, name: str, loop: Loop) -> None:
@@ -29,14 +43,12 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def run(self, job: Job, completed: JobCompletion) -> None:
-        """Run ``job`` in the thread, then ``completed(result, error)`` on the loop."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"polywire-{self._name}", daemon=True)
             self._thread.start()
         self._jobs.put((job, completed))
 
     def stop(self) -> None:
-        """Finish the jobs given and end the thread. Their answers may still be waiting on the loop."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()

@@ -25,7 +25,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Denied
-from polywire.log.worker import Worker
+from polywire.log.worker import ThreadWorker
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
@@ -227,7 +227,7 @@ def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
     if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
         exports.remove(store)
         return None
-    found = exports.Exports(broker, store, Worker("flux-exports", broker.loop))
+    found = exports.Exports(broker, store, ThreadWorker("flux-exports", broker.loop))
     found.start()
     return found
 

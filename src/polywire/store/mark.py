@@ -9,19 +9,16 @@ Promises: anything but a file with this token is "not here", never an error. Mus
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from polywire.store.files import Files, read_file
+from polywire.store.system_files import SYSTEM_FILES
+
 MARK_FILE: Final = "LOCK"
 MARK_BYTES: Final = 16
 _CONTENT_BYTES_MAX: Final = 128  # a process id, a token, two line breaks, and room
-
-_FLAGS: Final = (
-    os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-)  # a pipe must not keep us waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +29,19 @@ class DataDirectory:
     mark: bytes
 
     @classmethod
-    def owned(cls, directory: Path) -> DataDirectory:
+    def owned(cls, directory: Path, files: Files = SYSTEM_FILES) -> DataDirectory:
         """A directory as the process that has just locked it knows it, with a new token."""
-        return cls(str(directory.resolve()), secrets.token_bytes(MARK_BYTES))
+        return cls(str(directory.resolve()), files.token(MARK_BYTES))
 
-    def content(self) -> bytes:
+    def content(self, owner: int) -> bytes:
         """What the owner writes into the file: its process id, for people, and the token."""
-        return f"{os.getpid()}\n{self.mark.hex()}\n".encode("ascii")
+        return f"{owner}\n{self.mark.hex()}\n".encode("ascii")
 
     def is_here(self) -> bool:
         """Whether this process sees the directory, and the same owner still has it."""
         try:
-            descriptor = os.open(Path(self.path) / MARK_FILE, _FLAGS)
+            content = read_file(SYSTEM_FILES, Path(self.path) / MARK_FILE, _CONTENT_BYTES_MAX)
         except (OSError, ValueError):  # a path that no system takes is no path of ours
             return False
-        try:
-            lines = os.read(descriptor, _CONTENT_BYTES_MAX).split(b"\n")
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
+        lines = content.split(b"\n")
         return len(self.mark) == MARK_BYTES and lines[1:2] == [self.mark.hex().encode("ascii")]

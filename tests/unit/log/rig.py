@@ -22,6 +22,7 @@ from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition.partition import FilePartition
 from polywire.log.settings import LogSettings
+from polywire.log.worker import MakeWorker, ThreadWorker
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchHeader, Record
 from polywire.records.compression import expand_body
@@ -111,7 +112,8 @@ class Memory:
 class Rig:
     """One log in one directory, opened again as often as a test likes."""
 
-    def __init__(self, directory: Path, settings: LogSettings = SMALL) -> None:
+    def __init__(self, directory: Path, settings: LogSettings = SMALL, make_worker: MakeWorker = ThreadWorker) -> None:
+        self.make_worker = make_worker
         self.directory = directory
         self.settings = settings
         self.loop = RigLoop()
@@ -123,7 +125,12 @@ class Rig:
         self.loop = RigLoop()
         self.memory = Memory()
         self.log = open_log(
-            self.directory, settings=self.settings, loop=self.loop, clock=SystemClock(), replay=self.memory
+            self.directory,
+            settings=self.settings,
+            loop=self.loop,
+            clock=SystemClock(),
+            replay=self.memory,
+            make_worker=self.make_worker,
         )
         return self.log
 

@@ -12,8 +12,10 @@ import pytest
 
 from polywire.log.base import Loop
 from polywire.log.settings import LogSettings
-from polywire.log.worker import Job, JobCompletion, attempt
+from polywire.log.worker import Job, JobCompletion, ThreadWorker, Worker, attempt
 from tests.unit.log.rig import SMALL, Rig
+
+MANUAL = ("sync", "seal", "reader")
 
 
 class ManualWorker:
@@ -46,9 +48,10 @@ class ManualRig(Rig):
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, settings: LogSettings = SMALL) -> None:
         self.workers: dict[str, ManualWorker] = {}
-        for module in ("journal.flusher", "segments.sealer", "opening"):
-            patch.setattr(f"polywire.log.{module}.Worker", lambda name, loop: ManualWorker(name, loop, self.workers))
-        super().__init__(directory, settings)
+        super().__init__(directory, settings, self._make_worker)
+
+    def _make_worker(self, name: str, loop: Loop) -> Worker:
+        return ManualWorker(name, loop, self.workers) if name in MANUAL else ThreadWorker(name, loop)
 
     def kill(self) -> None:
         for worker in self.workers.values():

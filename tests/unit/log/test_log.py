@@ -463,11 +463,11 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.
     partition = rig.log.open_partition(1)
     calls: list[int] = []
 
-    def broken(descriptor: int, *_: object) -> None:
-        calls.append(descriptor)
+    def broken(_: object, start: int, __: int) -> None:
+        calls.append(start)
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr("polywire.log.journal.flusher.flush", broken)
+    monkeypatch.setattr("polywire.store.system_files.SystemMapping.flush", broken)
     refused: list[tuple[int, BrokerError | None]] = []
     failures: list[BrokerError] = []
     rig.log.on_failure(failures.append)

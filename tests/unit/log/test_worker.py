@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from polywire.errors import BrokerError, Missing, Unavailable
-from polywire.log.worker import Worker
+from polywire.log.worker import ThreadWorker
 from polywire.store.base import BlobMissing
 from tests.unit.log.rig import RigLoop
 
 Told = list[tuple[Any, BrokerError | None]]
 
 
-def run(worker: Worker, loop: RigLoop, error: BaseException | None) -> tuple[Any, BrokerError | None]:
+def run(worker: ThreadWorker, loop: RigLoop, error: BaseException | None) -> tuple[Any, BrokerError | None]:
     told: Told = []
 
     def job() -> int:
@@ -32,7 +32,7 @@ def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
     loop = RigLoop()
-    worker = Worker("test", loop)
+    worker = ThreadWorker("test", loop)
     assert run(worker, loop, None) == (7, None)
     assert isinstance(run(worker, loop, OSError(5, "broken"))[1], Unavailable)
     assert isinstance(run(worker, loop, BlobMissing("a/b"))[1], Missing), "it was removed before the job ran"

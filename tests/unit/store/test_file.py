@@ -11,7 +11,7 @@ import pytest
 
 from polywire.errors import Busy, ErrorCode, Unavailable
 from polywire.log.worker import storage_failed
-from polywire.store import file
+from polywire.store import system_files
 from polywire.store.address import address_of
 from polywire.store.base import aligned_buffer
 from polywire.store.file import WRITE_OUT_BYTES, FileStore
@@ -53,7 +53,7 @@ def test_the_disk_begins_before_everything_is_written(tmp_path: Path, monkeypatc
         begun.append((start, size))
         return -1  # what the disk refuses now the sync refuses later
 
-    monkeypatch.setattr(file, "_sync_file_range", note)
+    monkeypatch.setattr(system_files, "_sync_file_range", note)
     part, count = bytes(range(256)) * 4096, 2 * WRITE_OUT_BYTES // (256 * 4096)
     FileStore(tmp_path).put_new("one", [*[part] * count, b"the rest"])
     assert begun == [(0, WRITE_OUT_BYTES), (WRITE_OUT_BYTES, WRITE_OUT_BYTES)]
@@ -61,7 +61,7 @@ def test_the_disk_begins_before_everything_is_written(tmp_path: Path, monkeypatc
 
 
 def test_systems_without_such_calls_write_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "_sync_file_range", None)
+    monkeypatch.setattr(system_files, "_sync_file_range", None)
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     content = bytes(WRITE_OUT_BYTES + 5)
     FileStore(tmp_path).put_new("one", [content])
@@ -69,8 +69,8 @@ def test_systems_without_such_calls_write_all_the_same(tmp_path: Path, monkeypat
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    really_write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, view: really_write(fd, view[:4096]))
+    really_write = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: really_write(fd, [parts[0][:4096]], at))
     store = FileStore(tmp_path)
     content = bytes(range(256)) * 100
     store.put_new("one", [content])
@@ -85,7 +85,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (errno.EIO, Unavailable, ErrorCode.STORAGE_FAILED),
     ],
 )
-@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+@pytest.mark.parametrize("call", ["pwritev", "fsync", "link"])
 def test_failures_leave_nothing_behind(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +116,7 @@ def test_a_blob_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "pwritev", full)
         with pytest.raises(Busy):
             store.put("one", [b"second"])
     (tmp_path / ".one.new").write_bytes(b"left by a crash")

@@ -14,20 +14,20 @@ from polywire.store.mark import MARK_FILE, DataDirectory
 @pytest.fixture
 def data_directory(tmp_path: Path) -> DataDirectory:
     made = DataDirectory.owned(tmp_path)
-    (tmp_path / MARK_FILE).write_bytes(made.content())
+    (tmp_path / MARK_FILE).write_bytes(made.content(os.getpid()))
     return made
 
 
 def test_a_marked_directory_is_here(data_directory: DataDirectory, tmp_path: Path) -> None:
     assert data_directory.is_here()
-    assert data_directory.content().split(b"\n")[0] == str(os.getpid()).encode()
+    assert data_directory.content(os.getpid()).split(b"\n")[0] == str(os.getpid()).encode()
     assert data_directory.path == str(tmp_path.resolve())
 
 
 def test_each_owner_has_a_mark_of_its_own(data_directory: DataDirectory, tmp_path: Path) -> None:
     later = DataDirectory.owned(tmp_path)
     assert not later.is_here()
-    (tmp_path / MARK_FILE).write_bytes(later.content())
+    (tmp_path / MARK_FILE).write_bytes(later.content(os.getpid()))
     assert later.is_here()
     assert not data_directory.is_here()
 
@@ -41,7 +41,7 @@ def test_other_content_is_no_mark(data_directory: DataDirectory, tmp_path: Path,
 @pytest.mark.parametrize("mark", [b"", b"short", bytes(17)])
 def test_a_mark_of_the_wrong_size_is_nowhere(data_directory: DataDirectory, tmp_path: Path, mark: bytes) -> None:
     told = replace(data_directory, mark=mark)
-    (tmp_path / MARK_FILE).write_bytes(told.content())
+    (tmp_path / MARK_FILE).write_bytes(told.content(os.getpid()))
     assert not told.is_here()
 
 

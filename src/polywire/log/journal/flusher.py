@@ -6,18 +6,18 @@ a group holds, who waits, how slots are sealed.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Loop
-from polywire.log.journal.flush import flush
 from polywire.log.journal.slots import FileJournal, Slot
-from polywire.log.worker import Worker
+from polywire.log.worker import MakeWorker
+from polywire.store.files import Mapping
 
 RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still at work on what is due
 
@@ -30,8 +30,8 @@ class _Unsynced:
     """Bytes [start, stop) of a slot that are not on the disk, and how many of them are groups."""
 
     slot: Slot
-    view: memoryview
-    """Keeps the mapping while it is flushed."""
+    mapping: Mapping
+    """Kept while it is flushed."""
     start: int
     stop: int
     since: float
@@ -46,6 +46,8 @@ class Flusher:
         self,
         journal: FileJournal,
         loop: Loop,
+        clock: Clock,
+        make_worker: MakeWorker,
         *,
         interval_ms: int,
         bytes_max: int,
@@ -57,13 +59,14 @@ class Flusher:
         callbacks that waited for it."""
         self._journal = journal
         self._loop = loop
+        self._clock = clock
         self._interval: Final = interval_ms / 1000
         self._recheck: Final = min(interval_ms, RECHECK_MS_MAX) / 1000
         self._bytes_soon: Final = bytes_max // 2
         self._sealing = sealing
         self._advanced = advanced
         self._failed = failed
-        self._worker = Worker("sync", loop)
+        self._worker = make_worker("sync", loop)
         self._waiting: deque[tuple[int, Waiting]] = deque()
         self._unsynced: dict[int, _Unsynced] = {}
         """By serial, oldest first, without what the running sync took."""
@@ -83,7 +86,7 @@ class Flusher:
         assert slot is not None
         found = self._unsynced.get(slot.serial)
         if found is None:
-            found = _Unsynced(slot, slot.view, position, position, time.monotonic())
+            found = _Unsynced(slot, slot.mapping, position, position, self._clock.monotonic())
             self._unsynced[slot.serial] = found
         found.stop = position + size
         found.size += size
@@ -133,7 +136,7 @@ class Flusher:
         oldest = next(iter(self._unsynced.values()), None)
         if oldest is None:
             return
-        wait = oldest.since + self._interval - time.monotonic()
+        wait = oldest.since + self._interval - self._clock.monotonic()
         if wait <= 0:
             wait = self._recheck
             if not self._is_sealed_soon():
@@ -173,7 +176,7 @@ class Flusher:
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
         assert current is not slot, "a slot is sealed when it is full"
-        last = _Unsynced(current, current.view, self._last_position, self._journal.position, 0.0)
+        last = _Unsynced(current, current.mapping, self._last_position, self._journal.position, 0.0)
         self._journal.align()
 
         def named(_: None, error: BrokerError | None) -> None:
@@ -213,4 +216,4 @@ class Flusher:
 def _flush_all(taken: Sequence[_Unsynced]) -> None:
     for unsynced in taken:
         if unsynced.start < unsynced.stop:
-            flush(unsynced.slot.descriptor, unsynced.view, unsynced.start, unsynced.stop)
+            unsynced.mapping.flush(unsynced.start, unsynced.stop)

@@ -14,14 +14,13 @@ seed, seed.copy: 24 bytes each      before: seed, 8 plain bytes
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode
 from polywire.records.checksum import xxh64
+from polywire.store.files import COPY_MODE, Files, exists, read_file, replace_file
 
 SEED_NAMES: Final = ("seed", "seed.copy")
 _MAGIC: Final = 0x314B5750
@@ -29,18 +28,18 @@ _SEED: Final = Struct("<IIQ")
 _PLAIN_BYTES: Final = 8
 
 
-def find_seed(directory: Path, *, has_slots: bool) -> int:
+def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
     """The seed of the journal in this directory, made where there is neither a seed nor a slot. Raises Corrupt, OSError."""
-    if has_slots or any((directory / name).exists() for name in SEED_NAMES):
-        return read_seed(directory)
-    seed = int.from_bytes(secrets.token_bytes(8), "little")
-    keep_seed(directory, seed)
+    if has_slots or any(exists(files, directory / name) for name in SEED_NAMES):
+        return read_seed(files, directory)
+    seed = int.from_bytes(files.token(8), "little")
+    keep_seed(files, directory, seed)
     return seed
 
 
-def read_seed(directory: Path) -> int:
+def read_seed(files: Files, directory: Path) -> int:
     """The seed of the journal in this directory. Raises Corrupt when no copy is sound."""
-    contents = seed_copies(directory)
+    contents = seed_copies(files, directory)
     for content in contents:
         if is_sound(content):
             return int(_SEED.unpack_from(content)[2])
@@ -52,10 +51,10 @@ def read_seed(directory: Path) -> int:
     )
 
 
-def seed_copies(directory: Path) -> list[bytes]:
+def seed_copies(files: Files, directory: Path) -> list[bytes]:
     """What the files of both copies hold; nothing where there is none."""
     paths = [directory / name for name in SEED_NAMES]
-    return [path.read_bytes() if path.exists() else b"" for path in paths]
+    return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 
 
 def is_sound(content: bytes) -> bool:
@@ -66,26 +65,12 @@ def is_sound(content: bytes) -> bool:
     return xxh64(content[:size]) == int.from_bytes(content[size:], "little")
 
 
-def keep_seed(directory: Path, seed: int) -> None:
+def keep_seed(files: Files, directory: Path, seed: int) -> None:
     """Write the copies that are missing or damaged, one after the other, each on the disk before the next. Raises OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
-    for name, found in zip(SEED_NAMES, seed_copies(directory), strict=True):
+    for name, found in zip(SEED_NAMES, seed_copies(files, directory), strict=True):
         if found == content:
             continue
         temporary = directory / f".{name}"
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / name)
-        sync_directory(directory)
-
-
-def sync_directory(path: Path) -> None:
-    """Make names in a directory durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        replace_file(files, directory / name, [content], temporary=temporary, mode=COPY_MODE)

@@ -7,19 +7,17 @@ Must not know: batches, partitions, what a group holds.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.journal.group import GROUP_BYTES_MAX, GROUP_HEADER_BYTES, GroupHead
-from polywire.log.journal.seed import find_seed, keep_seed, read_seed, sync_directory
+from polywire.log.journal.seed import find_seed, keep_seed, read_seed
 from polywire.log.settings import PAGE_BYTES
+from polywire.store.files import Access, Files, make_directories, remove, write_parts
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
 IOV_MAX: Final = 1024  # buffers of one gathered write on Linux and macOS
@@ -33,20 +31,32 @@ class Slot:
     ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
     """
 
-    __slots__ = ("_map", "descriptor", "first", "last", "number", "path", "pins", "seed", "serial", "size", "view")
+    __slots__ = (
+        "file",
+        "first",
+        "last",
+        "mapping",
+        "number",
+        "path",
+        "pins",
+        "seed",
+        "serial",
+        "size",
+        "view",
+    )
 
-    def __init__(self, path: Path, number: int, seed: int) -> None:
+    def __init__(self, path: Path, number: int, seed: int, files: Files = SYSTEM_FILES) -> None:
         """seed: of the journal it belongs to."""
         self.path: Final = path
         self.number: Final = number
         self.seed: Final = seed
-        self.descriptor: Final = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.size: Final = os.fstat(self.descriptor).st_size
+        self.file: Final = files.open(path, Access.WRITE)
+        self.size: Final = self.file.size
         if self.size == 0:
-            os.close(self.descriptor)
+            self.file.close()
             raise Corrupt(ErrorCode.CORRUPT, f"a slot of the journal is empty path={str(path)!r}")
-        self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        self.view = memoryview(self._map)
+        self.mapping: Final = self.file.map()
+        self.view = self.mapping.view
         self.serial = -1
         self.pins = 0
         self.first = 0
@@ -55,7 +65,7 @@ class Slot:
     def lock(self) -> None:
         """Keep every other process from writing here. Raises Unavailable."""
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.file.lock()
         except BlockingIOError:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED, f"another process writes this journal path={str(self.path)!r}"
@@ -63,14 +73,14 @@ class Slot:
 
     def find(self, pattern: bytes, start: int) -> int:
         """Position of a pattern at or after ``start``, -1 when there is none."""
-        return self._map.find(pattern, start)
+        return self.mapping.find(pattern, start)
 
     def check_readable(self) -> None:
         """Read everything once: a bad place of the disk that is touched through the mapping ends the process. Raises Corrupt."""
         block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
             for at in range(0, self.size, len(block)):
-                os.preadv(self.descriptor, [block], at)
+                self.file.read(block, at)
         except OSError as error:
             raise Corrupt(
                 ErrorCode.CORRUPT, f"cannot read a slot of the journal: {error.strerror} path={str(self.path)!r}"
@@ -84,20 +94,23 @@ class Slot:
 
     def forget(self) -> None:
         """Give the mapped pages back; they stay in the page cache and are not the broker's memory any more."""
-        with suppress(OSError, AttributeError, ValueError):  # advice only
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self.mapping.forget()
+
+    def sync(self) -> None:
+        """Put all of it on the disk. Raises OSError."""
+        self.file.sync(data_only=True)
 
     def close(self) -> None:
         """Close the file; the mapping goes with its last reader, and must not keep the lock until then."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        os.close(self.descriptor)
+        self.file.close()
         self.view = memoryview(b"")
 
 
 class FileJournal:
     """The slots of one directory. Guards: the current slot is written at ``position`` and nowhere else; free slots hold nothing needed."""
 
-    def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int) -> None:
+    def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
+        self.files = files
         self._directory = directory
         self._slot_bytes = slot_bytes
         self._slot_count_max = slot_count_max
@@ -117,32 +130,34 @@ class FileJournal:
 
     def open_all(self) -> list[Slot]:
         """Open every slot that exists; each counts as needed until ``release``. Raises Corrupt, Unavailable, OSError."""
-        make_directory(self._directory)
-        for path in self._directory.glob(".*"):  # a slot or a seed that was being made
-            path.unlink()
-        self.seed = find_seed(self._directory, has_slots=any(self._slot_paths()))
+        make_directories(self.files, self._directory)
+        for name in self.files.names(self._directory):
+            if name.startswith("."):  # a slot or a seed that was being made
+                self.files.unlink(self._directory / name)
+        self.seed = find_seed(self.files, self._directory, has_slots=any(self._slot_paths()))
         for slot in self._open_slots():
             slot.lock()
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
         """Open every slot that exists, to be read: nothing is changed. Raises Corrupt, OSError."""
-        self.seed = read_seed(self._directory) if any(self._slot_paths()) else 0
+        self.seed = read_seed(self.files, self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
 
     def _slot_paths(self) -> list[Path]:
-        return sorted(self._directory.glob(f"slot-*{_SUFFIX}"))
+        names = self.files.names(self._directory)
+        return [self._directory / name for name in sorted(names) if name.startswith("slot-") and name.endswith(_SUFFIX)]
 
     def _open_slots(self) -> Iterator[Slot]:
         for path in self._slot_paths():
-            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed)
+            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed, self.files)
             self._use(slot)
             slot.check_readable()
             yield slot
 
     def keep_seed(self) -> None:
         """Make sure that there are two sound copies of the seed; call it once groups verified by it, or there were none. Raises OSError."""
-        keep_seed(self._directory, self.seed)
+        keep_seed(self.files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
         """Whether nothing was ever written to any slot but perhaps the group of a start, which holds nothing."""
@@ -176,7 +191,7 @@ class FileJournal:
         number = next(number for number in range(len(numbers) + self._making, 1 << 16) if number not in numbers)
         self._making += 1
         path = self._directory / f"slot-{number:04d}{_SUFFIX}"
-        return lambda: make_slot(path, number, self._slot_bytes, self.seed)
+        return lambda: make_slot(path, number, self._slot_bytes, self.seed, self.files)
 
     def add(self, slot: Slot | None) -> None:
         """A slot was made, or could not be."""
@@ -192,7 +207,7 @@ class FileJournal:
         if slot.size == self._slot_bytes and self.count < self._slot_count_max:
             self.free.append(slot)
         else:
-            slot.path.unlink()
+            self.files.unlink(slot.path)
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
@@ -207,12 +222,12 @@ class FileJournal:
         first = head.finish(start, sequence + 1, sequence, checksum, now_us)
         self.write([first], head.size, sequence + 1)
         assert self.current is not None, "it was just written"
-        os.fdatasync(self.current.descriptor)
+        self.current.sync()
 
     def lend(self, slot: Slot) -> None:
         """Leave a slot of which only readers need anything to them, nameless: another takes its place. The caller closes it in the end."""
         del self.slots[slot.serial], self.views[slot.serial]
-        slot.path.unlink()
+        self.files.unlink(slot.path)
 
     def close(self) -> None:
         """Close every file."""
@@ -253,51 +268,36 @@ class FileJournal:
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
         assert size <= GROUP_BYTES_MAX, "recovery takes no larger group for one"
-        if len(parts) > IOV_MAX or os.pwritev(slot.descriptor, parts, position) != size:
-            _write_slowly(slot.descriptor, parts, position)
+        if len(parts) > IOV_MAX or slot.file.write(parts, position) != size:
+            _write_slowly(slot, parts, position)
         self.position = position + size
         slot.first = slot.first or sequence
         slot.last = sequence
         return position
 
 
-def _write_slowly(descriptor: int, parts: Sequence[Buffer], position: int) -> None:
+def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
     """Write everything, in pieces: after a short write, or with more buffers than one call takes."""
     for start in range(0, len(parts), IOV_MAX):
-        views = [memoryview(part).cast("B") for part in parts[start : start + IOV_MAX]]
-        while views:
-            count = os.pwritev(descriptor, views, position)
-            position += count
-            while views and count >= len(views[0]):
-                count -= len(views.pop(0))
-            if views:
-                views[0] = views[0][count:]
+        position = write_parts(slot.file, parts[start : start + IOV_MAX], position)
 
 
-def make_slot(path: Path, number: int, size: int, seed: int) -> Slot:
+def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:
     """Preallocate one slot, filled with zeros, synced with its directory. Raises OSError; then nothing is left."""
     temporary = path.with_name(f".{path.name}")
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    file = files.open(temporary, Access.REPLACE)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        file.allocate(size)
         zeros = bytes(min(size, _ZEROS_BYTES))
         position = 0
         while position < size:  # written blocks, not only reserved ones: overwriting them changes no metadata
-            position += os.pwrite(descriptor, zeros[: size - position], position)
-        os.fsync(descriptor)
+            position = write_parts(file, [memoryview(zeros)[: size - position]], position)
+        file.sync()
     except OSError:
-        temporary.unlink()
+        remove(files, temporary)
         raise
     finally:
-        os.close(descriptor)
-    temporary.rename(path)
-    sync_directory(path.parent)
-    return Slot(path, number, seed)
-
-
-def make_directory(path: Path) -> None:
-    """A directory that a power loss does not take away, with those above it that do not exist. Raises OSError."""
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        file.close()
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)
+    return Slot(path, number, seed, files)

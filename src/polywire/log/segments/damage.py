@@ -6,14 +6,14 @@ and what lies behind it stays readable. Must not know: who reads.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final, NamedTuple
 
 import structlog
 
+from polywire.clock import Clock
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.segments.search import scan_read
 from polywire.records.batch import check_header, first_damaged, read_header, totals
@@ -72,7 +72,7 @@ class DamageNotes:
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, int], Damage] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def found(self) -> list[Damage]:
@@ -107,14 +107,15 @@ class VerifiedRanges:
     The system reads ahead, so it may bring back from the disk, unseen by us, what it had dropped: hence the limit in time.
     """
 
-    __slots__ = ("_ranges",)
+    __slots__ = ("_clock", "_ranges")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._ranges: tuple[tuple[int, int, float], ...] = ()
 
     def add(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are sound."""
-        since = now = time.monotonic()
+        since = now = self._clock.monotonic()
         kept = []
         for begun, ended, found in self._ranges:
             if now - found >= VERIFIED_S:
@@ -131,7 +132,7 @@ class VerifiedRanges:
 
     def hold(self, start: int, stop: int) -> bool:
         """Whether bytes [start, stop) were found sound, not long ago."""
-        oldest = time.monotonic() - VERIFIED_S
+        oldest = self._clock.monotonic() - VERIFIED_S
         return any(begun <= start and stop <= ended and found > oldest for begun, ended, found in self._ranges)
 
 

@@ -9,15 +9,15 @@ that cannot be deleted is left to it as well. Must not know: what the blobs hold
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from threading import Event
+from functools import partial
 from typing import Final
 
+from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Loop
-from polywire.log.worker import Worker
+from polywire.log.worker import MakeWorker
 from polywire.store.base import Store
 
 PAUSE_SECONDS_MIN: Final = 0.001  # after each piece: whoever waits for the disk comes first
@@ -29,16 +29,20 @@ READ_MAX: Final = (
 
 
 class Deleter:
-    """Guards: ``_names`` are those that wait; one thread deletes, and only while there is something to delete."""
+    """Guards: ``_names`` are those that wait; one piece is deleted at a time, and only while there is something to delete."""
 
-    def __init__(self, store: Store, loop: Loop) -> None:
+    def __init__(self, store: Store, loop: Loop, clock: Clock, make_worker: MakeWorker) -> None:
         self._store = store
-        self._worker = Worker("delete", loop)
+        self._loop = loop
+        self._clock = clock
+        self._worker = make_worker("delete", loop)
         self._names: deque[str] = deque()
+        self._begun: Iterator[int] | None = None
+        """The blob of which a piece is gone, and more is left."""
         self._read: deque[Iterator[int]] = deque()
         """Blobs whose names are gone, and which somebody still reads."""
         self._running = False
-        self._stopped = Event()
+        self._stopped = False
 
     @property
     def waiting(self) -> int:
@@ -51,44 +55,41 @@ class Deleter:
             self._names.extendleft(names)
         else:
             self._names.extend(names)
-        if self._names and not self._running and not self._stopped.is_set():
-            self._running = True
-            self._worker.run(self._delete_all, self._completed)
+        if not self._running:
+            self._go_on()
 
     def stop(self) -> None:
-        """Leave the rest to recovery, and end the thread."""
-        self._stopped.set()
+        """Finish the piece at hand, leave the rest to recovery, and end the thread."""
+        self._stopped = True
         self._worker.stop()
+        self._read.clear()
+        self._begun = None
 
-    def _completed(self, _: None, __: BrokerError | None) -> None:
-        self._running = False
-        self.delete(())
+    def _go_on(self) -> None:
+        """Begin with the next piece, if there is one."""
+        self._running = not self._stopped and (self._begun is not None or self.waiting > 0)
+        if not self._running:
+            return
+        steps, self._begun = self._begun, None
+        if steps is None:
+            steps = self._store.delete_in_steps(self._names.popleft()) if self._names else self._read.popleft()
+        self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
-    # In the thread
+    def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
+        """In the thread: free a piece; its size, None when nothing is left, and how long that took."""
+        begun = self._clock.monotonic()
+        freed = next(steps, None)
+        return freed, self._clock.monotonic() - begun
 
-    def _delete_all(self) -> None:
-        while not self._stopped.is_set() and self.waiting:
-            if self._names:
-                self._delete(self._store.delete_in_steps(self._names.popleft()))
-                continue
-            self._stopped.wait(READ_SECONDS)
-            self._delete(self._read.popleft())
-        while self._stopped.is_set() and self._read:
-            self._read.popleft()
-
-    def _delete(self, steps: Iterator[int]) -> None:
-        """Free a blob to its end, or as long as nobody reads it."""
-        begun = time.monotonic()
-        try:
-            for freed in steps:
-                if not freed:
-                    self._read.append(steps)
-                    break
-                taken = time.monotonic() - begun
-                if self._stopped.wait(max(PAUSE_SECONDS_MIN, PAUSE_SHARE * taken)):
-                    return
-                begun = time.monotonic()
-        except BrokerError:
-            return  # recovery tries again
-        if len(self._read) > READ_MAX:
-            self._read.popleft()
+    def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | None, _: BrokerError | None) -> None:
+        freed, taken = done or (None, 0.0)  # where it failed recovery tries again
+        if self._stopped or freed is None:
+            self._go_on()
+        elif freed:
+            self._begun = steps
+            self._loop.call_later(max(PAUSE_SECONDS_MIN, PAUSE_SHARE * taken), self._go_on)
+        else:
+            self._read.append(steps)
+            if len(self._read) > READ_MAX:
+                self._read.popleft()
+            self._loop.call_later(0.0 if self._names else READ_SECONDS, self._go_on)

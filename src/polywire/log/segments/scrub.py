@@ -6,8 +6,7 @@ what is done about damage.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -17,7 +16,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Loop
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import SegmentSet
-from polywire.log.worker import Worker
+from polywire.log.worker import MakeWorker
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, aligned_buffer
 
@@ -33,14 +32,23 @@ logger: Final = structlog.get_logger("polywire.log")
 class Scrub:
     """One pass after the other. Guards: one piece is read at a time; segments that go meanwhile are passed over."""
 
-    __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_worker", "passes")
+    __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_token", "_worker", "passes")
 
-    def __init__(self, segments: SegmentSet, loop: Loop, *, hours: float) -> None:
-        """hours: of one pass; 0 for none at all."""
+    def __init__(
+        self,
+        segments: SegmentSet,
+        loop: Loop,
+        *,
+        hours: float,
+        make_worker: MakeWorker,
+        token: Callable[[int], bytes],
+    ) -> None:
+        """hours: of one pass; 0 for none at all. token: gives so many random bytes."""
+        self._token = token
         self._segments = segments
         self._loop = loop
         self._hours = hours
-        self._worker = Worker("scrub", loop)
+        self._worker = make_worker("scrub", loop)
         self._pieces: Iterator[None] | None = None
         self._block: memoryview | None = None
         self._stopped = False
@@ -63,7 +71,8 @@ class Scrub:
             return
         if self._pieces is None:
             segments = [sealed.segment for sealed in self._segments.by_location.values()]
-            begin = secrets.randbelow(len(segments) + 1)  # who is often started anew comes to all of them in time
+            number = int.from_bytes(self._token(8), "little")
+            begin = number % (len(segments) + 1)  # who is often started anew comes to all of them in time
             self._pieces = self._pass(segments[begin:] + segments[:begin])
         self._worker.run(partial(next, self._pieces, True), self._stepped)
 

@@ -25,7 +25,6 @@ from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read
 from polywire.log.segments.sealing import Written, install, seal, take_down
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import Image, LogState
-from polywire.log.worker import Worker
 
 LEND_SECONDS: Final = (
     0.1  # a sealed slot waits for its readers when another is wanted; who reads at all has read by then
@@ -103,7 +102,7 @@ class Sealer:
         self._state = state
         self._loop = loop
         self._start: Final = start
-        self._worker = Worker("seal", loop)
+        self._worker = disk.make_worker("seal", loop)
         self._deleter = disk.deleter
         self._queue: deque[_Full] = deque()
         self._parked: list[Slot] = []

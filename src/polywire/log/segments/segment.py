@@ -6,11 +6,12 @@ checksums. Must not know: the journal, who deletes segments, any file.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.errors import ErrorCode, Missing, Unavailable
 from polywire.log.segments.batch_scan import INDEX_STRIDE_BYTES
 from polywire.log.segments.damage import (
@@ -45,7 +46,7 @@ class _Cache(Generic[_T]):
         self._bytes = 0
         self._bytes_max = bytes_max
         self._size_of = size_of
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def get(self, name: str) -> _T | None:
         with self._lock:
@@ -111,13 +112,18 @@ class Segment:
     )
 
     def __init__(
-        self, store: Store, info: SegmentInfo, cache: EntryCache | None = None, notes: DamageNotes | None = None
+        self,
+        store: Store,
+        info: SegmentInfo,
+        cache: EntryCache | None = None,
+        notes: DamageNotes | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
         self._cache = EntryCache() if cache is None else cache
         self.notes: Final = DamageNotes() if notes is None else notes
         self._direct_bytes = 0
-        self._verified: Final = VerifiedRanges()
+        self._verified: Final = VerifiedRanges(clock)
         self.name: Final = info.name
         self.data_bytes: Final = info.data_bytes
         self.run_count: Final = info.run_count

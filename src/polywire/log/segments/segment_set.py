@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.log.segments.damage import DamageNotes
 from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.segment import EntryCache, Segment
@@ -73,8 +74,9 @@ class Sealed:
 class SegmentSet:
     """Guards: ``by_location`` holds every segment whose blob must stay; ``dead`` those of them that nobody needs any more."""
 
-    def __init__(self, store: Store, start: int) -> None:
+    def __init__(self, store: Store, start: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
+        self._clock = clock
         self._cache = EntryCache()
         self.notes: Final = DamageNotes()
         self._start: Final = start
@@ -94,7 +96,7 @@ class SegmentSet:
         """List a segment that was written, or named by recovery. keep: its footer will soon be asked for."""
         if keep:
             self._cache.footers.put(info.name, info)
-        sealed = Sealed(Segment(self._store, info, self._cache, self.notes), number, self._next_location)
+        sealed = Sealed(Segment(self._store, info, self._cache, self.notes, self._clock), number, self._next_location)
         self._next_location += 1
         self.by_location[sealed.location] = sealed
         return sealed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
+from polywire.clock import SYSTEM_CLOCK
 from polywire.log.segments.deletion import READ_MAX, Deleter
+from polywire.log.worker import ThreadWorker
 from polywire.store import file as file_store
 from polywire.store.base import BlobMissing
 from polywire.store.file import FileStore
@@ -132,7 +134,7 @@ def test_readers_keep_few_files_open(tmp_path: Path) -> None:
         store.put_new(name, [b"x"])
     readers = [(tmp_path / name).open("rb") for name in names]
     before = len(os.listdir("/proc/self/fd"))
-    deleter = Deleter(store, loop)
+    deleter = Deleter(store, loop, SYSTEM_CLOCK, ThreadWorker)
     deleter.delete(names)
     loop.run_until(lambda: store.list("") == [] and deleter.waiting <= READ_MAX)
     assert len(os.listdir("/proc/self/fd")) <= before + READ_MAX + 2
@@ -153,7 +155,7 @@ def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
             yield 1
 
     store = Slow()
-    deleter = Deleter(store, loop)
+    deleter = Deleter(store, loop, SYSTEM_CLOCK, ThreadWorker)
     deleter.delete(["a", "b", "c"])
     loop.run_until(lambda: order == ["a"])
     deleter.delete(["urgent"], urgent=True)
@@ -163,7 +165,9 @@ def test_urgent_names_go_first_and_a_stop_leaves_the_rest() -> None:
     let_go.clear()
     deleter.delete(["d", "e"])
     loop.run_until(lambda: order[-1] == "d")
-    deleter._stopped.set()
+    stopped = Thread(target=deleter.stop)
+    stopped.start()
     let_go.set()
-    deleter.stop()
+    stopped.join()
+    loop.run_pass()
     assert order[-1] == "d"

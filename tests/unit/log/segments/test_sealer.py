@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import BrokerError
-from polywire.log.journal.flush import flush
 from polywire.log.partition.partition import FilePartition
 from polywire.log.settings import LogSettings
 from polywire.log.worker import attempt
+from polywire.store.system_files import SystemMapping
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, batch_of
 from tests.unit.log.schedule import ManualRig
@@ -68,11 +68,13 @@ def test_a_later_slot_waits_for_an_earlier_one(tmp_path: Path, monkeypatch: pyte
 def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[tuple[int, int]] = []
 
-    def note(descriptor: int, view: memoryview, start: int, stop: int) -> None:
-        flush(descriptor, view, start, stop)
+    flush = SystemMapping.flush
+
+    def note(mapping: SystemMapping, start: int, stop: int) -> None:
+        flush(mapping, start, stop)
         flushed.append((start, stop))
 
-    monkeypatch.setattr("polywire.log.journal.flusher.flush", note)
+    monkeypatch.setattr(SystemMapping, "flush", note)
     rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
     partition, values = rig.log.open_partition(1), list[bytes]()
     fill_slot(rig, partition, values)

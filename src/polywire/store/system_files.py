@@ -1,0 +1,199 @@
+"""Files and directory entries as the operating system has them.
+
+Promises: the port of ``files``, each verb a call or two of the system; nothing is kept of what was read or written. Must not know: what the
+files hold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from errno import EACCES, EAGAIN
+from pathlib import Path
+from typing import Final
+
+from polywire.store.address import address_of
+from polywire.store.files import NEW_MODE, Access, Hint
+from polywire.store.libc import find_call
+from polywire.types import Buffer
+
+_O_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+_RWF_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+_SYNC_FILE_RANGE_WRITE: Final = 2  # Linux, uapi/linux/fs.h
+_MS_SYNC: Final = 16 if sys.platform == "darwin" else 4  # sys/mman.h
+
+_FLAGS: Final[Mapping[Access, int]] = {
+    Access.READ: os.O_RDONLY | getattr(os, "O_NONBLOCK", 0),  # a pipe in a file's place must not keep us waiting
+    Access.DIRECT: os.O_RDONLY | getattr(os, "O_DIRECT", 0),
+    Access.WRITE: os.O_RDWR,
+    Access.KEEP: os.O_RDWR | os.O_CREAT,
+    Access.NEW: os.O_RDWR | os.O_CREAT | os.O_EXCL,
+    Access.REPLACE: os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+}
+_ADVICE: Final[Mapping[Hint, str]] = {
+    Hint.READ_SOON: "POSIX_FADV_WILLNEED",
+    Hint.READ_NO_MORE: "POSIX_FADV_DONTNEED",
+}
+
+_sync_file_range: Final = find_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_msync: Final = find_call("msync", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class SystemMapping:
+    """A shared mapping of a file."""
+
+    __slots__ = ("_descriptor", "_map", "view")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        size = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        self.view = memoryview(self._map)
+
+    def find(self, pattern: bytes, start: int) -> int:
+        return self._map.find(pattern, start)
+
+    def flush(self, start: int, stop: int) -> None:
+        """``fdatasync`` writes every changed page of a file. A journal slot that was sealed and is used again may have many that nobody
+        needs; ``msync`` of a shared mapping writes those of a range, with the same guarantee (Linux: both end in ``vfs_fsync_range``)."""
+        if _msync is None:
+            os.fdatasync(self._descriptor)
+            return
+        start -= start % mmap.PAGESIZE
+        if _msync(address_of(self.view) + start, stop - start, _MS_SYNC) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+    def forget(self) -> None:
+        with suppress(OSError, AttributeError, ValueError):  # advice only
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class SystemFile:
+    """One descriptor. A mapping keeps the file open beyond it, but must not keep the lock."""
+
+    __slots__ = ("_descriptor", "_locked")
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._locked = False
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
+        if not now:
+            return os.preadv(self._descriptor, [out], position)
+        if not _RWF_NOWAIT:
+            raise BlockingIOError(EAGAIN, os.strerror(EAGAIN))
+        return os.preadv(self._descriptor, [out], position, _RWF_NOWAIT)
+
+    def write(self, parts: Sequence[Buffer], position: int) -> int:
+        return os.pwritev(self._descriptor, parts, position)
+
+    def sync(self, *, data_only: bool = False) -> None:
+        if data_only:
+            os.fdatasync(self._descriptor)
+        else:
+            os.fsync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
+
+    def map(self) -> SystemMapping:
+        return SystemMapping(self._descriptor)
+
+    def hint(self, hint: Hint, start: int, size: int) -> None:
+        if hint is Hint.WRITE_NOW:
+            if _sync_file_range is not None:
+                _sync_file_range(
+                    self._descriptor, start, size, _SYNC_FILE_RANGE_WRITE
+                )  # what fails here fails the sync
+            return
+        with suppress(OSError, AttributeError):  # AttributeError: this system takes no hints
+            os.posix_fadvise(self._descriptor, start, size, getattr(os, _ADVICE[hint]))
+
+    def lock(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._locked = True
+
+    def is_shared(self) -> bool | None:
+        take, give_back = getattr(fcntl, "F_SETLEASE", None), fcntl.F_UNLCK
+        if take is None:
+            return None
+        try:
+            fcntl.fcntl(self._descriptor, take, fcntl.F_WRLCK)  # Linux gives the lease to the only one
+            fcntl.fcntl(self._descriptor, take, give_back)
+        except OSError as error:
+            return True if error.errno in (EAGAIN, EACCES) else None
+        return False
+
+    def close(self) -> None:
+        if self._locked:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+class SystemFiles:
+    """Implements ``Files``."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> int:
+        return os.getpid()
+
+    def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> SystemFile:
+        return SystemFile(os.open(path, _FLAGS[access] | _O_CLOEXEC, mode))
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def names(self, path: Path) -> list[str]:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+
+    def make_directory(self, path: Path) -> bool:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return False
+        return True
+
+    def link(self, path: Path, new: Path) -> None:
+        os.link(path, new)
+
+    def rename(self, path: Path, new: Path) -> None:
+        path.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | _O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, path: Path) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def token(self, size: int) -> bytes:
+        return secrets.token_bytes(size)
+
+
+SYSTEM_FILES: Final = SystemFiles()
