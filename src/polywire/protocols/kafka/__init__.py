@@ -1,0 +1,1 @@
+"""The wire of Apache Kafka as it is spoken today."""

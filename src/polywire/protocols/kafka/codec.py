@@ -1,0 +1,66 @@
+"""Frames of Kafka's wire: requests decoded, answers encoded.
+
+Promises: what makes no sense raises PeerError, which ends the connection, as peers of this wire expect; bytes behind a complete body are
+ignored, because widespread clients send some. Must not know: sockets, the broker, what a request is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, Final
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import SERVED, Api, Request, Served, WireError
+from polywire.protocols.kafka.structure_decoder import decode, skip_tags
+from polywire.protocols.kafka.structure_encoder import encode
+from polywire.types import Buffer
+
+HEAD_BYTES_MIN: Final = 10  # api, version, correlation, length of the client id
+
+_HEAD: Final = Struct(">hhih")
+_I32: Final = Struct(">i")
+_APIS: Final = {int(api): api for api in Api}
+
+
+def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Request:
+    """The request in a frame, without its length. Raises PeerError for bytes that are none and for versions that are not served."""
+    view = memoryview(frame)
+    if len(view) < HEAD_BYTES_MIN:
+        raise PeerError(f"a request ends early bytes={len(view)}", fatal=True)
+    number, version, correlation_id, id_bytes = _HEAD.unpack_from(view)
+    api = _APIS.get(number)
+    versions = None if api is None else served.get(api)
+    if api is None or versions is None:
+        raise PeerError(f"a request that is not served api={number} version={version}", fatal=True)
+    at = HEAD_BYTES_MIN + max(id_bytes, 0)
+    if id_bytes < -1 or at > len(view):
+        raise PeerError(f"a client id is longer than its request bytes={id_bytes}", fatal=True)
+    client_id = None if id_bytes < 0 else str(view[HEAD_BYTES_MIN:at], "utf-8", "replace")
+    if not versions.answered_from <= version <= versions.last:
+        if api is Api.API_VERSIONS:
+            return Request(api, version, correlation_id, client_id, None)
+        raise PeerError(f"a version that is not served api={api.name.lower()} version={version}", fatal=True)
+    if schema.is_flexible(api, version):
+        at = skip_tags(view, at)
+    return Request(api, version, correlation_id, client_id, decode(schema.request_program(api, version), view, at))
+
+
+def encode_response(request: Request, body: Any) -> list[Buffer]:
+    """The answer to a request as parts to be sent one behind the other, its length in front."""
+    api, version = request.api, request.version
+    if api is Api.API_VERSIONS and request.body is None:
+        version = 0
+    head = _I32.pack(request.correlation_id)
+    if schema.is_flexible(api, version) and api is not Api.API_VERSIONS:
+        head += b"\0"
+    return encode(schema.response_program(api, version), body, head)
+
+
+def unknown_version() -> Any:
+    """The answer to API_VERSIONS of an unknown version: it names the versions of itself, and the peer asks again."""
+    answer = schema.response(Api.API_VERSIONS)
+    first, last, _ = SERVED[Api.API_VERSIONS]
+    own = answer.ApiKeys(api_key=int(Api.API_VERSIONS), min_version=first, max_version=last)
+    return answer(error=int(WireError.UNSUPPORTED_VERSION), api_keys=[own])

@@ -1,0 +1,220 @@
+"""Names, numbers and limits of Kafka's wire, and the headers of its requests and answers.
+
+Promises: ``SERVED`` is the one table of what may be advertised. Must not know: sockets, the broker, how bodies are laid out.
+
+A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``, an answer
+``i32 length | i32 correlation | [tags] | body``; the tags are there in flexible versions, but never in the header of an answer
+to API_VERSIONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+WIRE: Final = "kafka"
+FRAME_BYTES_MAX: Final = 100 * 1024 * 1024  # of a request: what clients are used to
+NO_ID: Final = bytes(16)  # a topic id that names nothing
+NO_OFFSET: Final = -1
+NO_EPOCH: Final = -1
+NO_OPERATIONS: Final = -2_147_483_648  # nobody asked which operations are allowed
+METADATA_BYTES_MAX: Final = 4096  # of the text beside a committed offset
+
+
+class Api(IntEnum):
+    """Requests by their number."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
+    INCREMENTAL_ALTER_CONFIGS = 44
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+class Served(NamedTuple):
+    """Versions of an api: those that are advertised, and the first that is answered."""
+
+    first: int
+    last: int
+    answered_from: int
+
+
+def _served(first: int, last: int, answered_from: int | None = None) -> Served:
+    return Served(first, last, first if answered_from is None else answered_from)
+
+
+SERVED: Final[Mapping[Api, Served]] = {
+    Api.PRODUCE: _served(0, 13, 3),  # older clients take a higher minimum for a broker that knows no compression
+    Api.FETCH: _served(4, 18),
+    Api.LIST_OFFSETS: _served(1, 11),
+    Api.METADATA: _served(0, 13),
+    Api.OFFSET_COMMIT: _served(2, 10),
+    Api.OFFSET_FETCH: _served(1, 10),
+    Api.FIND_COORDINATOR: _served(0, 6),
+    Api.JOIN_GROUP: _served(0, 9),
+    Api.HEARTBEAT: _served(0, 4),
+    Api.LEAVE_GROUP: _served(0, 5),
+    Api.SYNC_GROUP: _served(0, 5),
+    Api.DESCRIBE_GROUPS: _served(0, 6),
+    Api.LIST_GROUPS: _served(0, 5),
+    Api.SASL_HANDSHAKE: _served(0, 1),
+    Api.API_VERSIONS: _served(0, 4),
+    Api.CREATE_TOPICS: _served(2, 7),
+    Api.DELETE_TOPICS: _served(1, 6),
+    Api.DELETE_RECORDS: _served(0, 2),
+    Api.INIT_PRODUCER_ID: _served(0, 5),
+    Api.OFFSET_FOR_LEADER_EPOCH: _served(2, 4),
+    Api.ADD_PARTITIONS_TO_TXN: _served(0, 3),
+    Api.ADD_OFFSETS_TO_TXN: _served(0, 4),
+    Api.END_TXN: _served(0, 4),
+    Api.TXN_OFFSET_COMMIT: _served(0, 4),
+    Api.DESCRIBE_ACLS: _served(1, 3),
+    Api.DESCRIBE_CONFIGS: _served(1, 4),
+    Api.ALTER_CONFIGS: _served(0, 2),
+    Api.DESCRIBE_LOG_DIRS: _served(1, 5),
+    Api.SASL_AUTHENTICATE: _served(0, 2),
+    Api.CREATE_PARTITIONS: _served(0, 3),
+    Api.DELETE_GROUPS: _served(0, 2),
+    Api.INCREMENTAL_ALTER_CONFIGS: _served(0, 1),
+    Api.OFFSET_DELETE: _served(0, 0),
+    Api.DESCRIBE_CLUSTER: _served(0, 2),
+}
+"""What a session may advertise, of which it does what it has handlers for."""
+
+
+class WireError(IntEnum):
+    """What an answer says went wrong."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC = 17
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
+    TRANSACTION_ABORTABLE = 120
+
+
+class Codec(IntEnum):
+    """How the records of a batch are compressed."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class Request(NamedTuple):
+    """A decoded request. body: a record made from the table; None for a version of API_VERSIONS that nobody here knows."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str | None
+    body: Any

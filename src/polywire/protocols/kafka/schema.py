@@ -1,0 +1,262 @@
+"""From the definitions of messages to what the codec runs: record types, and a program for each version of a structure.
+
+Promises: the definitions are read once and a program is made when it is first asked for; a record has every field that any version of its
+message has, so handlers never ask for a version. Must not know: bytes, who serves what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from polywire.protocols.kafka.definitions import DEFINITIONS
+from polywire.protocols.kafka.messages import Api
+from polywire.protocols.kafka.structures import Kind, Program, Record, Step
+
+RecordType: TypeAlias = Any
+"""A type made from the table: its fields are attributes, the types of its structures are, too (``topics`` → ``Topics``)."""
+
+VERSION_MAX: Final = 32767
+
+_KINDS: Final = {
+    "b": Kind.BOOL,
+    "i8": Kind.I8,
+    "i16": Kind.I16,
+    "i32": Kind.I32,
+    "i64": Kind.I64,
+    "f64": Kind.F64,
+    "id": Kind.ID,
+    "s": Kind.TEXT,
+    "bytes": Kind.BYTES,
+    "recs": Kind.RECORDS,
+}
+_ZEROS: Final[dict[Kind, object]] = {
+    Kind.BOOL: False,
+    Kind.F64: 0.0,
+    Kind.ID: bytes(16),
+    Kind.TEXT: "",
+    Kind.BYTES: b"",
+    Kind.RECORDS: b"",
+}
+
+
+class Versions(NamedTuple):
+    """A range of versions, both ends included."""
+
+    first: int
+    last: int
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.first <= version <= self.last
+
+
+ALWAYS: Final = Versions(0, VERSION_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a structure. nullable_from: the first version in which it may be null, None: never. structure: of its values."""
+
+    name: str
+    kind: Kind
+    is_array: bool
+    versions: Versions
+    nullable_from: int | None
+    tag: int | None
+    default: object
+    structure: Structure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Fields in the order of the wire, and the type of the records that hold them."""
+
+    fields: tuple[Field, ...]
+    record: type[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A request and its answer. flexible_from: the first version with tags and compact lengths."""
+
+    api: Api
+    versions: Versions
+    flexible_from: int
+    request: Structure
+    response: Structure
+
+
+def message(api: Api) -> Message:
+    """The definition of an api."""
+    return _messages()[api]
+
+
+def request(api: Api) -> RecordType:
+    """The type of an api's requests."""
+    return message(api).request.record
+
+
+def response(api: Api) -> RecordType:
+    """The type of an api's answers."""
+    return message(api).response.record
+
+
+def is_flexible(api: Api, version: int) -> bool:
+    """Whether a version of an api has tags and compact lengths."""
+    return version >= message(api).flexible_from
+
+
+@cache
+def request_program(api: Api, version: int) -> Program:
+    """How this version of a request is written."""
+    found = message(api)
+    return _program(found.request, version, flexible=version >= found.flexible_from)
+
+
+@cache
+def response_program(api: Api, version: int) -> Program:
+    """How this version of an answer is written."""
+    found = message(api)
+    return _program(found.response, version, flexible=version >= found.flexible_from)
+
+
+def _program(structure: Structure, version: int, *, flexible: bool) -> Program:
+    steps: list[Step] = []
+    tagged: list[Step] = []
+    for field in structure.fields:
+        if version in field.versions:
+            (steps if field.tag is None else tagged).append(_step(field, version, flexible=flexible))
+    defaults = tuple((field.name, field.default) for field in structure.fields if not _always_read(field, version))
+    return Program(structure.record, tuple(steps), tuple(tagged), defaults, flexible)
+
+
+def _always_read(field: Field, version: int) -> bool:
+    return version in field.versions and field.tag is None
+
+
+def _step(field: Field, version: int, *, flexible: bool) -> Step:
+    nullable = field.nullable_from is not None and version >= field.nullable_from
+    program = None if field.structure is None else _program(field.structure, version, flexible=flexible)
+    tag = -1 if field.tag is None else field.tag
+    return Step(field.name, int(field.kind), field.is_array, nullable, tag, field.default, program, flexible)
+
+
+# The definitions
+
+
+@cache
+def _messages() -> Mapping[Api, Message]:
+    return {found.api: found for found in map(_message, _texts())}
+
+
+def _texts() -> Iterator[list[str]]:
+    """The lines of each message."""
+    lines: list[str] = []
+    for line in DEFINITIONS.strip().splitlines():
+        if lines and not line.startswith(" "):
+            yield lines
+            lines = []
+        lines.append(line)
+    yield lines
+
+
+def _message(lines: list[str]) -> Message:
+    number, name, versions, *flexible = lines[0].split()
+    asked, answered = " ".join(lines[1:]).split("<")
+    return Message(
+        api=Api(int(number)),
+        versions=_versions(versions, ALWAYS),
+        flexible_from=int(flexible[1]) if flexible else VERSION_MAX + 1,
+        request=_structure(_Tokens(asked.replace(">", " ", 1)), f"{name}Request"),
+        response=_structure(_Tokens(answered), f"{name}Response"),
+    )
+
+
+def _versions(text: str, within: Versions) -> Versions:
+    """``5+``, ``2-4`` or ``3``."""
+    if text.endswith("+"):
+        return Versions(int(text[:-1]), within.last)
+    first, _, last = text.partition("-")
+    return Versions(int(first), int(last or first))
+
+
+class _Tokens:
+    """The words of a definition, taken one by one; ``[]`` before a type is the word's first two characters."""
+
+    def __init__(self, text: str) -> None:
+        text = text.replace("[]", "*")
+        for mark in "[]{},":
+            text = text.replace(mark, f" {mark} ")
+        self._words = [word.replace("*", "[]") for word in text.split()]
+        self._at = 0
+
+    def peek(self) -> str:
+        """The next word; nothing at the end."""
+        return self._words[self._at] if self._at < len(self._words) else ""
+
+    def take(self) -> str:
+        """The next word, and go on."""
+        self._at += 1
+        return self._words[self._at - 1]
+
+
+def _structure(tokens: _Tokens, name: str) -> Structure:
+    fields: list[Field] = []
+    while tokens.peek() not in ("", "]", "}"):
+        fields.append(_field(tokens, name))
+        if tokens.peek() == ",":
+            tokens.take()
+    assert len({field.name for field in fields}) == len(fields), f"a field of {name} is there twice"
+    body: dict[str, object] = {
+        "__slots__": tuple(field.name for field in fields),
+        "__doc__": f"A {name}, made from the table of definitions.",
+        "DEFAULTS": {field.name: field.default for field in fields},
+        **{_type_name(field.name): field.structure.record for field in fields if field.structure is not None},
+    }
+    return Structure(tuple(fields), type(name, (Record,), body))
+
+
+def _type_name(field: str) -> str:
+    return "".join(part.capitalize() for part in field.split("_"))
+
+
+def _field(tokens: _Tokens, parent: str) -> Field:
+    name, _, tag = tokens.take().partition("#")
+    structure: Structure | None = None
+    word = tokens.take()
+    null, default = "", ""
+    if word in ("[", "{"):
+        kind, is_array = Kind.STRUCTURE, word == "["
+        structure = _structure(tokens, f"{parent}{_type_name(name)}")
+        tokens.take()
+        null = tokens.take() if tokens.peek().startswith("?") else ""
+    else:
+        word, _, default = word.partition("=")
+        word, mark, since = word.partition("?")
+        null, is_array = mark + since, word.startswith("[]")
+        kind = _KINDS[word.removeprefix("[]")]
+    versions = _versions(tokens.take()[1:], ALWAYS) if tokens.peek().startswith("@") else ALWAYS
+    nullable_from = int(null.strip("?+") or 0) if null else None
+    return Field(
+        name=name,
+        kind=kind,
+        is_array=is_array,
+        versions=versions,
+        nullable_from=nullable_from,
+        tag=int(tag) if tag else None,
+        default=_default(kind, default, is_array=is_array, nullable=nullable_from is not None),
+        structure=structure,
+    )
+
+
+def _default(kind: Kind, text: str, *, is_array: bool, nullable: bool) -> object:
+    """What a field is where nothing says so: a structure behind a tag is None, arrays are empty."""
+    if is_array:
+        return None if nullable else ()
+    if kind is Kind.STRUCTURE:
+        return None
+    if text:
+        return bool(int(text)) if kind is Kind.BOOL else int(text)
+    return None if nullable else _ZEROS.get(kind, 0)

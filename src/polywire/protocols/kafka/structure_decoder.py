@@ -1,0 +1,274 @@
+# mypy: disable-error-code="no-any-return"
+"""Structures of Kafka's wire out of bytes, by programs made from the table of definitions.
+
+Promises: one call per message; nothing is read beyond the end that was given; an array has no more elements than the bytes behind its count
+can hold, and all arrays of a message together no more than a limit; bytes of records are not copied. Must not know: which message it is,
+sockets.
+
+Numbers are big-endian. Lengths and counts of a flexible version are unsigned varints of one more than themselves, 0 is null; otherwise i16
+for texts and i32 for the rest, -1 is null. A flexible structure ends with its tags: a varint of their count, and number, size and bytes
+of each.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import cython
+
+from polywire.errors import PeerError
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
+    from cython.cimports.cpython.unicode import PyUnicode_DecodeUTF8
+    from cython.cimports.polywire.protocols.kafka.structures import Program, Step
+    from cython.cimports.polywire.records.memory import Lent, lend
+else:
+    from polywire.protocols.kafka.structures import Program, Step
+    from polywire.records.memory import Lent, lend
+
+ELEMENTS_MAX: Final = 100_000  # of all arrays of one request: each becomes an object
+
+_F64: Final = Struct(">d")
+_VARINT_BYTES_MAX = cython.declare(cython.int, 5)
+_TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
+_ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
+_BOOL = cython.declare(cython.int, 0)
+_I64 = cython.declare(cython.int, 8)
+_FLOAT = cython.declare(cython.int, 9)
+_ID = cython.declare(cython.int, 16)
+_TEXT = cython.declare(cython.int, 17)
+_BYTES = cython.declare(cython.int, 18)
+_RECORDS = cython.declare(cython.int, 19)
+_STRUCTURE = cython.declare(cython.int, 20)
+
+
+@cython.final
+@cython.cclass
+class _Cursor:
+    """Where reading stands. Guards: 0 <= at <= end <= the buffer's size."""
+
+    if cython.compiled:
+        lent: Lent
+        view: object
+        at: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        elements_left: cython.longlong
+    else:
+        __slots__ = ("at", "elements_left", "end", "lent", "view")
+
+    def __init__(self, source: Buffer, start: int, elements_max: int) -> None:
+        self.lent = lend(source)
+        self.view = memoryview(source).cast("B")
+        self.at = start
+        self.end = self.lent.size
+        self.elements_left = elements_max
+        if start < 0 or start > self.end:
+            raise ValueError(f"start outside of the message start={start} size={self.end}")
+
+
+@cython.cfunc
+def _ends_early() -> object:
+    raise PeerError("a message ends early", fatal=True)
+
+
+@cython.cfunc
+def _no_null(name: str) -> object:
+    raise PeerError(f"a field is null that may not be field={name}", fatal=True)
+
+
+@cython.cfunc
+def _number(c: _Cursor, size: cython.int) -> cython.longlong:
+    """A signed number of ``size`` bytes."""
+    x: cython.longlong
+    i: cython.int
+    p: cython.p_const_uchar = c.lent.p
+    if c.end - c.at < size:
+        _ends_early()
+    x = p[c.at]
+    x -= (x >> 7) << 8
+    for i in range(1, size):
+        x = (x * 256) | p[c.at + i]
+    c.at += size
+    return x
+
+
+@cython.cfunc
+def _varint(c: _Cursor) -> cython.longlong:
+    """An unsigned varint of 32 bits."""
+    x: cython.longlong = 0
+    byte: cython.longlong
+    i: cython.int
+    p: cython.p_const_uchar = c.lent.p
+    for i in range(_VARINT_BYTES_MAX):
+        if c.at == c.end:
+            _ends_early()
+        byte = p[c.at]
+        c.at += 1
+        x |= (byte & 127) << (7 * i)
+        if byte < 128:
+            if x > 0xFFFFFFFF:
+                break
+            return x
+    raise PeerError("a varint is longer than it may be", fatal=True)
+
+
+@cython.cfunc
+def _length(c: _Cursor, flexible: cython.bint, size: cython.int) -> cython.longlong:
+    """The length of what follows, or the count; -1 for null."""
+    length: cython.longlong = _varint(c) - 1 if flexible else _number(c, size)
+    if length < -1:
+        raise PeerError(f"a length is negative length={length}", fatal=True)
+    return length
+
+
+@cython.cfunc
+def _take(c: _Cursor, length: cython.longlong) -> cython.Py_ssize_t:
+    """Go over ``length`` bytes; where they begin."""
+    if length > c.end - c.at:
+        _ends_early()
+    c.at += length
+    return c.at - length
+
+
+@cython.cfunc
+def _text(c: _Cursor, step: Step, flexible: cython.bint) -> object:
+    length: cython.longlong = _length(c, flexible, 2)
+    at: cython.Py_ssize_t
+    if length < 0:
+        return None if step.nullable and not step.is_array else _no_null(step.name)
+    if length > _TEXT_BYTES_MAX:
+        raise PeerError(f"a text is longer than it may be field={step.name} bytes={length}", fatal=True)
+    at = _take(c, length)
+    try:
+        if cython.compiled:
+            text = PyUnicode_DecodeUTF8(cython.cast(cython.p_char, c.lent.p + at), length, cython.NULL)
+        else:
+            text = bytes(c.lent.p[at : c.at]).decode()
+        return text
+    except UnicodeDecodeError:
+        raise PeerError(f"a text is not UTF-8 field={step.name}", fatal=True) from None
+
+
+@cython.cfunc
+def _raw(c: _Cursor, length: cython.longlong) -> object:
+    """A copy of the next bytes."""
+    at: cython.Py_ssize_t = _take(c, length)
+    if cython.compiled:
+        copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, c.lent.p + at), length)
+    else:
+        copy = bytes(c.lent.p[at : c.at])
+    return copy
+
+
+@cython.cfunc
+def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
+    """One value of a step, or one element of its array."""
+    kind: cython.int = step.kind
+    length: cython.longlong
+    at: cython.Py_ssize_t
+    if kind == _BOOL:
+        return _number(c, 1) != 0
+    if kind <= _I64:
+        return _number(c, kind)
+    if kind == _TEXT:
+        return _text(c, step, flexible)
+    if kind == _STRUCTURE:
+        if step.nullable and not step.is_array and step.tag < 0 and _number(c, 1) < 0:
+            return None
+        return _structure(c, step.program)
+    if kind == _ID:
+        return _raw(c, _ID_BYTES)
+    if kind == _FLOAT:
+        at = _take(c, 8)
+        return _F64.unpack_from(c.view, at)[0]
+    length = _length(c, flexible, 4)
+    if length < 0:
+        return None if step.nullable and not step.is_array else _no_null(step.name)
+    if kind == _BYTES:
+        return _raw(c, length)
+    at = _take(c, length)
+    return c.view[at : c.at]  # type: ignore[index, unused-ignore]  # a memoryview
+
+
+@cython.cfunc
+def _value(c: _Cursor, step: Step, flexible: cython.bint) -> object:
+    count: cython.longlong
+    found: list[object]
+    if not step.is_array:
+        return _single(c, step, flexible)
+    count = _length(c, flexible, 4)
+    if count < 0:
+        return None if step.nullable else _no_null(step.name)
+    if count > (c.end - c.at) // step.element_bytes_min:
+        _ends_early()
+    c.elements_left -= count
+    if c.elements_left < 0:
+        raise PeerError(f"a message has too many elements field={step.name} count={count}", fatal=True)
+    found = []
+    while count > 0:
+        found.append(_single(c, step, flexible))
+        count -= 1
+    return found
+
+
+@cython.cfunc
+def _structure(c: _Cursor, program: Program) -> object:
+    """A record of a program's type."""
+    made: object = program.record.__new__(program.record)
+    step: Step
+    for name, default in program.defaults:
+        setattr(made, name, default)
+    for step in program.steps:
+        setattr(made, step.name, _value(c, step, program.flexible))
+    if program.flexible:
+        _tags(c, program, made)
+    return made
+
+
+@cython.cfunc
+def _tags(c: _Cursor, program: Program, made: object) -> cython.void:
+    """Read the tags that the program knows into ``made`` and go over the others."""
+    count: cython.longlong = _varint(c)
+    tag: cython.longlong
+    at: cython.Py_ssize_t
+    step: Step
+    while count > 0:
+        tag = _varint(c)
+        at = _take(c, _varint(c))
+        for step in program.tagged:
+            if step.tag == tag:
+                _tagged(c, step, at, made)
+        count -= 1
+
+
+@cython.cfunc
+def _tagged(c: _Cursor, step: Step, at: cython.Py_ssize_t, made: object) -> cython.void:
+    """Read the value between ``at`` and where reading stands."""
+    end: cython.Py_ssize_t = c.at
+    whole: cython.Py_ssize_t = c.end
+    c.at = at
+    c.end = end
+    setattr(made, step.name, _value(c, step, True))
+    c.at = end
+    c.end = whole
+
+
+def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: int = ELEMENTS_MAX) -> Any:
+    """The structure at ``start``; bytes behind it are left alone, and fields that are record batches are views of ``source``.
+
+    Raises PeerError for bytes that are none.
+    """
+    return _structure(_Cursor(source, start, elements_max), program)
+
+
+def skip_tags(source: Buffer, start: int) -> int:
+    """Position behind the tags at ``start``. Raises PeerError."""
+    c: _Cursor = _Cursor(source, start, 0)
+    _tags(c, _NO_TAGS, None)
+    return c.at
+
+
+_NO_TAGS: Final = Program(None, (), (), (), True)

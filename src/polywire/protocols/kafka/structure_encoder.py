@@ -1,0 +1,255 @@
+"""Structures of Kafka's wire into bytes, by programs made from the table of definitions (see ``structure_decoder`` for their layout).
+
+Promises: one call per message; bytes of records are not copied from ``PART_BYTES_MIN`` on; a value that the wire cannot carry is refused,
+never cut. Must not know: which message it is, sockets.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+import cython
+
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.cpython.bytearray import PyByteArray_AS_STRING, PyByteArray_Resize
+    from cython.cimports.polywire.protocols.kafka.structures import Program, Step
+    from cython.cimports.polywire.records.memory import Lent, lend, move
+else:
+    from polywire.protocols.kafka.structures import Program, Step
+    from polywire.records.memory import Lent, lend, move
+
+PART_BYTES_MIN: Final = 4096  # records of this size are a part of their own in what is written
+
+_F64: Final = Struct(">d")
+_TEXT_BYTES_MAX = cython.declare(cython.longlong, 32767)
+_I32_MAX = cython.declare(cython.longlong, 2_147_483_647)
+_ID_BYTES = cython.declare(cython.Py_ssize_t, 16)
+_PART_MIN = cython.declare(cython.Py_ssize_t, 4096)
+_BOOL = cython.declare(cython.int, 0)
+_I64 = cython.declare(cython.int, 8)
+_FLOAT = cython.declare(cython.int, 9)
+_ID = cython.declare(cython.int, 16)
+_TEXT = cython.declare(cython.int, 17)
+_RECORDS = cython.declare(cython.int, 19)
+_STRUCTURE = cython.declare(cython.int, 20)
+
+
+@cython.final
+@cython.cclass
+class _Writer:
+    """What was written so far. Guards: ``p`` points at the ``size`` bytes of ``out``, of which ``at`` are written.
+
+    cuts: (position, records): what is to be sent before the byte at the position without being copied. outside: how many bytes these are.
+    """
+
+    if cython.compiled:
+        out: bytearray
+        p: cython.p_uchar
+        at: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        cuts: list
+        outside: cython.Py_ssize_t
+    else:
+        __slots__ = ("at", "cuts", "out", "outside", "p", "size")
+
+    def __init__(self, size: int) -> None:
+        self.out = bytearray(size)
+        if cython.compiled:
+            self.p = cython.cast(cython.p_uchar, PyByteArray_AS_STRING(self.out))
+        else:
+            self.p = memoryview(self.out)
+        self.at = 0
+        self.size = size
+        self.cuts: list[tuple[int, Any]] = []
+        self.outside = 0
+
+
+@cython.cfunc
+def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
+    """Make space for ``size`` more bytes."""
+    if w.size - w.at >= size:
+        return
+    w.size = 2 * w.size + size
+    if cython.compiled:
+        PyByteArray_Resize(w.out, w.size)
+        w.p = cython.cast(cython.p_uchar, PyByteArray_AS_STRING(w.out))
+    else:
+        w.out = w.out + bytes(w.size - len(w.out))
+        w.p = memoryview(w.out)
+
+
+@cython.cfunc
+def _put(w: _Writer, x: cython.longlong, size: cython.int) -> cython.void:
+    """Write a number of ``size`` bytes. Raises ValueError for one that has more."""
+    if size < 8 and x >> (8 * size - 1) != 0 and x >> (8 * size - 1) != -1:
+        raise ValueError(f"a number is out of range number={x} bytes={size}")
+    _grow(w, size)
+    while size > 0:
+        size -= 1
+        w.p[w.at] = (x >> (8 * size)) & 255
+        w.at += 1
+
+
+@cython.cfunc
+def _put_varint(w: _Writer, x: cython.longlong) -> cython.void:
+    _grow(w, 10)
+    while x > 127:
+        w.p[w.at] = (x & 127) | 128
+        w.at += 1
+        x >>= 7
+    w.p[w.at] = x
+    w.at += 1
+
+
+@cython.cfunc
+def _put_length(w: _Writer, length: cython.longlong, flexible: cython.bint, size: cython.int) -> cython.void:
+    if flexible:
+        _put_varint(w, length + 1)
+    elif size == 2 and length > _TEXT_BYTES_MAX:
+        raise ValueError(f"a text is too long bytes={length}")
+    else:
+        _put(w, length, size)
+
+
+@cython.cfunc
+def _put_raw(w: _Writer, data: object) -> cython.void:
+    lent: Lent = lend(data)  # type: ignore[arg-type, unused-ignore]
+    _grow(w, lent.size)
+    if lent.size > 0:
+        move(w.p, w.at, lent.p, 0, lent.size)
+    w.at += lent.size
+
+
+@cython.cfunc
+def _put_records(w: _Writer, data: object, flexible: cython.bint) -> cython.void:
+    """Bytes of records: one buffer, or several that follow each other."""
+    parts: list[object] = data if isinstance(data, list) else [data]
+    size: cython.Py_ssize_t = 0
+    lent: Lent
+    part: object
+    for part in parts:
+        lent = lend(part)  # type: ignore[arg-type, unused-ignore]
+        size += lent.size
+    _put_length(w, size, flexible, 4)
+    for part in parts:
+        lent = lend(part)  # type: ignore[arg-type, unused-ignore]
+        if lent.size < _PART_MIN:
+            _put_raw(w, part)
+        else:
+            w.cuts.append((w.at, part))
+            w.outside += lent.size
+
+
+@cython.cfunc
+def _put_single(w: _Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
+    kind: cython.int = step.kind
+    encoded: bytes
+    if kind == _BOOL:
+        _put(w, 1 if value else 0, 1)
+    elif kind <= _I64:
+        _put(w, value, kind)  # type: ignore[arg-type, unused-ignore]
+    elif kind == _STRUCTURE:
+        if step.nullable and not step.is_array and step.tag < 0:
+            _put(w, -1 if value is None else 1, 1)
+            if value is None:
+                return
+        _put_structure(w, step.program, step.program.record() if value is None else value)
+    elif kind == _ID:
+        if len(value) != _ID_BYTES:  # type: ignore[arg-type, unused-ignore]
+            raise ValueError(f"an id has 16 bytes field={step.name}")
+        _put_raw(w, value)
+    elif kind == _FLOAT:
+        _put_raw(w, _F64.pack(value))
+    elif value is None and step.nullable and not step.is_array:
+        _put_length(w, -1, flexible, 2 if kind == _TEXT else 4)
+    elif kind == _TEXT:
+        encoded = b"" if value is None else value.encode()  # type: ignore[attr-defined, unused-ignore]
+        _put_length(w, len(encoded), flexible, 2)
+        _put_raw(w, encoded)
+    elif kind == _RECORDS:
+        _put_records(w, b"" if value is None else value, flexible)
+    else:
+        value = b"" if value is None else value
+        _put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
+        _put_raw(w, value)
+
+
+@cython.cfunc
+def _put_value(w: _Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
+    element: object
+    if not step.is_array:
+        _put_single(w, step, value, flexible)
+    elif value is None:
+        _put_length(w, -1 if step.nullable else 0, flexible, 4)
+    else:
+        _put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
+        for element in value:  # type: ignore[attr-defined, unused-ignore]
+            _put_single(w, step, element, flexible)
+
+
+@cython.cfunc
+def _put_structure(w: _Writer, program: Program, record: object) -> cython.void:
+    step: Step
+    for step in program.steps:
+        _put_value(w, step, getattr(record, step.name), program.flexible)
+    if program.flexible:
+        _put_tags(w, program, record)
+
+
+@cython.cfunc
+def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
+    """The tags of what is not as it is by default."""
+    step: Step
+    inner: _Writer
+    said: list[Step] = []
+    for step in program.tagged:
+        value = getattr(record, step.name)
+        if value != step.default and not (step.is_array and not value):
+            said.append(step)
+    _put_varint(w, len(said))
+    for step in sorted(said, key=_tag_of) if len(said) > 1 else said:
+        inner = _Writer(64)
+        _put_value(inner, step, getattr(record, step.name), True)
+        if inner.outside:
+            raise ValueError(f"records cannot stand behind a tag field={step.name}")
+        _put_varint(w, step.tag)
+        _put_varint(w, inner.at)
+        _put_raw(w, memoryview(inner.out)[: inner.at])
+
+
+def _tag_of(step: Step) -> int:
+    return step.tag
+
+
+def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
+    """``prefix`` and the structure, framed: parts to be sent one behind the other, the first of which begins with the length of all (i32).
+
+    A null that the version does not have is written as empty. Records of ``PART_BYTES_MIN`` and more are parts themselves, not copies.
+    Raises ValueError, OverflowError for what the wire cannot carry.
+    """
+    w: _Writer = _Writer(256)
+    at: cython.Py_ssize_t
+    whole: cython.Py_ssize_t
+    begun: cython.Py_ssize_t = 0
+    _put(w, 0, 4)
+    _put_raw(w, prefix)
+    _put_structure(w, program, record)
+    whole = w.at
+    if whole - 4 + w.outside > _I32_MAX:
+        raise ValueError(f"a message is too long bytes={whole - 4 + w.outside}")
+    w.at = 0
+    _put(w, whole - 4 + w.outside, 4)
+    if not w.cuts:
+        return [bytes(memoryview(w.out)[:whole])]
+    view = memoryview(w.out)
+    parts: list[Buffer] = []
+    for at, part in w.cuts:
+        parts.append(view[begun:at])
+        parts.append(part)
+        begun = at
+    if begun < whole:
+        parts.append(view[begun:whole])
+    return [part for part in parts if len(part)]

@@ -1,0 +1,174 @@
+"""What the codec of messages refuses, what it ignores, and what it never copies."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from polywire.errors import PeerError
+from polywire.protocols.kafka import client_codec, codec, schema
+from polywire.protocols.kafka.messages import SERVED, Api, Request
+from polywire.protocols.kafka.structure_decoder import ELEMENTS_MAX, decode
+from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN, encode
+
+METADATA = schema.request(Api.METADATA)
+PRODUCE = schema.request(Api.PRODUCE)
+FETCHED = schema.response(Api.FETCH)
+
+
+def head(api: int, version: int, client_id: bytes | None = b"c") -> bytes:
+    name = struct.pack(">h", -1) if client_id is None else struct.pack(">h", len(client_id)) + client_id
+    return struct.pack(">hhi", api, version, 7) + name
+
+
+def test_a_message_that_ends_early_is_refused_at_every_byte() -> None:
+    topics = [PRODUCE.Topics(name="t", partitions=[PRODUCE.Topics.Partitions(index=1, records=b"abc")])]
+    for version in (3, 9):
+        frame = client_codec.encode_request(
+            Api.PRODUCE, version, 7, PRODUCE(transactional_id="x", acks=1, topics=topics), client_id="c"
+        )[4:]
+        assert codec.decode_request(frame).body.topics == topics
+        for end in range(len(frame)):
+            with pytest.raises(PeerError) as caught:
+                codec.decode_request(frame[:end])
+            assert caught.value.fatal
+
+
+def test_bytes_behind_a_complete_body_are_ignored() -> None:
+    """A widespread client writes the count of an array in four bytes where one is meant, and so leaves three over."""
+    assert codec.decode_request(head(3, 9) + b"\0" + b"\0\0\0\0" + b"\1\0\0").body.topics is None
+    frame = client_codec.encode_request(Api.METADATA, 4, 7, METADATA(topics=None))[4:]
+    assert codec.decode_request(frame + b"more").body == codec.decode_request(frame).body
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        head(18, 3)[:9],
+        head(3, 14),
+        head(3, -1),
+        head(99, 0),
+        head(-1, 0),
+        head(7, 0),
+        head(0, 2) + bytes(100),  # advertised, yet never answered
+        struct.pack(">hhih", 18, 0, 7, -2),
+        struct.pack(">hhih", 18, 0, 7, 200) + bytes(199),
+        head(18, 3) + b"\0" + b"\xff\xff\xff\xff\xff",  # a varint without an end
+        head(18, 3) + b"\0" + b"\xff\xff\xff\xff\x7f" + bytes(100),
+        head(18, 3) + b"\0" + b"\x00\x01\x00",  # a null that may not be
+        head(18, 3) + b"\0" + b"\x03\xff\xfe\x01\x00",  # not UTF-8
+        head(18, 3) + b"\x01\x05\x7f" + b"\x01\x01\x00",  # a tag longer than the rest
+        head(3, 1) + struct.pack(">i", 2**31 - 1) + bytes(1000),
+        head(3, 1) + struct.pack(">i", -2),
+        head(36, 0) + struct.pack(">i", -1),
+    ],
+)
+def test_what_makes_no_sense_ends_the_connection(frame: bytes) -> None:
+    with pytest.raises(PeerError) as caught:
+        codec.decode_request(frame)
+    assert caught.value.fatal
+
+
+def test_a_client_id_is_anything_or_nothing() -> None:
+    for client_id, text in ((None, None), (b"", ""), (b"x" * 30_000, "x" * 30_000), (b"\xff", "\ufffd")):
+        assert codec.decode_request(head(18, 0, client_id)).client_id == text
+
+
+def test_unknown_tags_are_passed_over() -> None:
+    tags = b"\x02\x07\x02ab\xff\x01\x00"
+    request = codec.decode_request(head(18, 3) + tags + b"\x02n\x02v" + tags)
+    assert (request.body.client_software_name, request.body.client_software_version) == ("n", "v")
+
+
+def test_a_tagged_field_is_read_from_its_own_bytes_only() -> None:
+    program = schema.response_program(Api.API_VERSIONS, 3)
+    plain = b"\0\0" + b"\1" + bytes(4)
+    known = decode(program, plain + b"\x02\x01\x08" + struct.pack(">q", 5) + b"\x09\x00")
+    assert known.finalized_features_epoch == 5
+    assert decode(program, plain + b"\0").finalized_features_epoch == -1
+    assert decode(program, plain + b"\x01\x01\x0a" + struct.pack(">q", 5) + b"xx").finalized_features_epoch == 5
+    with pytest.raises(PeerError):
+        decode(program, plain + b"\x01\x01\x07" + struct.pack(">q", 5))
+
+
+def test_the_elements_of_a_request_are_limited_all_together() -> None:
+    topics = [METADATA.Topics(name="") for _ in range(ELEMENTS_MAX)]
+    frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
+    assert len(codec.decode_request(frame).body.topics) == ELEMENTS_MAX
+    topics.append(METADATA.Topics(name=""))
+    frame = client_codec.encode_request(Api.METADATA, 9, 7, METADATA(topics=topics))[4:]
+    with pytest.raises(PeerError, match="too many elements"):
+        codec.decode_request(frame)
+
+
+def test_records_are_views_on_the_way_in() -> None:
+    topics = [PRODUCE.Topics(name="t", partitions=[PRODUCE.Topics.Partitions(records=b"abc")])]
+    frame = bytearray(client_codec.encode_request(Api.PRODUCE, 9, 7, PRODUCE(topics=topics))[4:])
+    [topic] = codec.decode_request(frame).body.topics
+    assert topic.partitions[0].records.obj is frame
+    assert codec.decode_request(head(0, 3) + struct.pack(">hhiiiiii", -1, 1, 0, 0, 0, 0, 0, 0)).body.topics == []
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 18])
+def test_records_are_parts_of_their_own_on_the_way_out(version: int) -> None:
+    large, small = memoryview(bytes(PART_BYTES_MIN)), b"s" * (PART_BYTES_MIN - 1)
+    partitions = [
+        FETCHED.Responses.Partitions(index=0, records=large),
+        FETCHED.Responses.Partitions(index=1, records=small),
+        FETCHED.Responses.Partitions(index=2, records=[large, small, large]),
+        FETCHED.Responses.Partitions(index=3, records=[]),
+        FETCHED.Responses.Partitions(index=4, records=None),
+    ]
+    body = FETCHED(responses=[FETCHED.Responses(topic="t", partitions=partitions)])
+    parts = codec.encode_response(Request(Api.FETCH, version, 7, None, METADATA()), body)
+    assert sum(part is large for part in parts) == 3
+    sent = b"".join(parts)
+    assert len(sent) == 4 + int.from_bytes(sent[:4], "big")
+    found = client_codec.decode_response(Api.FETCH, version, sent[4:])[1].responses[0].partitions
+    assert [None if p.records is None else bytes(p.records) for p in found] == [
+        bytes(large),
+        small,
+        bytes(large) + small + bytes(large),
+        b"",
+        None,
+    ]
+
+
+def test_a_null_that_a_version_does_not_have_is_written_as_empty() -> None:
+    answer = schema.response(Api.JOIN_GROUP)
+    for version, name in ((6, ""), (7, None)):
+        sent = b"".join(codec.encode_response(Request(Api.JOIN_GROUP, version, 7, None, answer()), answer()))
+        assert client_codec.decode_response(Api.JOIN_GROUP, version, sent[4:])[1].protocol_name == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        schema.response(Api.HEARTBEAT)(error=1 << 15),
+        schema.response(Api.HEARTBEAT)(error=-(1 << 15) - 1),
+        schema.response(Api.HEARTBEAT)(throttle_ms=1 << 31),
+    ],
+)
+def test_a_number_is_never_cut(body: object) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        encode(schema.response_program(Api.HEARTBEAT, 4), body)
+
+
+def test_a_text_longer_than_its_length_can_tell_is_not_written() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        encode(schema.request_program(Api.HEARTBEAT, 0), schema.request(Api.HEARTBEAT)(group_id="x" * 32768))
+
+
+def test_a_record_has_the_fields_of_all_versions_and_no_others() -> None:
+    body = codec.decode_request(head(3, 0) + struct.pack(">i", 0)).body
+    assert body == METADATA(topics=[], may_create=True, want_topic_operations=False)
+    with pytest.raises(TypeError, match="nothing_like_it"):
+        METADATA(nothing_like_it=1)
+
+
+def test_only_what_is_served_is_decoded() -> None:
+    frame = client_codec.encode_request(Api.METADATA, 4, 7, METADATA(topics=None))[4:]
+    with pytest.raises(PeerError):
+        codec.decode_request(frame, {Api.FETCH: SERVED[Api.FETCH]})
