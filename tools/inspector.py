@@ -310,7 +310,6 @@ _SHIPPED = "shipped for the tests of who uses the package"
 _CALLED = "called by the library whose class it derives from"
 _SHOWN = "what tests look at: nothing else tells whether memory was given back"
 _ORACLE = "one call of what runs inside compiled loops, for tests to compare with other implementations"
-_BEFORE_ITS_WIRE = "the broker's part of a wire that is not served yet"
 _DRAWN = "one place of a drawn layout, between others that are used"
 
 ALLOWED: Final[Mapping[str, str]] = {
@@ -356,10 +355,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
-    "ClassicGroup": _BEFORE_ITS_WIRE,
-    "ClassicGroup.has_members": _BEFORE_ITS_WIRE,
-    "ClassicGroup.take_answers": _BEFORE_ITS_WIRE,
-    "ClassicGroup.check_commit": _BEFORE_ITS_WIRE,
 }
 """What is found and meant so: the name within its module, which may move, and why."""
 

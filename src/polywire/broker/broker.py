@@ -19,6 +19,8 @@ from polywire.broker.catalog import Catalog
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
 from polywire.broker.fetch import BoundsThen, ManyBounds, ManyBoundsThen, ask_bounds, check_alive
+from polywire.broker.groups.classic import ClassicGroup
+from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import Commits
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
@@ -63,6 +65,7 @@ class Broker(TopicVerbs, PositionVerbs):
         "_topic_work",
         "access",
         "appended",
+        "classic",
         "clock",
         "elapsed",
         "events",
@@ -110,9 +113,20 @@ class Broker(TopicVerbs, PositionVerbs):
             clock=elapsed,
             owners=self.owners,
         )
-        self._commits = Commits(state, settings, elapsed, self.owners)
-        self.groups: Final = Coordinator(self, state, settings, clock, elapsed)
-        self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed)
+        classic: dict[str, ClassicGroup] = {}
+        self._commits = Commits(state, settings, elapsed, self.owners, classic)
+        self.groups: Final = Coordinator(self, state, settings, clock, elapsed, classic)
+        self.classic: Final = ClassicGroups(
+            self,
+            state,
+            settings=settings,
+            loop=loop,
+            clock=clock,
+            commits=self._commits,
+            coordinator=self.groups,
+            table=classic,
+        )
+        self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed, classic)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.attach(log.partition(partition.incarnation))

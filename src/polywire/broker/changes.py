@@ -73,7 +73,10 @@ class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not known."""
+    """Somebody's next offset in a topic: ``id``, or ``full_name`` while it does not exist and has none. ``at_us``: 0 for not known.
+
+    epoch: of the last record that was read, -1 where that was not said. metadata: what whoever stored it wrote beside it.
+    """
 
     id: bytes
     full_name: str
@@ -84,6 +87,8 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
     generation: int = -1
     owner: int = UNOWNED
     at_us: int = 0
+    epoch: int = -1
+    metadata: str = ""
 
     @property
     def topic(self) -> TopicKey:
@@ -92,7 +97,10 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """Somebody's next offsets in a topic, by partition number. Else as PositionStored, which is in snapshots and what older brokers wrote."""
+    """Somebody's next offsets in a topic, by partition number. Else as PositionStored, which is in snapshots and what older brokers wrote.
+
+    notes: epoch and metadata of those partitions that have either.
+    """
 
     id: bytes
     full_name: str
@@ -102,6 +110,7 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
     generation: int
     owner: int
     at_us: int
+    notes: dict[int, tuple[int, str]] = {}
 
     @property
     def topic(self) -> TopicKey:

@@ -6,12 +6,13 @@ clock's, so nothing ends early because a clock was set. Must not know: what is k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from polywire.broker import changes
+from polywire.broker.groups.classic import ClassicGroup
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.offsets import Reader
+from polywire.broker.groups.offsets import Held, Reader
 from polywire.broker.owners import ITSELF
 from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
 from polywire.broker.state import State
@@ -34,7 +35,18 @@ class Host(Protocol):
 class Expiry:
     """The timer. Invariant: at most one call is scheduled; ``_round`` goes over everything once."""
 
-    __slots__ = ("_clock", "_groups", "_host", "_loop", "_round", "_settings", "_started_at_us", "_state", "_stopped")
+    __slots__ = (
+        "_classic",
+        "_clock",
+        "_groups",
+        "_host",
+        "_loop",
+        "_round",
+        "_settings",
+        "_started_at_us",
+        "_state",
+        "_stopped",
+    )
 
     def __init__(
         self,
@@ -44,7 +56,10 @@ class Expiry:
         settings: BrokerSettings,
         loop: Loop,
         clock: ElapsedClock,
+        classic: Mapping[str, ClassicGroup],
     ) -> None:
+        """classic: all classic groups by name, whose positions are used while they have members."""
+        self._classic = classic
         self._host = host
         self._state = state
         self._groups = groups
@@ -100,6 +115,8 @@ class Expiry:
         if group is None or group.members:
             return
         held = self._state.positions.held(self._state.topic_key(topic), PositionKind.GROUP, name)
+        if held is not None and self._is_in_use(name, held):
+            return
         if held is None:
             ended = not group.kept and self._is_over(group.at_us, self._settings.group_expiry_us)
         else:
@@ -109,10 +126,12 @@ class Expiry:
 
     def _check_reader(self, key: changes.TopicKey, reader: Reader) -> None:
         """Positions of a consumer, or of a group that has no members."""
-        held = self._state.positions.held(key, *reader)
-        if held is None or not self._is_unused(held.used_at_us):
-            return
         kind, name = reader
+        held = self._state.positions.held(key, *reader)
+        if held is None or (kind is PositionKind.GROUP and self._is_in_use(name, held)):
+            return
+        if not self._is_unused(held.used_at_us):
+            return
         if kind is PositionKind.GROUP:
             group = self._state.groups.get((self._host.topic_name(key), name))
             if group is not None and (group.members or not self._is_unused(group.at_us)):
@@ -128,6 +147,14 @@ class Expiry:
         held = self._state.positions.held(self._state.topic_key(bound.topic), PositionKind.GROUP, name)
         if held is None:
             self._host.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
+
+    def _is_in_use(self, name: str, held: Held) -> bool:
+        """Whether a classic group of this name has members; its positions have their time from when they are gone."""
+        group = self._classic.get(name)
+        if group is None or not group.has_members:
+            return False
+        held.asked_at_us = self._clock.now_us()
+        return True
 
     def _is_unused(self, at_us: int) -> bool:
         """Whether nobody can have used it for too long; who reads only is known since the start."""

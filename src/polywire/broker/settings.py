@@ -126,6 +126,8 @@ class BrokerSettings:
     member_timeout_s: a group member not heard of for longer is removed.
     groups_max, members_max: per broker and per group; a change of members writes the whole group.
     members_total_max: in all groups, some 700 bytes each with the longest names.
+    group_bytes_max: what members of one classic group may say and be assigned, together: its leader is sent all of it at once.
+    session_timeout_min_s, session_timeout_max_s: what a member of a classic group may choose.
     group_expiry_us: how long a group stays without members and positions, unless it was made for itself; and with none but members that
         were not heard of for so long.
     positions_expiry_us: how long a group without members, positions and a wire's bare name of a group stay when nobody uses them; 0 keeps
@@ -135,6 +137,7 @@ class BrokerSettings:
     name_bytes_max: longest group, member, consumer or writer name.
     positions_max: stored positions, some 150 bytes each.
     position_owners_max: consumers and groups that have any, counted once per topic, some 700 bytes each with the longest names.
+    position_metadata_bytes_max: what may be written beside a position.
     stage_expiry_us: how long staged batches wait to be published; a Spark batch that takes longer starts again.
     staged_bytes_max: bytes that may be staged and unpublished, because nothing else ever frees them.
     producers_max, producer_expiry_us: (partition, producer) pairs whose sequences are remembered, some 500 bytes each, and
@@ -183,6 +186,9 @@ class BrokerSettings:
     groups_max: int = 10_000
     members_max: int = 1_000
     members_total_max: int = 50_000
+    group_bytes_max: int = 16 * 1024 * 1024
+    session_timeout_min_s: float = 6.0
+    session_timeout_max_s: float = 1_800.0
     group_expiry_us: int = HOUR_US
     positions_expiry_us: int = 7 * DAY_US
     expiry_interval_s: float = 30.0
@@ -191,6 +197,7 @@ class BrokerSettings:
     name_bytes_max: int = 255
     positions_max: int = 500_000
     position_owners_max: int = 100_000
+    position_metadata_bytes_max: int = 4096
     stage_expiry_us: int = HOUR_US
     staged_bytes_max: int = 1024**3
     producers_max: int = 100_000

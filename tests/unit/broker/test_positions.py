@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from polywire.broker import changes
@@ -221,3 +222,10 @@ def test_owners_of_positions_are_bounded() -> None:
         memory.broker.commit_position("a", 0, GROUP, "h", 1)
     memory.broker.delete_positions(GROUP, "g")
     memory.broker.commit_position("a", 0, GROUP, "h", 1)
+
+
+def test_positions_of_older_brokers_have_nothing_beside_them() -> None:
+    older = [6, b"i" * 16, "", 3, "group", "g", 5, 1, 0, 99], [30, b"i" * 16, "", "group", "g", {3: 5}, 1, 0, 99]
+    one, several = (changes.decode_change(msgspec.msgpack.encode(stored)) for stored in older)
+    assert one == changes.PositionStored(b"i" * 16, "", 3, GROUP, "g", 5, 1, 0, 99, epoch=-1, metadata="")
+    assert several == changes.PositionsStored(b"i" * 16, "", GROUP, "g", {3: 5}, 1, 0, 99, notes={})

@@ -50,6 +50,16 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 }
 
 
+def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
+    """Refuse for others a name whose members share a topic out themselves. Raises Conflict(GROUP_PROTOCOL_MISMATCH)."""
+    group = groups.get(name)
+    if group is not None and group.reads(topic):
+        raise Conflict(
+            ErrorCode.GROUP_PROTOCOL_MISMATCH,
+            f"members of the group share the topic out themselves, as Kafka's do group={name!r} topic={topic!r}",
+        )
+
+
 class ClassicGroup:
     """One group.
 

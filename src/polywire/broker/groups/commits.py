@@ -5,11 +5,14 @@ Promises: all or none; a group's positions are its owner's to move. Must not kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from polywire.broker import changes
-from polywire.broker.groups.offsets import Position
+from polywire.broker.groups.classic import ClassicGroup, check_no_classic
+from polywire.broker.groups.offsets import NO_EPOCH, Position
 from polywire.broker.owners import UNOWNED, Caller, Owners, heir
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
@@ -18,6 +21,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import PositionKind
 
+NO_NOTES: Final[Mapping[int, tuple[int, str]]] = MappingProxyType({})
 _OFFSET_MIN: Final = -(2**63)
 _OFFSET_MAX: Final = 2**63 - 1
 
@@ -25,10 +29,19 @@ _OFFSET_MAX: Final = 2**63 - 1
 class Commits:
     """Positions of all topics."""
 
-    __slots__ = ("_clock", "_owners", "_settings", "_state")
+    __slots__ = ("_classic", "_clock", "_owners", "_settings", "_state")
 
-    def __init__(self, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners) -> None:
+    def __init__(
+        self,
+        state: State,
+        settings: BrokerSettings,
+        clock: ElapsedClock,
+        owners: Owners,
+        classic: Mapping[str, ClassicGroup],
+    ) -> None:
+        """classic: all classic groups by name, which look after their positions themselves."""
         self._state = state
+        self._classic = classic
         self._settings = settings
         self._clock = clock
         self._owners = owners
@@ -40,6 +53,14 @@ class Commits:
             return None
         held.asked_at_us = self._clock.now_us()
         return held.partitions.get(partition_number)
+
+    def held(self, full_name: str, name: str) -> Mapping[int, Position]:
+        """All positions of a group in a topic, by partition number; asking for them is a sign of life."""
+        held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
+        if held is None:
+            return MappingProxyType({})
+        held.asked_at_us = self._clock.now_us()
+        return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
         """Refuse another user's group; a consumer without a group is whoever says so. Returns whose the positions are.
@@ -60,11 +81,16 @@ class Commits:
         kind: PositionKind,
         name: str,
         *,
+        notes: Mapping[int, tuple[int, str]] = NO_NOTES,
         generation: int,
         by: Caller,
+        of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """The change that stores these next offsets, as ``Broker.positions_stored`` says."""
+        """The change that stores these next offsets, as ``Broker.positions_stored`` says. of_classic: a classic group has let them pass."""
+        if kind is PositionKind.GROUP and not of_classic:
+            check_no_classic(self._classic, name, full_name)
         positions, count_max = self._state.positions, self._settings.partition_count_max
+        metadata_bytes = self._check_notes(offsets, notes)
         check_name(name, self._settings.name_bytes_max)
         was = self.check_owner(by, full_name, kind, name)
         for number, offset in offsets.items():
@@ -74,8 +100,28 @@ class Commits:
         held = positions.held(key, kind, name)
         added = len(offsets) if held is None else len(offsets.keys() - held.partitions.keys())
         quotas = self._state.quotas
-        quotas.admit(Kind.POSITIONS, by, added * POSITION_BYTES, count=added, owner=was)
+        quotas.admit(Kind.POSITIONS, by, added * POSITION_BYTES + metadata_bytes, count=added, owner=was)
         if held is None:
             quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=was)
         identity, now_us = changes.split_key(key), self._clock.now_us()
-        return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heir(was, by), now_us)
+        heirs = heir(was, by)
+        return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
+
+    def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
+        """Refuse what is written beside positions that are not stored, or is too long; returns its bytes."""
+        limit = self._settings.position_metadata_bytes_max
+        for number, (epoch, metadata) in notes.items():
+            if number not in offsets or not NO_EPOCH <= epoch < 2**31 or _utf8_bytes(metadata) > limit:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST,
+                    f"metadata of a position is out of range partition={number} epoch={epoch} limit={limit}",
+                )
+        return sum([len(metadata) for _, metadata in notes.values()])
+
+
+def _utf8_bytes(text: str) -> float:
+    """Length of a text, infinite for what is none."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return math.inf

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polywire.broker import changes
+from polywire.broker.groups.classic import ClassicGroup, check_no_classic
 from polywire.broker.groups.group import Group, Member, difference, stored
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
@@ -91,10 +92,20 @@ class Coordinator:
     ``_changed`` holds when groups that still exist last changed, since the broker started.
     """
 
-    __slots__ = ("_changed", "_clock", "_elapsed", "_host", "_seen", "_settings", "_started_at", "_state")
+    __slots__ = ("_changed", "_classic", "_clock", "_elapsed", "_host", "_seen", "_settings", "_started_at", "_state")
 
-    def __init__(self, host: Host, state: State, settings: BrokerSettings, clock: Clock, elapsed: ElapsedClock) -> None:
+    def __init__(
+        self,
+        host: Host,
+        state: State,
+        settings: BrokerSettings,
+        clock: Clock,
+        elapsed: ElapsedClock,
+        classic: Mapping[str, ClassicGroup],
+    ) -> None:
+        """classic: all classic groups by name, whose members are none here."""
         self._host = host
+        self._classic = classic
         self._state = state
         self._settings = settings
         self._clock = clock
@@ -127,10 +138,12 @@ class Coordinator:
         connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
         by: who asks; the group becomes theirs if it is nobody's.
         done: called once the group is journalled at ``level``.
-        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Busy(BUSY) when there are too many groups or members.
+        Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) where a classic group of this
+        name reads the topic, Busy(BUSY) when there are too many groups or members.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
+        check_no_classic(self._classic, group, topic)
         owner = self._check_owner(by, topic, group)
         made: list[changes.Change] = []
         left = self._switch(group, topic, wire, made, by) if named_alone else None

@@ -16,12 +16,19 @@ from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded
 from polywire.types import PositionKind
 
+NO_EPOCH: Final = -1
+
 
 class Position(NamedTuple):
-    """Next offset to read, and the generation of the group that stored it (-1: none)."""
+    """Next offset to read, and the generation of the group that stored it (-1: none).
+
+    epoch: of the last record that was read, -1 where nobody said so. metadata: what was written beside it, for whoever reads on.
+    """
 
     offset: int
     generation: int
+    epoch: int = NO_EPOCH
+    metadata: str = ""
 
 
 Reader = tuple[PositionKind, str]
@@ -29,13 +36,14 @@ Reader = tuple[PositionKind, str]
 
 class Held:
     """One reader's positions in a topic by partition; whose they are, and when it last stored one (0: not known) or asked for one since the
-    start, by the elapsed clock."""
+    start, by the elapsed clock. Invariant: ``metadata_bytes`` is the sum over all partitions."""
 
-    __slots__ = ("asked_at_us", "at_us", "name_bytes", "owner", "partitions")
+    __slots__ = ("asked_at_us", "at_us", "metadata_bytes", "name_bytes", "owner", "partitions")
 
     def __init__(self, name: str, owner: int) -> None:
         self.partitions: dict[int, Position] = {}
         self.name_bytes = len(name)
+        self.metadata_bytes = 0
         self.owner = owner
         self.at_us = 0
         self.asked_at_us = 0
@@ -113,12 +121,25 @@ class Positions:
 
     def store(self, change: PositionStored | PositionsStored) -> None:
         """Somebody's next offset, or several of them, are others."""
-        offsets = change.offsets if isinstance(change, PositionsStored) else {change.partition: change.offset}
-        if offsets:
-            held, generation = self._hold(change), change.generation
-            had = len(held.partitions)
-            held.partitions.update({number: Position(offset, generation) for number, offset in offsets.items()})
-            self._charge_positions(held, len(held.partitions) - had)
+        if isinstance(change, PositionsStored):
+            offsets, notes = change.offsets, change.notes
+        else:
+            offsets = {change.partition: change.offset}
+            noted = change.epoch != NO_EPOCH or change.metadata
+            notes = {change.partition: (change.epoch, change.metadata)} if noted else {}
+        if not offsets:
+            return
+        held, generation = self._hold(change), change.generation
+        had, freed = len(held.partitions), self._metadata_bytes(held, offsets) if held.metadata_bytes else 0
+        made = {number: Position(offset, generation) for number, offset in offsets.items()}
+        made.update({number: Position(offsets[number], generation, *note) for number, note in notes.items()})
+        held.partitions.update(made)
+        self._charge_positions(held, len(held.partitions) - had, self._metadata_bytes(held, notes) - freed)
+
+    def _metadata_bytes(self, held: Held, numbers: Collection[int]) -> int:
+        """What was written beside the positions of these partitions."""
+        kept = held.partitions
+        return sum([len(kept[number].metadata) for number in numbers if number in kept])
 
     def _hold(self, change: PositionStored | PositionsStored) -> Held:
         self._views.changing((change.topic, (change.kind, change.name)))
@@ -138,11 +159,15 @@ class Positions:
         """Somebody begins (or stops) to have all this."""
         self.owner_count += sign
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
-        self._charge_positions(held, sign * len(held.partitions))
+        size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
+        self.count += sign * len(held.partitions)
+        self._usage.charge(Kind.POSITIONS, held.owner, sign * len(held.partitions), sign * size)
 
-    def _charge_positions(self, held: Held, count: int) -> None:
+    def _charge_positions(self, held: Held, count: int, metadata_bytes: int) -> None:
+        """It has so many positions more, and so many bytes beside them."""
         self.count += count
-        self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES)
+        held.metadata_bytes += metadata_bytes
+        self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES + metadata_bytes)
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
         """A topic of this name exists now: positions that waited for it are its own."""
@@ -163,8 +188,7 @@ class Positions:
         owners = self._by_topic.get(topic_id, {})
         for owner, held in list(owners.items()):
             for number in [number for number in held.partitions if number >= partition_count]:
-                del held.partitions[number]
-                self._charge_positions(held, -1)
+                self._charge_positions(held, -1, -len(held.partitions.pop(number).metadata))
             if not held.partitions:
                 self._charge(owners.pop(owner), -1)
         if not owners:
@@ -180,8 +204,9 @@ class Positions:
                 continue
             self._readers.changing(topic)
             self._views.changing((topic, owner))
-            if change.partition is not None and held.partitions.pop(change.partition, None) is not None:
-                self._charge_positions(held, -1)
+            gone = None if change.partition is None else held.partitions.pop(change.partition, None)
+            if gone is not None:
+                self._charge_positions(held, -1, -len(gone.metadata))
             if change.partition is None or not held.partitions:
                 self._charge(owners.pop(owner), -1)
             if not owners:
@@ -208,6 +233,6 @@ class Positions:
             return ()
         place, owner, at_us = split_key(topic), held.owner, held.at_us
         return [
-            PositionStored(*place, partition, kind, name, position.offset, position.generation, owner, at_us)
+            PositionStored(*place, partition, kind, name, *position[:2], owner, at_us, *position[2:])
             for partition, position in held.partitions.items()
         ]

@@ -1,0 +1,433 @@
+"""The broker's verbs about classic groups: all of them, their timers, owners and limits (concepts: groups#classic-groups).
+
+Promises: who waits is answered once, on the loop and never from inside a call; a group whose members read a topic and one of the coordinator
+with the same name in that topic never have members at once. Members live in memory, positions in the table that all wires share.
+Must not know: wires, sockets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from polywire.broker import changes
+from polywire.broker.groups.classic import ClassicGroup, Phase
+from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced
+from polywire.broker.groups.commits import Commits
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.offsets import NO_EPOCH, Position
+from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
+from polywire.broker.quotas import MEMBER_BYTES, Kind
+from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
+from polywire.broker.state import State, group_size
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
+from polywire.log.base import Done, Loop
+from polywire.types import Level, PositionKind
+
+JoinDone = Callable[[str, IdGiven | Joined | BrokerError], None]
+SyncDone = Callable[[str, Synced | BrokerError], None]
+
+
+class Host(Protocol):
+    """What classic groups ask of the broker."""
+
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+        """Journal changes as one group and make them true."""
+
+    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
+        """Refuse what belongs to another user. Raises Denied(DENIED)."""
+
+    def topic_name(self, key: changes.TopicKey) -> str:
+        """Full name of a topic that positions are keyed by."""
+
+
+class Commit(NamedTuple):
+    """A next offset to store, with the epoch of the last record read and what is to be written beside it."""
+
+    offset: int
+    epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicView:
+    """A group as lists show it, whatever wires its members speak."""
+
+    name: str
+    phase: Phase
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[MemberView, ...] = ()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A group and what belongs to it here. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged for."""
+
+    group: ClassicGroup
+    owner: int
+    members: int = 0
+    bytes: int = 0
+    empty_at: float = 0.0
+    waiting: dict[tuple[str, Asked], Callable[[str, Any], None]] = field(default_factory=dict)
+    timer: Any = None
+    timer_at: float = math.inf
+
+
+class ClassicGroups:
+    """All classic groups of one broker.
+
+    Invariant: ``_table`` has the group of every entry, for those who must know whether a name has members.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_commits",
+        "_coordinator",
+        "_entries",
+        "_host",
+        "_limits",
+        "_loop",
+        "_settings",
+        "_state",
+        "_table",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        state: State,
+        *,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        commits: Commits,
+        coordinator: Coordinator,
+        table: dict[str, ClassicGroup],
+    ) -> None:
+        self._host = host
+        self._state = state
+        self._settings = settings
+        self._loop = loop
+        self._clock = clock
+        self._commits = commits
+        self._coordinator = coordinator
+        self._table = table
+        self._entries: dict[str, _Entry] = {}
+        self._limits = Limits(settings.members_max, settings.group_bytes_max)
+
+    # Members
+
+    def join(self, group: str, join: Join, *, new_id: str, by: Caller = NOBODY, done: JoinDone) -> None:
+        """Become a member, or stay one; ``done`` gets the member's id and the generation once all others have joined.
+
+        new_id: for who has none; nobody has had it before. by: who asks; the group becomes theirs if it is nobody's.
+        Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group, Conflict(MEMBER_FENCED),
+        Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH), also where the name has members of other wires in a topic.
+        """
+        check_name(group, self._settings.name_bytes_max)
+        self._check_session(join.session_timeout_s)
+        self._check_topics(group, join, by)
+        entry = self._entries.get(group) or self._begin(group, by)
+        self._host.check_owner(by, entry.owner, "group", group)
+        if not join.member_id:
+            self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + join.size, owner=entry.owner)
+        try:
+            member = entry.group.join(join, new_id=new_id, now=self._clock.monotonic())
+            entry.owner = self._inherit(entry, heir(entry.owner, by))
+            self._wait(entry, member, Asked.JOIN, done)
+        finally:
+            self._settle(entry)
+
+    def _check_session(self, timeout_s: float) -> None:
+        least, most = self._settings.session_timeout_min_s, self._settings.session_timeout_max_s
+        if not least <= timeout_s <= most:
+            raise Invalid(
+                ErrorCode.INVALID_SESSION_TIMEOUT,
+                f"session timeout is out of range got_s={timeout_s} min_s={least} max_s={most}",
+            )
+
+    def _check_topics(self, group: str, join: Join, by: Caller) -> None:
+        """A name has members of one sort in each topic."""
+        for topic in join.topics:
+            self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
+            if self._coordinated(group, topic):
+                raise Conflict(
+                    ErrorCode.GROUP_PROTOCOL_MISMATCH,
+                    f"the broker assigns to the members of the group, who speak other wires group={group!r} topic={topic!r}",
+                )
+
+    def _coordinated(self, group: str, topic: str) -> bool:
+        """Whether the coordinator's group of this name has members."""
+        found = self._coordinator.view(group, topic)
+        return found is not None and bool(found.members)
+
+    def _begin(self, group: str, by: Caller) -> _Entry:
+        owner = heir(UNOWNED, by)
+        size = group_size(group, "")
+        self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
+        self._state.usage.charge(Kind.GROUPS, owner, 1, size)
+        entry = _Entry(ClassicGroup(group, self._limits), owner)
+        self._entries[group] = entry
+        self._table[group] = entry.group
+        return entry
+
+    def _inherit(self, entry: _Entry, owner: int) -> int:
+        """What a group takes is its owner's."""
+        if owner != entry.owner:
+            self._charge(entry, -1)
+            entry.owner = owner
+            self._charge(entry, 1)
+        return owner
+
+    def _charge(self, entry: _Entry, sign: int) -> None:
+        usage = self._state.usage
+        usage.charge(Kind.GROUPS, entry.owner, sign, sign * group_size(entry.group.name, ""))
+        size = entry.members * MEMBER_BYTES + entry.bytes
+        usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
+
+    def _wait(self, entry: _Entry, member: str, asked: Asked, done: Callable[[str, Any], None]) -> None:
+        """Who asks again takes the place of its earlier question, which nobody reads any more."""
+        earlier = entry.waiting.get((member, asked))
+        if earlier is not None:
+            again = Conflict(ErrorCode.GROUP_REBALANCING, f"asked again member={member!r}")
+            self._loop.call_soon(earlier, member, again)
+        entry.waiting[member, asked] = done
+
+    def _settle(self, entry: _Entry) -> None:
+        """Something happened to a group: answer who waited, count what it takes now, and look again when something is due."""
+        group = entry.group
+        for member_id, asked, answer in group.take_answers():
+            done = entry.waiting.pop((member_id, asked), None)
+            assert done is not None, "only who asked is answered"
+            self._loop.call_soon(done, member_id, answer)
+        count, size = group.member_count, group.bytes
+        more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
+        self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)
+        entry.members, entry.bytes = count, size
+        if group.phase is Phase.EMPTY and not count:
+            entry.empty_at = self._clock.monotonic()
+        if not group.generation and not count:
+            self._forget(entry)  # nobody has come who was let in
+        else:
+            self._schedule(entry)
+
+    def _schedule(self, entry: _Entry) -> None:
+        """Look at a group when its next deadline has come; one that nobody uses any more is forgotten after a while."""
+        due = entry.group.deadline
+        if due == math.inf and not entry.members:
+            due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
+        if due >= entry.timer_at:
+            return
+        if entry.timer is not None:
+            entry.timer.cancel()
+        entry.timer_at = due
+        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._look_at, entry)
+
+    def _look_at(self, entry: _Entry) -> None:
+        entry.timer, entry.timer_at = None, math.inf
+        if self._entries.get(entry.group.name) is not entry:
+            return
+        now = self._clock.monotonic()
+        if entry.group.deadline <= now:
+            entry.group.expire(now)
+            self._settle(entry)
+        elif not entry.members and now >= entry.empty_at + self._settings.group_expiry_us / SECOND_US:
+            self._forget(entry)
+        else:
+            self._schedule(entry)
+
+    def _forget(self, entry: _Entry) -> None:
+        entry.group.end()
+        self._charge(entry, -1)
+        del self._entries[entry.group.name]
+        del self._table[entry.group.name]
+        if entry.timer is not None:
+            entry.timer.cancel()
+
+    def sync(
+        self,
+        group: str,
+        member_id: str,
+        generation: int,
+        assignments: Mapping[str, bytes],
+        *,
+        instance_id: str | None = None,
+        protocol_type: str | None = None,
+        protocol: str | None = None,
+        by: Caller = NOBODY,
+        done: SyncDone,
+    ) -> None:
+        """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
+        entry = self._find(group, member_id, by)
+        try:
+            entry.group.sync(
+                member_id,
+                generation,
+                assignments,
+                instance_id=instance_id,
+                protocol_type=protocol_type,
+                protocol=protocol,
+                now=self._clock.monotonic(),
+            )
+            self._wait(entry, member_id, Asked.SYNC, done)
+        finally:
+            self._settle(entry)
+
+    def heartbeat(
+        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NOBODY
+    ) -> None:
+        """A sign of life. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
+        entry = self._find(group, member_id, by)
+        entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
+
+    def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NOBODY) -> None:
+        """Stop being a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
+        entry = self._find(group, member_id, by)
+        try:
+            entry.group.leave(member_id, instance_id=instance_id, now=self._clock.monotonic())
+        finally:
+            self._settle(entry)
+
+    def _find(self, group: str, member_id: str, by: Caller) -> _Entry:
+        entry = self._entries.get(group)
+        if entry is None:
+            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member_id!r}")
+        self._host.check_owner(by, entry.owner, "group", group)
+        return entry
+
+    # Positions
+
+    def check_commit(
+        self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NOBODY
+    ) -> None:
+        """Refuse who may not store positions of a group now: while it has members, only they may.
+
+        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) where nobody is a member of anything.
+        """
+        entry = self._entries.get(group)
+        if entry is not None:
+            self._host.check_owner(by, entry.owner, "group", group)
+            entry.group.check_commit(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
+        elif generation >= 0:
+            raise Conflict(ErrorCode.GENERATION_STALE, f"the group has no generation group={group!r} got={generation}")
+
+    def commit(
+        self,
+        group: str,
+        positions: Mapping[str, Mapping[int, Commit]],
+        *,
+        generation: int,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Done | None,
+    ) -> dict[str, BrokerError]:
+        """Store next offsets by topic's full name and partition number, all of a topic or none, for who passed ``check_commit``.
+
+        Returns why which topics were refused: Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), Missing(MEMBER_MISSING)
+        where the name has members of other wires. Raises Busy(DISK_FULL).
+        """
+        made: list[changes.Change] = []
+        refused: dict[str, BrokerError] = {}
+        for topic, commits in positions.items():
+            try:
+                made.append(self._stored(group, topic, commits, generation, by))
+            except BrokerError as error:
+                refused[topic] = error
+        self._host.change_all(made, level=level, done=done)
+        return refused
+
+    def _stored(
+        self, group: str, topic: str, commits: Mapping[int, Commit], generation: int, by: Caller
+    ) -> changes.PositionsStored:
+        if self._coordinated(group, topic):
+            raise Missing(
+                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
+            )
+        return self._commits.stored(
+            topic,
+            {number: commit.offset for number, commit in commits.items()},
+            PositionKind.GROUP,
+            group,
+            notes={
+                number: (commit.epoch, commit.metadata)
+                for number, commit in commits.items()
+                if commit.epoch != NO_EPOCH or commit.metadata
+            },
+            generation=generation,
+            by=by,
+            of_classic=True,
+        )
+
+    def positions(self, group: str, topic: str) -> Mapping[int, Position]:
+        """All positions of a group in a topic, by partition number."""
+        return self._commits.held(topic, group)
+
+    def topics(self, group: str) -> list[str]:
+        """Full names of the topics that a group has positions in, or is coordinated in."""
+        found = {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
+        found.update(topic for topic, names in self._state.group_names.items() if group in names)
+        return sorted(found)
+
+    # Administration
+
+    def names(self) -> list[str]:
+        """All groups there are: with members or positions, of any wire."""
+        found = {name for _, name, _ in self._state.positions.owners(PositionKind.GROUP)}
+        found.update(name for _, name in self._state.groups)
+        return sorted(found.union(self._entries))
+
+    def view(self, group: str) -> ClassicView | None:
+        """One group, None when there is none. One that the broker assigns shows the members it has in all topics."""
+        entry = self._entries.get(group)
+        if entry is not None and entry.members:
+            known = entry.group
+            return ClassicView(group, known.phase, known.protocol_type, known.protocol, known.members)
+        topics = self.topics(group)
+        members = [
+            MemberView(member.id, None, member.wire, "", b"", b"")
+            for view in (self._coordinator.view(group, topic) for topic in topics)
+            if view is not None
+            for member in view.members
+        ]
+        if entry is None and not topics:
+            return None
+        return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=tuple(members))
+
+    def owner(self, group: str) -> int:
+        """Whose group it is, UNOWNED where nobody is a member."""
+        entry = self._entries.get(group)
+        return UNOWNED if entry is None else entry.owner
+
+    def reads(self, group: str, topic: str) -> bool:
+        """Whether members of a group read a topic, as far as they say."""
+        entry = self._entries.get(group)
+        return entry is not None and entry.group.reads(topic)
+
+    def delete(
+        self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Done | None = None
+    ) -> None:
+        """End a group and its positions in all topics.
+
+        Raises Missing(GROUP_MISSING), Denied(DENIED) for another user's, Conflict(GROUP_NOT_EMPTY), Busy(DISK_FULL).
+        """
+        entry, topics = self._entries.get(group), self.topics(group)
+        if entry is None and not topics:
+            raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={group!r}")
+        self._host.check_owner(by, self.owner(group), "group", group)
+        for topic in topics:
+            self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
+            if self._coordinated(group, topic):
+                raise Conflict(
+                    ErrorCode.GROUP_NOT_EMPTY, f"the group has members of other wires group={group!r} topic={topic!r}"
+                )
+        if entry is not None:
+            if entry.group.has_members:
+                raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"the group has members group={group!r}")
+            self._forget(entry)
+        for topic in topics:
+            self._coordinator.delete(group, topic, by=by, level=level)
+        self._host.change_all((), level=level, done=done)

@@ -1,0 +1,316 @@
+"""Classic groups of a whole broker: answers, timers, limits, positions, and who may have which name (concepts: groups#classic-groups)."""
+
+from __future__ import annotations
+
+import pytest
+
+from polywire.broker.groups.classic import Phase
+from polywire.broker.groups.classic_groups import Commit
+from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.groups.offsets import Position
+from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.testing.broker import MemoryBroker
+from polywire.types import PositionKind
+from tests.unit.broker.answers import Answers
+
+GROUP = PositionKind.GROUP
+SESSION_S = 10.0
+
+
+class Told:
+    """What a member was answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, object]] = []
+
+    def __call__(self, member: str, answer: IdGiven | Joined | Synced | BrokerError) -> None:
+        self.answers.append((member, answer))
+
+    @property
+    def joined(self) -> Joined:
+        """The generation that the only answer tells of."""
+        [(_, answer)] = self.answers
+        assert isinstance(answer, Joined), answer
+        return answer
+
+    @property
+    def code(self) -> ErrorCode:
+        """Why the only answer refuses."""
+        [(_, answer)] = self.answers
+        assert isinstance(answer, BrokerError), answer
+        return answer.code
+
+
+def join(
+    memory: MemoryBroker,
+    new_id: str,
+    *,
+    member: str = "",
+    topics: tuple[str, ...] = ("t",),
+    group: str = "g",
+    session_s: float = SESSION_S,
+    metadata: bytes = b"",
+    by: Caller = NOBODY,
+    id_first: bool = False,
+) -> Told:
+    told = Told()
+    asked = Join(
+        member_id=member,
+        session_timeout_s=session_s,
+        rebalance_timeout_s=60.0,
+        protocol_type="consumer",
+        protocols=(("range", metadata),),
+        topics=frozenset(topics),
+        id_first=id_first,
+    )
+    memory.broker.classic.join(group, asked, new_id=new_id, by=by, done=told)
+    return told
+
+
+def sync(memory: MemoryBroker, member: str, generation: int) -> Told:
+    told = Told()
+    memory.broker.classic.sync("g", member, generation, {member: b"all"}, done=told)
+    return told
+
+
+def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
+    return caught.value.code
+
+
+def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
+    told = join(memory, "a")
+    assert told.answers == []
+    memory.run()
+    assert told.joined.leader == "a"
+    synced = sync(memory, "a", 1)
+    memory.run()
+    assert synced.answers == [("a", Synced("consumer", "range", b"all"))]
+    memory.broker.classic.heartbeat("g", "a", 1)
+
+
+def test_an_id_is_given_and_ends_by_itself(memory: MemoryBroker) -> None:
+    told = join(memory, "a", id_first=True)
+    memory.run()
+    assert told.answers == [("a", IdGiven())]
+    memory.advance(SESSION_S + 1)
+    with pytest.raises(Missing):
+        join(memory, "", member="a")
+    assert memory.broker.classic.names() == []
+
+
+def test_silent_members_are_taken_out_when_they_are_due(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    sync(memory, "a", 1)
+    memory.advance(SESSION_S - 1)
+    memory.broker.classic.heartbeat("g", "a", 1)
+    memory.advance(SESSION_S - 1)
+    memory.broker.classic.heartbeat("g", "a", 1)
+    memory.advance(SESSION_S + 1)
+    view = memory.broker.classic.view("g")
+    assert view is not None
+    assert (view.phase, view.members) == (Phase.EMPTY, ())
+    with pytest.raises(Missing) as caught:
+        memory.broker.classic.heartbeat("g", "a", 1)
+    assert code_of(caught) is ErrorCode.MEMBER_MISSING
+
+
+def test_who_asks_again_takes_the_place_of_its_earlier_question(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    first = join(memory, "b")
+    again = join(memory, "", member="b")
+    memory.run()
+    assert (first.code, again.answers) == (ErrorCode.GROUP_REBALANCING, [])
+    join(memory, "", member="a")
+    memory.run()
+    assert again.joined.generation == 2
+
+
+def test_a_group_that_nobody_uses_is_forgotten(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    memory.run()
+    memory.broker.classic.leave("g", "a")
+    assert memory.broker.classic.names() == ["g"]
+    memory.advance(3601)
+    assert memory.broker.classic.names() == []
+
+
+@pytest.mark.parametrize("session_s", [5.9, 1800.1])
+def test_a_session_has_its_limits(memory: MemoryBroker, session_s: float) -> None:
+    with pytest.raises(Invalid) as caught:
+        join(memory, "a", session_s=session_s)
+    assert code_of(caught) is ErrorCode.INVALID_SESSION_TIMEOUT
+    assert memory.broker.classic.names() == []
+
+
+@pytest.mark.parametrize("group", ["", "g" * 256])
+def test_a_group_has_a_name(memory: MemoryBroker, group: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        join(memory, "a", group=group)
+    assert code_of(caught) is ErrorCode.INVALID_NAME
+
+
+def test_groups_members_and_bytes_are_limited() -> None:
+    memory = MemoryBroker(BrokerSettings(groups_max=2, members_max=2, group_bytes_max=1000))
+    join(memory, "a", group="one", metadata=b"x" * 900)
+    with pytest.raises(Busy):
+        join(memory, "b", group="one", metadata=b"x" * 900)
+    join(memory, "b", group="one")
+    with pytest.raises(Busy):
+        join(memory, "c", group="one")
+    join(memory, "d", group="two")
+    with pytest.raises(Busy):
+        join(memory, "e", group="three")
+    memory.broker.classic.leave("two", "d")
+    memory.broker.classic.delete("two")
+    join(memory, "e", group="three")
+
+
+def test_what_a_group_takes_is_given_back(memory: MemoryBroker) -> None:
+    usage = memory.broker._state.usage
+    before = usage.bytes
+    join(memory, "a", metadata=b"x" * 100, by=Caller(None, 7))
+    assert usage.bytes_of(7) > 100
+    memory.run()
+    sync(memory, "a", 1)
+    memory.broker.classic.leave("g", "a", by=Caller(None, 7))
+    memory.broker.classic.delete("g", by=Caller(None, 7))
+    assert (usage.bytes, usage.owners()) == (before, {})
+
+
+def test_members_join_again_after_a_restart_and_go_on_from_their_positions(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("t")
+    join(memory, "a")
+    memory.run()
+    sync(memory, "a", 1)
+    classic = memory.broker.classic
+    classic.check_commit("g", "a", 1)
+    done = Answers()
+    assert classic.commit("g", {"t": {0: Commit(5, 3, "where"), 1: Commit(6)}}, generation=1, done=done) == {}
+    memory.run()
+    done.check()
+    for snapshot in (False, True):
+        if snapshot:
+            memory.log.take_snapshot()
+        memory.restart()
+        found = memory.broker.classic.positions("g", "t")
+        assert dict(found) == {0: Position(5, 1, 3, "where"), 1: Position(6, 1)}
+    with pytest.raises(Missing):
+        memory.broker.classic.heartbeat("g", "a", 1)
+    with pytest.raises(Conflict) as caught:
+        memory.broker.classic.check_commit("g", "a", 1)
+    assert code_of(caught) is ErrorCode.GENERATION_STALE
+    memory.broker.classic.check_commit("g", "", -1)
+
+
+def test_what_is_written_beside_positions_has_a_limit_and_is_counted(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("t")
+    classic, usage = memory.broker.classic, memory.broker._state.usage
+    for metadata in ("x" * 4097, "é" * 2049, "\ud800"):
+        refused = classic.commit("g", {"t": {0: Commit(1, metadata=metadata)}}, generation=-1, done=None)
+        assert refused["t"].code is ErrorCode.INVALID_REQUEST
+    assert usage.bytes == 0 or not classic.positions("g", "t")
+    classic.commit("g", {"t": {0: Commit(1), 1: Commit(1)}}, generation=-1, done=None)
+    bare = usage.bytes
+    classic.commit("g", {"t": {0: Commit(1, metadata="x" * 4096)}}, generation=-1, done=None)
+    assert usage.bytes == bare + 4096
+    classic.commit("g", {"t": {0: Commit(2, metadata="y" * 10)}}, generation=-1, done=None)
+    assert usage.bytes == bare + 10
+    memory.broker.commit_position("t", 0, GROUP, "g", 3)
+    assert usage.bytes == bare
+    assert classic.positions("g", "t")[0] == Position(3, -1)
+    classic.commit("g", {"t": {1: Commit(2, metadata="y" * 10)}}, generation=-1, done=None)
+    memory.broker.delete_positions(GROUP, "g", full_name="t", partition_number=1)
+    memory.broker.delete_positions(GROUP, "g")
+    assert usage.bytes + 0 < bare
+    assert classic.names() == []
+
+
+def test_one_topic_that_is_refused_does_not_keep_the_others(memory: MemoryBroker) -> None:
+    commits = {"t": {0: Commit(1)}, "u": {0: Commit(1, metadata="x" * 5000)}}
+    refused = memory.broker.classic.commit("g", commits, generation=-1, done=None)
+    assert list(refused) == ["u"]
+    assert memory.broker.classic.topics("g") == ["t"]
+
+
+def test_a_name_with_members_of_other_wires_is_theirs_in_that_topic(memory: MemoryBroker) -> None:
+    groups, classic = memory.broker.groups, memory.broker.classic
+    memory.broker.groups.join("g", "t", "m", wire="flux")
+    with pytest.raises(Conflict) as caught:
+        join(memory, "a", topics=("s", "t"))
+    assert code_of(caught) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    refused = classic.commit("g", {"t": {0: Commit(1)}}, generation=-1, done=None)
+    assert refused["t"].code is ErrorCode.MEMBER_MISSING
+    with pytest.raises(Conflict) as caught:
+        classic.delete("g")
+    assert code_of(caught) is ErrorCode.GROUP_NOT_EMPTY
+    join(memory, "a", topics=("s",))
+    groups.leave("g", "t", "m", None, wire="flux")
+    join(memory, "b", topics=("t",))
+
+
+def test_a_name_with_classic_members_is_theirs_in_their_topics(memory: MemoryBroker) -> None:
+    join(memory, "a")
+    with pytest.raises(Conflict) as caught:
+        memory.broker.groups.join("g", "t", "m", wire="flux")
+    assert code_of(caught) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    with pytest.raises(Conflict):
+        memory.broker.commit_position("t", 0, GROUP, "g", 1)
+    memory.broker.commit_position("t", 0, PositionKind.CONSUMER, "g", 1)
+    memory.broker.groups.join("g", "u", "m", wire="flux")
+    memory.broker.classic.leave("g", "a")
+    memory.broker.groups.join("g", "t", "m", wire="flux")
+
+
+def test_groups_of_all_wires_are_listed(memory: MemoryBroker) -> None:
+    memory.broker.groups.join("coordinated", "t", "m", wire="flux")
+    join(memory, "a", group="classic")
+    memory.broker.commit_position("t", 0, GROUP, "positions", 1)
+    classic = memory.broker.classic
+    assert classic.names() == ["classic", "coordinated", "positions"]
+    views = [classic.view(name) for name in classic.names()]
+    assert [(view.phase, len(view.members)) for view in views if view is not None] == [
+        (Phase.COMPLETING, 1),
+        (Phase.STABLE, 1),
+        (Phase.EMPTY, 0),
+    ]
+    assert classic.view("other") is None
+
+
+def test_a_deleted_group_and_its_positions_are_gone(memory: MemoryBroker) -> None:
+    classic = memory.broker.classic
+    memory.broker.ensure_topic("t")
+    join(memory, "a")
+    with pytest.raises(Conflict) as caught:
+        classic.delete("g")
+    assert code_of(caught) is ErrorCode.GROUP_NOT_EMPTY
+    classic.leave("g", "a")
+    classic.commit("g", {"t": {0: Commit(1)}, "later": {0: Commit(1)}}, generation=-1, done=None)
+    done = Answers()
+    classic.delete("g", done=done)
+    memory.run()
+    done.check()
+    assert (classic.names(), classic.topics("g")) == ([], [])
+    with pytest.raises(Missing) as missing:
+        classic.delete("g")
+    assert code_of(missing) is ErrorCode.GROUP_MISSING
+    memory.restart()
+    assert memory.broker.classic.names() == []
+
+
+def test_positions_stay_while_there_are_members_and_then_have_their_time() -> None:
+    memory = MemoryBroker(BrokerSettings(positions_expiry_us=10_000_000, expiry_grace_s=0, expiry_interval_s=1))
+    classic = memory.broker.classic
+    memory.broker.ensure_topic("t")
+    classic.commit("g", {"t": {0: Commit(1)}}, generation=-1, done=None)
+    join(memory, "a", session_s=1800)
+    memory.advance(50)
+    assert classic.topics("g") == ["t"]
+    classic.leave("g", "a")
+    memory.advance(5)
+    assert classic.topics("g") == ["t"]
+    memory.advance(15)
+    assert classic.topics("g") == []
