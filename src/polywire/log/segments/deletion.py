@@ -60,7 +60,7 @@ class Deleter:
         self._stopped.set()
         self._worker.stop()
 
-    def _completed(self, _: None, __: BrokerError | None) -> None:
+    def _completed(self, _: BrokerError | None) -> None:
         self._running = False
         self.delete(())
 
