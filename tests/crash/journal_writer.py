@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from polywire.errors import BrokerError, Busy
+from polywire.log.base import Completion
 from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
@@ -79,25 +79,25 @@ def stage(rig: Rig, partition: FilePartition, values: list[bytes], which: int, n
         if part:
             rig.log.stage(token, partition, batch_of(part), expires_at_us=2**62, level=Level.WRITTEN, done=None)
 
-    def done(ranges: object, error: BrokerError | None) -> None:
-        assert error is None, error
+    def done(ranges: object | BrokerError) -> None:
+        assert not isinstance(ranges, BrokerError), ranges
         print(f"p {which} {ranges[0][1]} {number} {len(values)}", flush=True)  # type: ignore[index]
 
     rig.log.publish([token], PUBLISHED, level=Level.SYNCED, done=done)
     rig.memory.apply(PUBLISHED)
 
 
-def tell(what: str, number: int, count: int) -> Callable[[int, BrokerError | None], None]:
-    def done(offset: int, error: BrokerError | None) -> None:
-        assert error is None, error
+def tell(what: str, number: int, count: int) -> Completion[int]:
+    def done(offset: int | BrokerError) -> None:
+        assert not isinstance(offset, BrokerError), offset
         print(f"{what} {offset} {number} {count}", flush=True)
 
     return done
 
 
-def tell_change(number: int) -> Callable[[int, BrokerError | None], None]:
-    def done(_: int, error: BrokerError | None) -> None:
-        assert error is None, error
+def tell_change(number: int) -> Completion[int]:
+    def done(result: int | BrokerError) -> None:
+        assert not isinstance(result, BrokerError), result
         print(f"c {number}", flush=True)
 
     return done

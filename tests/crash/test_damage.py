@@ -171,7 +171,7 @@ def test_a_damaged_body_that_was_staged_is_named_once_it_is_published(tmp_path: 
     staged = path.read_bytes().index(b"staged")
     flip(path, staged)
     first = partition.next_offset
-    rig.log.publish([token], b"change", level=Level.WRITTEN, done=lambda *_: None)
+    rig.log.publish([token], b"change", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     for _ in range(2):
         with pytest.raises(Corrupt, match=f"first_offset={first} next_offset={first + 1} "):

@@ -13,7 +13,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Read
+from polywire.log.base import NO_OFFSET, Read
 from polywire.log.log import FileLog
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.log.rig import SMALL, RigLoop, batch_of
@@ -54,10 +54,10 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     broker.commit_position("full", 0, PositionKind.GROUP, "g", 1)
     with pytest.raises(Busy):
         broker.create_topic(TopicName("default", "more"))
-    told: list[BrokerError | None] = []
-    broker.delete_topic(topic, done=lambda _, error: told.append(error))
+    told: list[int | BrokerError] = []
+    broker.delete_topic(topic, done=told.append)
     loop.run_until(lambda: told)
-    assert told == [None]
+    assert told == [NO_OFFSET]
     loop.run_until(lambda: _has_room(broker))
     broker.close()
 
@@ -95,9 +95,9 @@ def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) 
     assert isinstance(log, FileLog)
     log._sealer._stopped = True  # as when no segment finds space on the disk
     _commit_until_refused(broker)
-    told: list[BrokerError | None] = []
-    broker.delete_topic(broker.topic("deleted"), done=lambda _, error: told.append(error))
-    broker.purge_topic(broker.topic("purged"), done=lambda _, error: told.append(error))
+    told: list[int | BrokerError] = []
+    broker.delete_topic(broker.topic("deleted"), done=told.append)
+    broker.purge_topic(broker.topic("purged"), done=told.append)
     partition = broker.topic("trimmed").partitions[0]
     log.trim(partition.incarnation, 1)
     broker.commit()
@@ -105,7 +105,7 @@ def test_removals_find_room_where_positions_have_used_up_theirs(tmp_path: Path) 
     with pytest.raises(Busy):
         broker.commit_position("purged", 0, PositionKind.GROUP, "g", 1)
     loop.run_until(lambda: len(told) == 2)
-    assert told == [None, None]
+    assert told == [NO_OFFSET, NO_OFFSET]
     assert log.has_capacity(1), "and the sealer has its own"
     broker.close()
 

@@ -36,7 +36,7 @@ def write_history(directory: Path, *, clean: bool) -> tuple[list[bytes], list[by
         rig.log.commit()
         if number % 25 == 24:
             rig.settle()
-    rig.log.publish([TOKENS[0]], b"p", level=Level.SYNCED, done=lambda *_: None)
+    rig.log.publish([TOKENS[0]], b"p", level=Level.SYNCED, done=lambda _: None)
     rig.memory.apply(b"p")
     values.append(b"staged")
     rig.settle()

@@ -65,7 +65,7 @@ class Story:
 
     def publish(self, number: int) -> None:
         self.changes.append(b"published")
-        self.rig.log.publish([TOKENS[number]], b"published", level=Level.WRITTEN, done=lambda _, __: None)
+        self.rig.log.publish([TOKENS[number]], b"published", level=Level.WRITTEN, done=lambda _: None)
         self.rig.memory.apply(b"published")
         self.values.append(TOKENS[number])
 

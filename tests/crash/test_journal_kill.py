@@ -186,7 +186,7 @@ def publish_one(rig: Rig, partition: FilePartition, token: bytes) -> None:
     rig.log.commit()
     value = b"%d" % partition.next_offset
     rig.log.stage(token, partition, batch_of([value]), expires_at_us=2**62, level=Level.WRITTEN, done=None)
-    rig.log.publish([token], b"published", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([token], b"published", level=Level.WRITTEN, done=lambda _: None)
     rig.memory.apply(b"published")
     rig.log.commit()
 

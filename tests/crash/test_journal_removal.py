@@ -79,7 +79,7 @@ def test_published_and_gone_after_the_snapshot(tmp_path: Path, how: str, *, seal
             rig.append(second, [b"%d" % second.next_offset + b"." * 2000])
             rig.log.commit()
     kept = second.next_offset
-    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _: None)
     rig.append(first, [b"behind"])
     rig.log.commit()
     if how == "drop":
@@ -104,7 +104,7 @@ def test_staged_blob_removed_after_the_snapshot(tmp_path: Path) -> None:
         fill_slot(rig, filler)
     rig.log.trim(2, filler.next_offset)
     rig.log.commit()
-    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _: None)
     rig.append(partition, [b"3"])
     rig.log.commit()
     rig.log.trim(1, 2)

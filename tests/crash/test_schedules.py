@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import BrokerError, Busy, Missing
+from polywire.log.base import Completion
 from polywire.log.log import FileLog
 from polywire.types import Level
 from tests.crash.disk import JournalDisk
@@ -68,11 +69,11 @@ class Run:
         self.log.open_partition(incarnation)
         self.partitions[incarnation] = Kept()
 
-    def told(self, kept: Kept, count: int, level: Level) -> Callable[[object, BrokerError | None], None]:
+    def told(self, kept: Kept, count: int, level: Level) -> Completion[object]:
         """Acknowledges; now and then whoever is told asks for more, and writes it."""
 
-        def done(_: object, error: BrokerError | None) -> None:
-            assert error is None, error
+        def done(result: object | BrokerError) -> None:
+            assert not isinstance(result, BrokerError), result
             kept.written = max(kept.written, count)
             if level is Level.SYNCED:
                 kept.synced = max(kept.synced, count)

@@ -60,7 +60,7 @@ def write_history(directory: Path) -> tuple[list[bytes], list[bytes]]:
             rig.append(other, [b"." * 900])
         if number in (35, 58):
             token = TOKENS[(35, 58).index(number)]
-            rig.log.publish([token], b"p", level=Level.WRITTEN, done=lambda _, __: None)
+            rig.log.publish([token], b"p", level=Level.WRITTEN, done=lambda _: None)
             rig.memory.apply(b"p")
             values.append(token)
         rig.log.commit()
@@ -79,7 +79,7 @@ def check(directory: Path, values: list[bytes], changes: list[bytes]) -> None:
     assert rig.memory.changes == changes
     assert rig.log.partition(2).first_offset == 2
     assert list(rig.log.staged_partitions([TOKENS[2]])) == [1]
-    rig.log.publish([TOKENS[2]], b"p", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKENS[2]], b"p", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     assert rig.read(rig.log.partition(1), len(values)) == [TOKENS[2]]
     rig.kill()
@@ -160,6 +160,6 @@ def write_until_refused(rig: Rig, told: list[tuple[int, bytes]]) -> None:
         rig.loop.run_pass(0.001 if rig.log.congested else 0.0)
 
 
-def note(told: list[tuple[int, bytes]], value: bytes, offset: int, error: BrokerError | None) -> None:
-    if error is None:
+def note(told: list[tuple[int, bytes]], value: bytes, offset: int | BrokerError) -> None:
+    if not isinstance(offset, BrokerError):
         told.append((offset, value))

@@ -118,7 +118,7 @@ def _flux(case: Case, player: Player) -> tuple[Outcome, bytes]:
 def _make_user(world: iggy.World) -> None:
     """A user that can be changed over a wire: configured ones cannot, whoever asks."""
     made: list[object] = []
-    world.memory.broker.access.create_user("made", "password", None, done=lambda *told: made.append(told))
+    world.memory.broker.access.create_user("made", "password", None, done=made.append)
     end = time.monotonic() + WAIT_S_MAX
     while not made:
         assert time.monotonic() < end

@@ -133,9 +133,9 @@ class LogMachine(RuleBasedStateMachine):
         change = b"%d" % len(self.changes)
         if not all(token in self.staged for token in tokens):
             with pytest.raises(Missing):
-                self.rig.log.publish(tokens, change, level=Level.WRITTEN, done=lambda _, __: None)
+                self.rig.log.publish(tokens, change, level=Level.WRITTEN, done=lambda _: None)
             return
-        self.rig.log.publish(tokens, change, level=Level.SYNCED, done=lambda _, __: None)
+        self.rig.log.publish(tokens, change, level=Level.SYNCED, done=lambda _: None)
         self.rig.memory.apply(change)
         self.changes.append(change)
         for token in tokens:

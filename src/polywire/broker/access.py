@@ -41,7 +41,7 @@ from polywire.broker.users import (
 )
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Loop
+from polywire.log.base import Completion, Loop
 from polywire.types import Level
 
 __all__ = [
@@ -67,10 +67,6 @@ NAME_LOGGED_MAX: Final = 255  # of a name that somebody made up, in the audit lo
 _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 
 
-LoggedIn = Callable[[Principal | BrokerError], None]
-UserMade = Callable[[User | None, BrokerError | None], None]
-
-
 class Host(Protocol):
     """What users ask of the broker."""
 
@@ -82,7 +78,7 @@ class Host(Protocol):
         """A live view of what is kept under this name."""
 
     def set_wire_state(
-        self, wire: str, key: str, value: bytes | None, *, level: Level, done: Done | None = None
+        self, wire: str, key: str, value: bytes | None, *, level: Level, done: Completion[int] | None = None
     ) -> None:
         """Keep a value, None removes it. Raises Busy."""
 
@@ -176,7 +172,7 @@ class Access(Authorization):
         user = self._by_name.get(ANONYMOUS_NAME)
         return self.is_open or (user is not None and user.configured)
 
-    def log_in(self, name: str, password: str, done: LoggedIn, *, peer: str = "") -> None:
+    def log_in(self, name: str, password: str, done: Completion[Principal], *, peer: str = "") -> None:
         """Call ``done``, later, with who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
         when others had to go first. ``peer``: address of the connection, by which logins take turns.
 
@@ -361,7 +357,7 @@ class Access(Authorization):
         *,
         active: bool = True,
         by: Principal | None = None,
-        done: UserMade,
+        done: Completion[User],
     ) -> None:
         """Make a user; ``done`` gets it once that is synced. ``by`` is who asks for it, here and below.
 
@@ -373,7 +369,7 @@ class Access(Authorization):
 
         def hashed(password_hash: str | Busy) -> None:
             if isinstance(password_hash, Busy):
-                done(None, password_hash)
+                done(password_hash)
                 return
             try:
                 self._check_covers(by, grants)  # once more: it may have changed while the hash was made
@@ -381,7 +377,7 @@ class Access(Authorization):
                 self._keep(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
                 self._administered("user.create", by, name)
             except BrokerError as error:
-                done(None, error)
+                done(error)
 
         self._passwords.hash(password, hashed)
 
@@ -392,7 +388,7 @@ class Access(Authorization):
         name: str | None = None,
         active: bool | None = None,
         by: Principal | None = None,
-        done: UserMade | None = None,
+        done: Completion[User] | None = None,
     ) -> None:
         """Give a user another name or state, which ends its logins. Raises as ``create_user``, and Denied(DENIED) for a configured one."""
         self._check_over(by, user)
@@ -406,7 +402,7 @@ class Access(Authorization):
         self._administered("user.alter", by, user.name, facts)
 
     def grant(
-        self, user: User, grants: Grants | None, *, by: Principal | None = None, done: UserMade | None = None
+        self, user: User, grants: Grants | None, *, by: Principal | None = None, done: Completion[User] | None = None
     ) -> None:
         """Replace what a user may do. Raises Denied(DENIED) for a configured one, and where ``by`` may not do all of the old or the new."""
         self._check_over(by, user)
@@ -414,7 +410,9 @@ class Access(Authorization):
         self._keep(msgspec.structs.replace(user, grants=grants), done)
         self._administered("user.grant", by, user.name)
 
-    def change_password(self, user: User, old: str, new: str, *, by: Principal | None = None, done: UserMade) -> None:
+    def change_password(
+        self, user: User, old: str, new: str, *, by: Principal | None = None, done: Completion[User]
+    ) -> None:
         """Replace a password, which ends the user's logins and tokens; ``done`` gets Denied(LOGIN_FAILED) when the old one is wrong.
 
         Raises Denied(DENIED) for a configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
@@ -427,32 +425,32 @@ class Access(Authorization):
             if right is not True:
                 wrong = Denied(ErrorCode.LOGIN_FAILED, "the old password is wrong")
                 self._record("user.password", Outcome.REFUSED, user=user.name, peer=peer, reason=wrong.message)
-                done(None, right if isinstance(right, Busy) else wrong)
+                done(right if isinstance(right, Busy) else wrong)
                 return
             try:
                 self._passwords.hash(new, hashed)
             except BrokerError as error:
-                done(None, error)
+                done(error)
 
         def hashed(password_hash: str | Busy) -> None:
             if isinstance(password_hash, Busy):
-                done(None, password_hash)
+                done(password_hash)
                 return
             now = self._users.get(user.id)
             if now is None or now.password_hash != user.password_hash:
-                done(None, Denied(ErrorCode.LOGIN_FAILED, "the user was changed meanwhile"))
+                done(Denied(ErrorCode.LOGIN_FAILED, "the user was changed meanwhile"))
                 return
             try:
                 self._check_over(by, now)
                 self._keep(msgspec.structs.replace(now, password_hash=password_hash, tokens=()), done, ends=True)
                 self._administered("user.password", by, now.name)
             except BrokerError as error:
-                done(None, error)
+                done(error)
 
         origin = Origin(name=user.name)  # who holds a connection of the user must not guess on
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
-    def delete_user(self, user: User, *, by: Principal | None = None, done: UserMade | None = None) -> None:
+    def delete_user(self, user: User, *, by: Principal | None = None, done: Completion[User] | None = None) -> None:
         """End a user, its logins and its tokens. Raises Denied(DENIED) for a configured one."""
         self._check_over(by, user)
         self._forget(user, done)
@@ -467,7 +465,7 @@ class Access(Authorization):
         expires_at_us: int | None,
         *,
         by: Principal | None = None,
-        done: UserMade | None = None,
+        done: Completion[User] | None = None,
     ) -> str:
         """A new token, shown this once. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED)."""
         check_name(name, self._settings.name_bytes_max)
@@ -485,7 +483,9 @@ class Access(Authorization):
         self._administered("token.create", by, f"{user.name}/{name}")
         return raw
 
-    def delete_token(self, user: User, name: str, *, by: Principal | None = None, done: UserMade | None = None) -> None:
+    def delete_token(
+        self, user: User, name: str, *, by: Principal | None = None, done: Completion[User] | None = None
+    ) -> None:
         """End a token and the logins that came with it. Raises Missing(TOKEN_MISSING)."""
         rest = tuple(token for token in user.tokens if token.name != name)
         if len(rest) == len(user.tokens):
@@ -544,7 +544,7 @@ class Access(Authorization):
     def _default(self) -> User:
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
-    def _keep(self, user: User, done: UserMade | None, *, ends: bool = False) -> None:
+    def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
         """Journal a user as it is now and make it true; ``ends``: no login of before counts any more. Raises Busy(DISK_FULL)."""
         completed = _completion(user, self._then_notify(user.id, done) if ends else done)
         self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)
@@ -553,18 +553,18 @@ class Access(Authorization):
         if ends:
             self._end_logins(user.id)
 
-    def _forget(self, user: User, done: UserMade | None) -> None:
+    def _forget(self, user: User, done: Completion[User] | None) -> None:
         completed = _completion(user, self._then_notify(user.id, done))
         self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=completed)
         self._drop(user.id)
         self._logins.pop(user.id, None)
 
-    def _then_notify(self, user_id: int, done: UserMade | None) -> UserMade:
+    def _then_notify(self, user_id: int, done: Completion[User] | None) -> Completion[User]:
         """Call ``done``, then notify whoever keeps connections."""
 
-        def completed(user: User | None, error: BrokerError | None) -> None:
+        def completed(user: User | BrokerError) -> None:
             if done is not None:
-                done(user, error)
+                done(user)
             self._notify_end(user_id)
 
         return completed
@@ -589,7 +589,7 @@ class Access(Authorization):
         self.is_open = not any(other.configured for other in self._users.values())
 
 
-def _completion(user: User, done: UserMade | None) -> Callable[[int, BrokerError | None], None] | None:
+def _completion(user: User, done: Completion[User] | None) -> Completion[int] | None:
     if done is None:
         return None
-    return lambda _, error: done(None if error else user, error)
+    return lambda stored: done(stored if isinstance(stored, BrokerError) else user)

@@ -18,7 +18,7 @@ from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
-from polywire.broker.fetch import BoundsThen, ManyBounds, ManyBoundsThen, ask_bounds, check_alive
+from polywire.broker.fetch import Bounds, ManyBounds, ask_bounds, check_alive
 from polywire.broker.groups.classic import ClassicGroup
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import Commits
@@ -29,7 +29,7 @@ from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
-from polywire.broker.staged_publish import NO_WRITE, PublishDone, StagedPublish
+from polywire.broker.staged_publish import NO_WRITE, PublishAnswer, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topic_verbs import ENTRY_BYTES, TopicVerbs
 from polywire.broker.topics import Partition, Topic
@@ -37,7 +37,7 @@ from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import wire_change
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Done, Located, Log, Loop, Need, Read, Replay
+from polywire.log.base import Completion, Located, Log, Loop, Need, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
 from polywire.types import Buffer, KeyHash, Level, TopicName
@@ -224,7 +224,7 @@ class Broker(TopicVerbs, PositionVerbs):
     # Records
 
     def produce(
-        self, partition: Partition, batch: Buffer, *, by: Caller = NOBODY, level: Level, done: Done | None
+        self, partition: Partition, batch: Buffer, *, by: Caller = NOBODY, level: Level, done: Completion[int] | None
     ) -> None:
         """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
 
@@ -248,7 +248,7 @@ class Broker(TopicVerbs, PositionVerbs):
         """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""
         return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)
 
-    def settle(self, level: Level, done: Done) -> None:
+    def settle(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once everything taken so far has reached ``level``: the answer to what turned out to be done already."""
         self._log.barrier(level, done)
 
@@ -258,7 +258,7 @@ class Broker(TopicVerbs, PositionVerbs):
         offset: int,
         *,
         bytes_max: int,
-        then: Callable[[Read | BrokerError], None],
+        then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | None:
         """Stored batches from the one holding ``offset`` on, as ``PartitionLog.read`` says.
@@ -274,7 +274,7 @@ class Broker(TopicVerbs, PositionVerbs):
         partition: Partition,
         offset: int,
         *,
-        then: Callable[[Located | BrokerError], None],
+        then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | None:
         """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
@@ -292,11 +292,11 @@ class Broker(TopicVerbs, PositionVerbs):
         check_alive(partition)
         return self._log.wait(partition.log, offset, wake)
 
-    def many_bounds(self, partitions: Sequence[Partition], *, then: ManyBoundsThen) -> None:
+    def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
         """As ``bounds``, of many partitions at once, in their order; Missing(PARTITION_MISSING) when one of them has ended."""
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
-    def bounds(self, partition: Partition, *, then: BoundsThen) -> None:
+    def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
         """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises Missing(PARTITION_MISSING)."""
         ask_bounds(self._log, partition, then)
 
@@ -311,7 +311,7 @@ class Broker(TopicVerbs, PositionVerbs):
         write: tuple[str, int] = NO_WRITE,
         by: Caller = NOBODY,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Store a validated batch under a 16-byte token, invisible until published; it expires after ``stage_expiry_us``.
 
@@ -332,7 +332,7 @@ class Broker(TopicVerbs, PositionVerbs):
         tokens: Sequence[bytes],
         *,
         by: Caller = NOBODY,
-        done: PublishDone | None,
+        done: Completion[PublishAnswer] | None,
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group, unless this writer has published this number,
         or a later one, before: then the tokens are dropped and the answer, a duplicate, waits for the original's sync.
@@ -344,7 +344,13 @@ class Broker(TopicVerbs, PositionVerbs):
         self.staging.publish(writer, number, tokens, by=by, done=done)
 
     def publishing(
-        self, writer: str, number: int, tokens: Sequence[bytes], *, by: Caller = NOBODY, done: PublishDone | None
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        by: Caller = NOBODY,
+        done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
         """The same a little at a time, for thousands of batches; to be put into ``publish_work``. Raises as ``publish``."""
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
@@ -367,7 +373,7 @@ class Broker(TopicVerbs, PositionVerbs):
         *,
         by: Caller = ITSELF,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Keep a value for a wire, None removes it. ``by``: for whom, where that is not the wire itself.
 
@@ -400,7 +406,7 @@ class Broker(TopicVerbs, PositionVerbs):
         """Write the write batch now; what asked for ``written`` or less is answered before this returns."""
         self._log.commit()
 
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group, in order, and make them true. With none, ``done`` follows what was added before.
 
         Raises Busy(DISK_FULL); then nothing has changed.

@@ -20,7 +20,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.clock import Clock
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log
+from polywire.log.base import Completion, Log
 from polywire.types import Buffer, Level
 
 ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
@@ -55,7 +55,7 @@ class Events:
         *,
         by: Caller = NOBODY,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> int:
         """Append one event, the only record of ``batch``, as this version of an aggregate; returns its offset.
 
@@ -99,7 +99,7 @@ class Events:
         *,
         by: Caller = NOBODY,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Keep a snapshot of an aggregate as of a version, in place of the one before.
 

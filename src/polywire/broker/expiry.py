@@ -18,14 +18,14 @@ from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
 from polywire.broker.state import State
 from polywire.clock import ElapsedClock
 from polywire.errors import Busy
-from polywire.log.base import Done, Loop
+from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
 
 class Host(Protocol):
     """What expiry asks of the broker."""
 
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and make them true."""
 
     def topic_name(self, key: changes.TopicKey) -> str:

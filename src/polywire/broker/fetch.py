@@ -6,7 +6,7 @@ Must not know: wires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -15,7 +15,7 @@ from polywire.broker.sliced import SlicedWork
 from polywire.broker.topics import Partition
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Log
+from polywire.log.base import Completion, Log
 from polywire.types import Level
 
 
@@ -29,17 +29,13 @@ class Bounds:
     next_address: int
 
 
-BoundsThen = Callable[[Bounds | BrokerError], None]
-ManyBoundsThen = Callable[[list[Bounds] | BrokerError], None]
-
-
 def check_alive(partition: Partition) -> None:
     """Refuse a partition that was deleted. Raises Missing(PARTITION_MISSING)."""
     if partition.ended:
         raise _missing(partition)
 
 
-def ask_bounds(log: Log, partition: Partition, then: BoundsThen) -> None:
+def ask_bounds(log: Log, partition: Partition, then: Completion[Bounds]) -> None:
     """Take the end as it is now and call ``then`` with it once it is synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
@@ -51,12 +47,11 @@ def _notify(
     partition: Partition,
     next_offset: int,
     next_address: int,
-    then: BoundsThen,
-    _: int,
-    error: BrokerError | None,
+    then: Completion[Bounds],
+    synced: int | BrokerError,
 ) -> None:
-    if error is not None:
-        then(error)
+    if isinstance(synced, BrokerError):
+        then(synced)
     elif partition.ended:
         then(_missing(partition))
     else:
@@ -72,7 +67,12 @@ class ManyBounds:
     __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
 
     def __init__(
-        self, log: Log, sliced: SlicedWork, clock: Clock, partitions: Sequence[Partition], then: ManyBoundsThen
+        self,
+        log: Log,
+        sliced: SlicedWork,
+        clock: Clock,
+        partitions: Sequence[Partition],
+        then: Completion[list[Bounds]],
     ) -> None:
         self._log: Final = log
         self._sliced: Final = sliced
@@ -97,9 +97,9 @@ class ManyBounds:
         self._log.barrier(Level.SYNCED, self._synced)
         return False
 
-    def _synced(self, _: int, error: BrokerError | None) -> None:
-        if error is not None:
-            self._then(error)
+    def _synced(self, synced: int | BrokerError) -> None:
+        if isinstance(synced, BrokerError):
+            self._then(synced)
         else:
             self._sliced.put(self._make)
 

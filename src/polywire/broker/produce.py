@@ -17,7 +17,7 @@ from polywire.broker.state import State, is_tracked
 from polywire.broker.topics import Partition
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log
+from polywire.log.base import Completion, Log
 from polywire.records import batch as batches
 from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
 from polywire.types import Buffer, Level
@@ -90,7 +90,9 @@ class Admission:
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
 
-    def produce(self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Done | None) -> None:
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
+    ) -> None:
         """The long path of ``Broker.produce``."""
         self.check(partition, batch)
         identity = producer_identity(batch)
@@ -117,25 +119,26 @@ class Admission:
             owner=heir(owner, by),
         )
 
-    def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Done | None) -> None:
+    def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
         """A repeat gets the original's answer, and not before the original has the level this repeat asks for."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))
         elif done is not None:
-            self._log.barrier(level, partial(_answer, done, repeated.offset_of(base)))
+            self._log.barrier(level, partial(_complete, done, repeated.offset_of(base)))
 
-    def _stored(self, batch: Remembered, done: Done | None, offset: int, error: BrokerError | None) -> None:
-        waiting = settle(batch, offset, error)
+    def _stored(self, batch: Remembered, done: Completion[int] | None, offset: int | BrokerError) -> None:
+        waiting = settle(batch, offset)
         if done is not None:
-            done(offset, error)
+            done(offset)
         for base, level, repeat in waiting:
             if repeat is None:
                 continue
-            if error is None:
-                self._log.barrier(level, partial(_answer, repeat, batch.offset_of(base)))
+            if isinstance(offset, BrokerError):
+                repeat(offset)
             else:
-                repeat(-1, error)
+                self._log.barrier(level, partial(_complete, repeat, batch.offset_of(base)))
 
 
-def _answer(done: Done, offset: int, _: int, error: BrokerError | None) -> None:
-    done(offset if error is None else -1, error)
+def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
+    """The level is reached, or never will be."""
+    done(reached if isinstance(reached, BrokerError) else offset)

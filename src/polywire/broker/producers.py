@@ -26,7 +26,7 @@ from polywire.broker.owners import UNOWNED
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.view import Views, encoded
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.types import Level
 
 PLACE_UNKNOWN = -1
@@ -46,7 +46,7 @@ class Remembered:
         self.base = base
         self.last = last
         self.offset = PLACE_UNKNOWN
-        self.waiting: list[tuple[int, Level, Done | None]] | None = []
+        self.waiting: list[tuple[int, Level, Completion[int] | None]] | None = []
 
     def offset_of(self, sequence: int) -> int:
         """Offset of the record with this sequence, PLACE_UNKNOWN when the place of the batch is not known."""
@@ -253,9 +253,9 @@ def settled(base: int, last: int, offset: int) -> Remembered:
     return batch
 
 
-def settle(batch: Remembered, offset: int, error: BrokerError | None) -> list[tuple[int, Level, Done | None]]:
+def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
     """The log answered for the original: returns the repeats that waited (first sequence, level, done)."""
-    if error is None:
+    if not isinstance(offset, BrokerError):
         batch.offset = offset
     waiting = batch.waiting or []
     batch.waiting = None

@@ -8,9 +8,10 @@ A writer and a token are used by their owner only. Must not know: wires.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from polywire.broker import changes
@@ -23,7 +24,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Log, Publication
+from polywire.log.base import Completion, Log, Publication, Ranges
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
@@ -48,9 +49,6 @@ class PublishAnswer:
 
     duplicate: bool
     ranges: tuple[PublishedRange, ...] = ()
-
-
-PublishDone = Callable[[PublishAnswer | BrokerError], None]
 
 
 class _Stager(NamedTuple):
@@ -143,7 +141,7 @@ class _Publishing:
     __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self.waiting: list[PublishDone] = []
+        self.waiting: list[Completion[PublishAnswer]] = []
 
 
 class StagedPublish:
@@ -174,7 +172,7 @@ class StagedPublish:
         write: tuple[str, int] = NO_WRITE,
         by: Caller,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Store a batch under a token, as ``Broker.stage`` says."""
         self.check_tokens([token], by=by)
@@ -223,7 +221,7 @@ class StagedPublish:
         tokens: Sequence[bytes],
         *,
         by: Caller,
-        done: PublishDone | None,
+        done: Completion[PublishAnswer] | None,
     ) -> None:
         """Publish staged batches, as ``Broker.publish`` says, at once."""
         deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
@@ -235,7 +233,7 @@ class StagedPublish:
         tokens: Sequence[bytes],
         *,
         by: Caller,
-        done: PublishDone | None,
+        done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
         """The same a little at a time: all is looked at and laid out before, and cleared away behind, the one step that publishes. Two must
         not be under way at once: the second would find its tokens taken."""
@@ -274,7 +272,7 @@ class StagedPublish:
         prepared: Publication,
         *,
         by: Caller,
-        done: PublishDone | None,
+        done: Completion[PublishAnswer] | None,
     ) -> bool:
         """The one step; False where somebody else has published it meanwhile."""
         self._check_writer(writer, number, by)
@@ -287,13 +285,12 @@ class StagedPublish:
         change = changes.Published(writer, number, now_us, (), heir(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
-        def settled(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
-            self._settle(writer, publishing, done, ranges, error)
+        settled = partial(self._settle, writer, publishing, done)
 
         if tokens:
             self._log.publish(prepared, changes.encode(change), level=Level.SYNCED, done=settled)
         else:
-            self._log.change(changes.encode(change), level=Level.SYNCED, done=lambda _, error: settled((), error))
+            self._log.change(changes.encode(change), level=Level.SYNCED, done=partial(_settle_without, settled))
         self._publishing[writer] = publishing
         self._state.apply_change(change)
         return True
@@ -323,7 +320,7 @@ class StagedPublish:
         found = [known for known in self._state.writers if self._owners.may_use(by, known.owner)]
         return sorted(found, key=lambda known: known.writer)
 
-    def delete_writer(self, writer: str, *, by: Caller, done: Done | None) -> None:
+    def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
         """Forget a writer: what it publishes again is stored again. Raises Missing(WRITER_MISSING), Denied(DENIED)."""
         found = self._state.writers.find(writer)
         if found is None:
@@ -382,37 +379,48 @@ class StagedPublish:
         partitions = map(self._state.catalog.find_partition, incarnations)
         return list({found.topic.id: found.topic for found in partitions if found is not None}.values())
 
-    def _answer_duplicate(self, writer: str, done: PublishDone | None) -> None:
+    def _answer_duplicate(self, writer: str, done: Completion[PublishAnswer] | None) -> None:
         if done is None:
             return
         publishing = self._publishing.get(writer)
         if publishing is not None:
             publishing.waiting.append(done)
             return
-        self._log.barrier(Level.SYNCED, lambda _, error: done(error or PublishAnswer(duplicate=True)))
+        self._log.barrier(Level.SYNCED, partial(_complete_duplicate, done))
 
     def _settle(
         self,
         writer: str,
         publishing: _Publishing,
-        done: PublishDone | None,
-        ranges: Sequence[tuple[int, int, int]],
-        error: BrokerError | None,
+        done: Completion[PublishAnswer] | None,
+        ranges: Ranges | BrokerError,
     ) -> None:
         if self._publishing.get(writer) is publishing:
             del self._publishing[writer]
-        if done is not None:
-            done(error or PublishAnswer(duplicate=False, ranges=tuple(self._ranges(ranges))))
+        failed = ranges if isinstance(ranges, BrokerError) else None
+        if done is not None and not isinstance(ranges, BrokerError):
+            done(PublishAnswer(duplicate=False, ranges=tuple(self._ranges(ranges))))
+        elif done is not None and failed is not None:
+            done(failed)
         for waiting in publishing.waiting:
-            waiting(error or PublishAnswer(duplicate=True))
+            waiting(failed or PublishAnswer(duplicate=True))
 
-    def _ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[PublishedRange]:
+    def _ranges(self, ranges: Ranges) -> list[PublishedRange]:
         found = []
         for incarnation, first, after in ranges:
             partition = self._state.catalog.find_partition(incarnation)
             if partition is not None:  # deleted since: nobody can read it, so nobody needs to know where it was
                 found.append(PublishedRange(partition, first, after))
         return found
+
+
+def _settle_without(settled: Completion[Ranges], published: int | BrokerError) -> None:
+    """A publish of no tokens, which is a change and nothing more."""
+    settled(published if isinstance(published, BrokerError) else ())
+
+
+def _complete_duplicate(done: Completion[PublishAnswer], synced: int | BrokerError) -> None:
+    done(synced if isinstance(synced, BrokerError) else PublishAnswer(duplicate=True))
 
 
 def check_token(token: bytes) -> None:

@@ -33,7 +33,7 @@ from polywire.broker.topic_work import AT_ONCE_MAX, retry_while_busy
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Done, Log, Need, PartitionLog
+from polywire.log.base import Completion, Log, Need, PartitionLog
 from polywire.types import Level, TopicName
 
 ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
@@ -59,7 +59,7 @@ class TopicVerbs(ABC):
         """See ``Broker``."""
 
     @abstractmethod
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """See ``Broker``."""
 
     # Topics begin
@@ -74,7 +74,7 @@ class TopicVerbs(ABC):
         partition_count_min: int = 1,
         by: Caller = NOBODY,
         level: Level = Level.SYNCED,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> Topic:
         """Make a topic at once, however many partitions it has; it can be used when this returns. ``make_topic`` is for what peers ask for.
 
@@ -101,7 +101,7 @@ class TopicVerbs(ABC):
         by: Caller = NOBODY,
         level: Level = Level.SYNCED,
         then: Then,
-        done: Done,
+        done: Completion[int],
     ) -> bool:
         """Make a topic of any size; ``then`` is called with it as soon as it can be used. Returns whether it was.
 
@@ -135,7 +135,7 @@ class TopicVerbs(ABC):
         *,
         level: Level = Level.SYNCED,
         then: Then | None = None,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> bool:
         """Add partitions up to this count; ``then`` is called as soon as they can be used. Returns whether it was, or would have been.
 
@@ -201,7 +201,7 @@ class TopicVerbs(ABC):
         change: changes.TopicCreated | changes.PartitionsAdded,
         opened: Sequence[PartitionLog],
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Say that partitions which are open in the log belong to a topic."""
         self._log.change(changes.encode(change), level=level, done=done)
@@ -218,7 +218,7 @@ class TopicVerbs(ABC):
         count: int,
         ready: Callable[[], None] | None,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> Steps:
         """Open so many partitions, then have a change begin them."""
         opened: list[PartitionLog] = []
@@ -236,13 +236,13 @@ class TopicVerbs(ABC):
             self.change_all((), level=level, done=done)
         except BrokerError as error:
             if done is not None:
-                done(-1, error)
+                done(error)
             self._catalog.leaving += len(opened)
             yield from self._dropping([log.incarnation for log in opened], level, None)
 
     # Topics end
 
-    def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> None:
+    def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> None:
         """End a topic with its records, positions and groups. Raises Missing(TOPIC_MISSING)."""
         self._catalog.check_alive(topic)
         self._end(
@@ -250,7 +250,7 @@ class TopicVerbs(ABC):
         )
 
     def shrink_topic(
-        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Done | None = None
+        self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
         """End the last partitions, with their records and positions, until so many are left; none may be.
 
@@ -270,7 +270,7 @@ class TopicVerbs(ABC):
         ended: Callable[[Topic], None],
         then: Callable[[], None],
         level: Level = Level.SYNCED,
-        done: Done,
+        done: Completion[int],
     ) -> None:
         """End topics, one after the other: at once where they are few, else in slices. ``ended`` is called with each as soon as it is gone,
         ``then`` behind the last; ``done`` when all of it has its level. Who ends one of them meanwhile has done part of the work.
@@ -293,7 +293,7 @@ class TopicVerbs(ABC):
         ended: Callable[[Topic], None],
         then: Callable[[], None],
         level: Level,
-        done: Done,
+        done: Completion[int],
     ) -> Steps:
         try:
             for topic in topics:
@@ -304,7 +304,7 @@ class TopicVerbs(ABC):
             then()
             self.change_all((), level=level, done=done)
         except BrokerError as error:
-            done(-1, error)
+            done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
         """As ``delete_topic``, but the log drops what it has of many partitions before anything else is done."""
@@ -317,7 +317,7 @@ class TopicVerbs(ABC):
         self._catalog.leaving += len(numbers)
         yield from self._dropping(numbers, Level.MEMORY, None)
 
-    def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Done | None) -> None:
+    def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
         """Make a change that ends partitions, and drop what the log has of them: with it, or behind it where they are many."""
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
@@ -328,11 +328,11 @@ class TopicVerbs(ABC):
             self._log.drop_partition(incarnation)
         self.change_all([change], level=level, done=done)
 
-    def _drop_behind(self, ended: Sequence[int], level: Level, done: Done | None) -> None:
+    def _drop_behind(self, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
         self._catalog.leaving += len(ended)
         self._topic_work.put(self._dropping(ended, level, done))
 
-    def _dropping(self, ended: Sequence[int], level: Level, done: Done | None) -> Steps:
+    def _dropping(self, ended: Sequence[int], level: Level, done: Completion[int] | None) -> Steps:
         try:
             for incarnation in ended:
                 yield from retry_while_busy(partial(self._log.drop_partition, incarnation))
@@ -341,7 +341,7 @@ class TopicVerbs(ABC):
             self.change_all((), level=level, done=done)
         except BrokerError as error:
             if done is not None:
-                done(-1, error)
+                done(error)
 
     def _drop_what_a_stop_left(self) -> None:
         """Drop what the log has open without a topic: it was being made, or dropped, when the broker stopped."""
@@ -352,7 +352,7 @@ class TopicVerbs(ABC):
 
     # What topics hold, and how they hold it
 
-    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Done | None = None) -> bool:
+    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
         """Remove all records taken so far; offsets go on. Returns whether they cannot be read any more.
 
         Else they are gone when ``done`` is called; some of them where that is with an error. Raises Missing(TOPIC_MISSING).
@@ -369,14 +369,16 @@ class TopicVerbs(ABC):
         self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
         return True
 
-    def _purging(self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Done | None) -> Steps:
+    def _purging(
+        self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Completion[int] | None
+    ) -> Steps:
         try:
             yield from self._trimming(ends)
             self._catalog.check_alive(topic)
             self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
         except BrokerError as error:
             if done is not None:
-                done(-1, error)
+                done(error)
 
     def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
         for partition, end in ends:
@@ -384,7 +386,7 @@ class TopicVerbs(ABC):
                 yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
             yield False
 
-    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Done) -> None:
+    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
         holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
 
@@ -398,7 +400,7 @@ class TopicVerbs(ABC):
             self.purge_topic(topic, level=level)
         self.change_all((), level=level, done=done)
 
-    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Done) -> Steps:
+    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Completion[int]) -> Steps:
         try:
             for topic in topics:
                 yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
@@ -408,10 +410,10 @@ class TopicVerbs(ABC):
                 yield False
             self.change_all((), level=level, done=done)
         except BrokerError as error:
-            done(-1, error)
+            done(error)
 
     def configure_topic(
-        self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Done | None = None
+        self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
         """Give a topic other settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
         settings.check()

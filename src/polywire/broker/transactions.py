@@ -7,7 +7,7 @@ records and the positions of a commit become true in one group (decision 0012). 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from polywire.broker import changes
@@ -23,7 +23,7 @@ from polywire.broker.topics import Partition
 from polywire.broker.transaction_state import Scope, Transaction
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
-from polywire.log.base import Done, Log, Need
+from polywire.log.base import NO_OFFSET, Completion, Log, Need, Ranges
 from polywire.types import Buffer, Level
 
 _NO_TOKEN: Final = b""
@@ -75,7 +75,7 @@ class Transactions:
     def _check_owner(self, by: Caller, transaction: Transaction) -> None:
         self._owners.check(by, transaction.owner, "transactional_id", transaction.id)
 
-    def begin_epoch(self, id_: str, *, by: Caller = NOBODY, done: Done | None) -> Transaction:
+    def begin_epoch(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None) -> Transaction:
         """Hold this transactional id: an open transaction of whoever held it before is aborted, and that one fenced.
 
         Raises Invalid(INVALID_NAME), Denied(DENIED) when it is another user's, Busy(BUSY) when there are too many, Busy(DISK_FULL).
@@ -98,7 +98,7 @@ class Transactions:
         found = [known for known in self._state.transactions if self._owners.may_use(by, known.owner)]
         return sorted(found, key=lambda known: known.id)
 
-    def delete(self, id_: str, *, by: Caller = NOBODY, done: Done | None = None) -> None:
+    def delete(self, id_: str, *, by: Caller = NOBODY, done: Completion[int] | None = None) -> None:
         """Forget a transactional id: its open transaction is aborted, and its epochs count from 0 again.
 
         Raises Missing(TRANSACTION_MISSING), Denied(DENIED), Busy(DISK_FULL).
@@ -112,7 +112,7 @@ class Transactions:
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
 
-    def begin(self, transaction: Transaction, *, done: Done | None) -> None:
+    def begin(self, transaction: Transaction, *, done: Completion[int] | None) -> None:
         """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -123,7 +123,7 @@ class Transactions:
         self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
 
     def _store(
-        self, id_: str, epoch: int, state: TransactionState, token: bytes, owner: int, done: Done | None
+        self, id_: str, epoch: int, state: TransactionState, token: bytes, owner: int, done: Completion[int] | None
     ) -> Transaction:
         change = changes.TransactionalIdStored(id_, epoch, state, token, self._clock.now_us(), owner)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
@@ -133,7 +133,13 @@ class Transactions:
         return stored
 
     def stage(
-        self, transaction: Transaction, partition: Partition, sequence: int, batch: Buffer, *, done: Done | None
+        self,
+        transaction: Transaction,
+        partition: Partition,
+        sequence: int,
+        batch: Buffer,
+        *,
+        done: Completion[int] | None,
     ) -> bool:
         """Hold one record back for the end of an open transaction; False when its sequence is not above the partition's last, which
         makes it a repeat: nothing is staged, and ``done`` follows the original.
@@ -175,7 +181,7 @@ class Transactions:
         return transaction.is_open and self._state.transactions.find(transaction.id) is transaction
 
     def put_offsets(
-        self, transaction: Transaction, scope: Scope, offsets: Mapping[int, int], *, done: Done | None
+        self, transaction: Transaction, scope: Scope, offsets: Mapping[int, int], *, done: Completion[int] | None
     ) -> None:
         """Commit these next offsets of a group, by partition number, with an open transaction. Raises Busy(BUSY, DISK_FULL)."""
         assert transaction.is_open, "positions belong to a transaction"
@@ -191,14 +197,16 @@ class Transactions:
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
 
-    def abort(self, transaction: Transaction, *, done: Done | None) -> None:
+    def abort(self, transaction: Transaction, *, done: Completion[int] | None) -> None:
         """End an open transaction without a trace. Raises Busy(DISK_FULL)."""
         assert transaction.is_open, "there is something to end"
         self._reserve_end(transaction.id)
         self._staging.abandon([transaction.token], by=ITSELF)
         self._store(transaction.id, transaction.epoch, TransactionState.ABORTED, _NO_TOKEN, transaction.owner, done)
 
-    def commit(self, transaction: Transaction, positions: changes.PositionsStored | None, *, done: Done | None) -> None:
+    def commit(
+        self, transaction: Transaction, positions: changes.PositionsStored | None, *, done: Completion[int] | None
+    ) -> None:
         """End an open transaction: its records can be read and the positions are stored, all at once.
 
         Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,
@@ -210,10 +218,9 @@ class Transactions:
         if transaction.messages:
             self._staging.check_staged([transaction.token])
 
-            def published(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
-                del ranges
+            def published(ranges: Ranges | BrokerError) -> None:
                 if done is not None:
-                    done(-1, error)
+                    done(ranges if isinstance(ranges, BrokerError) else NO_OFFSET)
 
             self._log.publish([transaction.token], data, level=Level.SYNCED, done=published)
             self._staging.forget([transaction.token])

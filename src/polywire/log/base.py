@@ -1,5 +1,9 @@
 """The log's ports: what the broker asks of the log, and what the log asks of broker, loop and clock (decisions 0002, 0003).
 
+What takes time is told of by a ``Completion``, in log, broker and wires alike: a callback of one argument, the result or the BrokerError it
+ended with. It is called on the loop, exactly once unless it is taken back, and never from inside the call that began. A verb that raises
+calls none.
+
 Promises: the broker sees partitions, batches and opaque changes; everything added between two commits is one atomic group.
 Must not know: topics, groups, wires.
 """
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
@@ -18,14 +22,16 @@ from polywire.records.compression import Compression
 from polywire.store.mark import DataDirectory
 from polywire.types import Buffer, Level
 
-Done = Callable[[int, BrokerError | None], None]
-"""Called once: (offset of the first record or -1, error). Never called from inside the call that took it."""
+_Result = TypeVar("_Result")
 
-Found = Callable[[int | BrokerError], None]
-"""Called once, on the loop, with what a look-up found."""
+Completion = Callable[[_Result | BrokerError], None]
+"""What is called when something that was begun has ended: with its result, or with the error it ended with."""
+
+Ranges = Sequence[tuple[int, int, int]]
+"""(incarnation, first offset, next offset) of each partition that a publish has added to."""
 
 NO_OFFSET: Final = -1
-"""What ``offset_of_address`` finds where no record begins."""
+"""What ``offset_of_address`` finds where no record begins; what a change, a staged batch and a barrier are completed with."""
 
 
 class Need(IntEnum):
@@ -129,7 +135,7 @@ class PartitionLog(Protocol):
         """Bytes of readable batches."""
 
     def read(
-        self, offset: int, *, bytes_max: int, then: Callable[[Read | BrokerError], None], offset_end: int | None = None
+        self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
     ) -> Read | None:
         """Batches from the one holding ``offset`` on, at least one if there is any, else at most ``bytes_max`` bytes, ending with the
         batch that reaches ``offset_end``.
@@ -138,9 +144,7 @@ class PartitionLog(Protocol):
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 
-    def locate(
-        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
-    ) -> Located | None:
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | None:
         """Where the records from ``offset`` on lie, as far as they are sealed, can be read, and are below ``offset_end``. A blob may be
         deleted, when its records were trimmed, compacted or written elsewhere, at any time after the answer.
 
@@ -148,17 +152,17 @@ class PartitionLog(Protocol):
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 
-    def offset_at(self, time_us: int, then: Found) -> int | None:
+    def offset_at(self, time_us: int, then: Completion[int]) -> int | None:
         """First offset whose append time is at or after ``time_us``; next_offset when there is none.
 
         This and the other two look-ups return the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
         """
 
-    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | None:
         """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
         or below what is kept. covering: the record that the address lies in will do, or the one behind the hole it lies in."""
 
-    def address_of_offset(self, offset: int, then: Found) -> int | None:
+    def address_of_offset(self, offset: int, then: Completion[int]) -> int | None:
         """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
         Raises Missing(OFFSET_OUT_OF_RANGE)."""
 
@@ -271,14 +275,14 @@ class Log(Protocol):
         is the newest of its key for longer than this. Offsets and addresses of what stays do not change. Raises
         Missing(PARTITION_MISSING)."""
 
-    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones
         of one partition are merged. ``done`` gets the offset of this batch's first record once ``level`` is reached.
 
         Raises Busy(DISK_FULL), Busy(BUSY) when too many bytes are not yet sealed or synced.
         """
 
-    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+    def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         """Add an opaque state change, replayed through ``Replay.apply``."""
 
     def stage(
@@ -289,7 +293,7 @@ class Log(Protocol):
         *,
         expires_at_us: int,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Store a batch under a 16-byte token, invisible and without offsets; the token expires with the last of its batches."""
 
@@ -309,10 +313,9 @@ class Log(Protocol):
         change: bytes,
         *,
         level: Level,
-        done: Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None],
+        done: Completion[Ranges],
     ) -> None:
-        """Number every staged batch of these tokens, in token order, and add ``change``, as one group. ``done`` gets
-        (incarnation, first offset, next offset) per partition.
+        """Number every staged batch of these tokens, in token order, and add ``change``, as one group.
 
         Raises Missing(STAGE_MISSING) when a token is unknown or expired, Busy; then nothing is added, and a publication is cancelled.
         """
@@ -320,7 +323,7 @@ class Log(Protocol):
     def abandon(self, tokens: Sequence[bytes]) -> None:
         """Drop staged batches; unknown tokens are ignored."""
 
-    def barrier(self, level: Level, done: Done) -> None:
+    def barrier(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
 
     @property

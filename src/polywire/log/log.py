@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Encoding, Loop, Need, PartitionLog, Replay
-from polywire.log.callbacks import FailStop, FailStopLoop, Notifications
+from polywire.log.base import Completion, Encoding, Loop, Need, PartitionLog, Ranges, Replay
+from polywire.log.callbacks import Call, FailStop, FailStopLoop, Notifications
 from polywire.log.disk import Disk
 from polywire.log.journal.flusher import Flusher
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES, EntryKind
@@ -28,10 +28,8 @@ from polywire.log.journal.write_batch import (
     Draft,
     Drop,
     Entered,
-    Notification,
     Open,
     Publish,
-    PublishDone,
     Stage,
     Step,
     Trim,
@@ -190,7 +188,7 @@ class FileLog:
         write_batch = self._write_batch
         write_batch.granted = max(write_batch.granted, write_batch.size + size)
 
-    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         write_batch = self._write_batch
         size = len(batch) + ENTRY_BYTES
         assert isinstance(partition, FilePartition), "a partition of this log"
@@ -213,12 +211,12 @@ class FileLog:
             self._scheduled = True
             self._loop.call_soon(self._commit_scheduled)
 
-    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+    def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         size = ENTRY_BYTES + (len(change) + 7 & ~7)
         self._admit(size, Need.CHANGE)
         self._add(Entered(EntryKind.CHANGE, change, 0, level, done), size)
 
-    def barrier(self, level: Level, done: Done) -> None:
+    def barrier(self, level: Level, done: Completion[int]) -> None:
         self._check_open()
         self._add(Entered(None, b"", 0, level, done), 0)
 
@@ -230,7 +228,7 @@ class FileLog:
         *,
         expires_at_us: int,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         assert any(token), "a token of zeros would be taken for none"
         staging = self._state.staging
@@ -254,7 +252,7 @@ class FileLog:
     def prepare(self) -> FilePublication:
         return FilePublication(self._state)
 
-    def publish(self, tokens: Publishable, change: bytes, *, level: Level, done: PublishDone) -> None:
+    def publish(self, tokens: Publishable, change: bytes, *, level: Level, done: Completion[Ranges]) -> None:
         with prepared(self._state, tokens) as made:
             size = ENTRY_BYTES + (len(change) + 7 & ~7) + made.size
             self._admit(size, Need.CHANGE)
@@ -401,26 +399,26 @@ class FileLog:
         return True
 
     def _queue_notifications(self, draft: Draft) -> None:
-        for done, value, _ in draft.written:
-            self._notifications.waiting.append((done, (value, None)))
+        self._notifications.waiting.extend(draft.written)
         if self._hides_unsynced and draft.indexed:
             ends = {entry[0]: entry[0].next_offset for entry in draft.indexed if entry[0] is not None}
             self._flusher.wait(self._sequence, partial(self._show, ends, draft.synced))
         elif draft.synced:
             self._flusher.wait(self._sequence, partial(self._queue_synced, draft.synced))
 
-    def _show(
-        self, ends: dict[FilePartition, int], notifications: list[Notification], error: BrokerError | None
-    ) -> None:
+    def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
         """Under ``durability=synced`` readers see records once they are on the disk."""
-        for partition, next_offset in ends.items() if error is None else ():
+        for partition, next_offset in ends.items() if synced is None else ():
             partition.synced_offset = max(partition.synced_offset, next_offset)
             self._waits.wake_due(partition)
-        self._queue_synced(notifications, error)
+        self._queue_synced(notifications, synced)
 
-    def _queue_synced(self, notifications: list[Notification], error: BrokerError | None) -> None:
-        for done, value, refused in notifications:
-            self._notifications.add(done, value if error is None else refused, error)
+    def _queue_synced(self, notifications: list[Call], synced: BrokerError | None) -> None:
+        if synced is None:
+            self._notifications.waiting.extend(notifications)
+            return
+        for done, _ in notifications:
+            self._notifications.add(done, synced)
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         """One of the log's own callbacks: nothing of peers runs in it; none once the log has failed."""
@@ -446,12 +444,12 @@ class FileLog:
     def _grow(self) -> None:
         """Make one more slot when none is free and there may be more."""
         if not self._journal.free and self._journal.may_grow() and not self._disk.full:
-            self._reader_worker.run(self._journal.plan_slot(), lambda *made: self._run_own(self._grown, made))
+            self._reader_worker.run(self._journal.plan_slot(), lambda made: self._run_own(self._grown, (made,)))
 
-    def _grown(self, slot: object, error: BrokerError | None) -> None:
+    def _grown(self, made: Slot | BrokerError) -> None:
         if self._closed:
             return
-        self._journal.add(None if error is not None else slot)  # type: ignore[arg-type]
+        self._journal.add(None if isinstance(made, BrokerError) else made)
         self._disk.measure()
         self._refresh()
         self._relieve()
@@ -496,7 +494,7 @@ class FileLog:
             self._add(Entered(EntryKind.SNAPSHOT, name, snapshot[1], Level.MEMORY, None), size)
         self._write()
         if done is not None and self._failure is None:
-            self._flusher.wait(self._sequence, lambda error: done() if error is None else None)
+            self._flusher.wait(self._sequence, lambda synced: done() if synced is None else None)
 
     def take_over(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
         """Have the slots of earlier starts sealed, for which there was no space; ``sealed`` is the last group in segments."""
@@ -572,8 +570,8 @@ class FileLog:
             waiting(error)
         unwritten = [self._write_batch] if self._writing is None else [self._writing, self._write_batch]
         self._writing, self._write_batch = None, WriteBatch()
-        for done, refused in [owner for write_batch in unwritten for owner in write_batch.owners()]:
-            self._notifications.add(done, refused, error)
+        for done in [owner for write_batch in unwritten for owner in write_batch.owners()]:
+            self._notifications.add(done, error)
         for callback in self._on_failure:
             self._notifications.add(callback, error)
         self._notifications.notify_soon()

@@ -9,21 +9,21 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
-from polywire.log.base import Loop
+from polywire.log.base import Completion, Loop
 from polywire.store.base import BlobMissing, no_descriptor
 
 Job = Callable[[], Any]
-JobCompletion = Callable[[Any, BrokerError | None], None]
+_Result = TypeVar("_Result")
 
 
 class Worker(Protocol):
     """Does one job after another, in the order they were given. A job must not touch what the loop changes."""
 
-    def run(self, job: Job, completed: JobCompletion) -> None:
-        """Do ``job`` some time soon, then call ``completed(result, error)`` on the loop."""
+    def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
+        """Do ``job`` some time soon, then complete with what it returned or raised, on the loop."""
 
     def stop(self) -> None:
         """Finish the jobs given, and do no more. Their answers may still be waiting on the loop."""
@@ -39,10 +39,10 @@ class ThreadWorker:
     def __init__(self, name: str, loop: Loop) -> None:
         self._name = name
         self._loop = loop
-        self._jobs: SimpleQueue[tuple[Job, JobCompletion] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Job, Completion[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, job: Job, completed: JobCompletion) -> None:
+    def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"polywire-{self._name}", daemon=True)
             self._thread.start()
@@ -56,32 +56,31 @@ class ThreadWorker:
 
     def _serve(self) -> None:
         result: Any
-        error: BrokerError | None
         broken = Unavailable(ErrorCode.STORAGE_FAILED, f"a thread of the log failed thread={self._name}")
         while (item := self._jobs.get()) is not None:
             job, completed = item
             del item
-            result, error = None, broken
+            result = broken
             try:
-                result, error = attempt(job)
+                result = attempt(job)
             finally:  # also when the job broke a promise of ours: whoever waits must not wait for ever
                 del job
-                if error is broken:
+                if result is broken:
                     self._thread = None  # this one ends; the next job gets another
                 with suppress(RuntimeError):  # the loop was closed under us: nobody is left to be notified
-                    self._loop.call_soon_threadsafe(completed, result, error)
+                    self._loop.call_soon_threadsafe(completed, result)
 
 
-def attempt(job: Job) -> tuple[Any, BrokerError | None]:
-    """(result, None) or (None, error) of a job; the system's errors become Unavailable(STORAGE_FAILED)."""
+def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
+    """What a job returns or raises; the system's errors become Unavailable(STORAGE_FAILED)."""
     try:
-        return job(), None
+        return job()
     except BrokerError as error:
-        return None, error
+        return error
     except OSError as error:
-        return None, storage_failed(error)
+        return storage_failed(error)
     except BlobMissing as error:  # removed between the look-up and the job
-        return None, Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
+        return Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
 def storage_failed(error: OSError) -> BrokerError:

@@ -16,15 +16,13 @@ from typing import Final, assert_never
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Done, Loop, Need, PartitionLog, Publication, Replay
+from polywire.log.base import NO_OFFSET, Completion, Loop, Need, PartitionLog, Publication, Ranges, Replay
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader, Column
 from polywire.testing.memory_partition import MemoryPartition
 from polywire.types import Buffer, Level
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0002
-
-PublishDone = Callable[[Sequence[tuple[int, int, int]], BrokerError | None], None]
 
 
 class _Kind(Enum):
@@ -47,7 +45,7 @@ class _Entry:
     change: bytes = b""
     parts: list[tuple[int, bytes]] = field(default_factory=list)
     level: Level = Level.MEMORY
-    done: Callable[[BrokerError | None], None] | None = None
+    done: Completion[None] | None = None
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
@@ -114,8 +112,8 @@ class MemoryLog:
         self._scheduled = False
         self._groups: list[list[_Entry]] = []
         self._synced = 0
-        self._written: list[Callable[[BrokerError | None], None]] = []
-        self._waiting_sync: list[Callable[[BrokerError | None], None]] = []
+        self._written: list[Completion[None]] = []
+        self._waiting_sync: list[Completion[None]] = []
         self._sync_scheduled = False
         self._snapshot: tuple[bytes, int] | None = None
         self._failure: BrokerError | None = None
@@ -188,16 +186,16 @@ class MemoryLog:
         if size + sum(entry.size for entry in self._write_batch) > GROUP_BYTES_MAX:
             self.write()
 
-    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         entry = _Entry(_Kind.BATCH, parts=[(partition.incarnation, bytes(batch))], level=level)
         if done is not None:
-            entry.done = partial(_tell_offset, entry, done)
+            entry.done = partial(_complete_append, entry, done)
         self._add(entry)
 
-    def change(self, change: bytes, *, level: Level, done: Done | None) -> None:
+    def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         self._add(_Entry(_Kind.CHANGE, change=change, level=level, done=_without_offset(done)))
 
-    def barrier(self, level: Level, done: Done) -> None:
+    def barrier(self, level: Level, done: Completion[int]) -> None:
         self._add(_Entry(_Kind.BARRIER, level=level, done=_without_offset(done)))
 
     def stage(
@@ -208,7 +206,7 @@ class MemoryLog:
         *,
         expires_at_us: int,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         if token in self._staged and self._staged[token].claimed:
             raise Missing(ErrorCode.STAGE_MISSING, f"token is being published token={token.hex()}")
@@ -227,7 +225,9 @@ class MemoryLog:
     def prepare(self) -> MemoryPublication:
         return MemoryPublication(self._find_staged)
 
-    def publish(self, tokens: Sequence[bytes] | Publication, change: bytes, *, level: Level, done: PublishDone) -> None:
+    def publish(
+        self, tokens: Sequence[bytes] | Publication, change: bytes, *, level: Level, done: Completion[Ranges]
+    ) -> None:
         publication = None if isinstance(tokens, Sequence) else tokens
         if isinstance(publication, MemoryPublication):
             tokens = publication.tokens
@@ -236,7 +236,7 @@ class MemoryLog:
             assert isinstance(tokens, Sequence), "a publication of this log"
             parts = [part for token in tokens for part in self._find_staged(token).parts]
         entry = _Entry(_Kind.PUBLISH, change=change, parts=parts, level=level)
-        entry.done = lambda error: done([] if error else entry.ranges, error)
+        entry.done = lambda error: done(error or entry.ranges)
         try:
             self._add(entry)
         except BrokerError:
@@ -459,9 +459,9 @@ def _producer_of(batch: bytes, header: BatchHeader) -> bytes:
     return batch[at : at + size]
 
 
-def _tell_offset(entry: _Entry, done: Done, error: BrokerError | None) -> None:
-    done(entry.ranges[0][1] if error is None and entry.ranges else -1, error)
+def _complete_append(entry: _Entry, done: Completion[int], failed: BrokerError | None) -> None:
+    done(failed or (entry.ranges[0][1] if entry.ranges else NO_OFFSET))
 
 
-def _without_offset(done: Done | None) -> Callable[[BrokerError | None], None] | None:
-    return None if done is None else lambda error: done(-1, error)
+def _without_offset(done: Completion[int] | None) -> Completion[None] | None:
+    return None if done is None else lambda failed: done(failed or NO_OFFSET)

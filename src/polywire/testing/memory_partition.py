@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
-from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import NO_OFFSET, Found, Located, Read
+from polywire.errors import ErrorCode, Missing
+from polywire.log.base import NO_OFFSET, Completion, Located, Read
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import Compression, expand_body
@@ -93,7 +93,7 @@ class MemoryPartition:
         offset: int,
         *,
         bytes_max: int,
-        then: Callable[[Read | BrokerError], None],
+        then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | None:
         """Batches from the one holding ``offset`` on; always at hand, so ``then`` is never called."""
@@ -122,21 +122,19 @@ class MemoryPartition:
     def _index(self, offset: int) -> int:
         return bisect_right(self.headers, offset, key=lambda header: header.next_offset)
 
-    def locate(
-        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
-    ) -> Located:
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located:
         """Memory has no sealed part."""
         self._check_range(offset)
         return Located(None, (), more=False)
 
-    def offset_at(self, time_us: int, then: Found) -> int:
+    def offset_at(self, time_us: int, then: Completion[int]) -> int:
         """First offset appended at or after ``time_us``."""
         index = bisect_left(self.headers, time_us, key=lambda header: header.append_time_us)
         return (
             max(self.first_offset, self.headers[index].base_offset) if index < len(self.headers) else self.next_offset
         )
 
-    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int:
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int:
         """Offset of the record that starts at this address, or covers it, or follows the hole there."""
         if address == self.next_address:
             return self.next_offset
@@ -147,7 +145,7 @@ class MemoryPartition:
         record = batches.record_at_address(body, address, covering=covering)
         return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
-    def address_of_offset(self, offset: int, then: Found) -> int:
+    def address_of_offset(self, offset: int, then: Completion[int]) -> int:
         """Address of a record, next_address at the end."""
         if offset == self.next_offset:
             return self.next_address

@@ -5,22 +5,23 @@ from __future__ import annotations
 from array import array
 
 from polywire.errors import BrokerError, ErrorCode
+from polywire.log.base import NO_OFFSET
 from polywire.records import batch as batches
 from polywire.records.columns import Column
 from polywire.types import Buffer
 
 
 class Answers:
-    """A ``Done`` that keeps its answers."""
+    """A completion that keeps its answers; an error has the offset -1."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []
         self.errors: list[BrokerError] = []
 
-    def __call__(self, offset: int, error: BrokerError | None) -> None:
-        self.offsets.append(offset)
-        if error is not None:
-            self.errors.append(error)
+    def __call__(self, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self.errors.append(result)
+        self.offsets.append(NO_OFFSET if isinstance(result, BrokerError) else result)
 
     @property
     def told(self) -> bool:

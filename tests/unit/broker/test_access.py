@@ -54,9 +54,8 @@ def log_in(memory: MemoryBroker, name: str, password: str) -> Principal | Broker
 
 def create(memory: MemoryBroker, name: str, password: str, grants: Grants | None = None) -> User:
     told: list[Any] = []
-    memory.broker.access.create_user(name, password, grants, done=lambda user, error: told.append((user, error)))
-    user, error = settle(memory, told)
-    assert error is None
+    memory.broker.access.create_user(name, password, grants, done=told.append)
+    user = settle(memory, told)
     assert isinstance(user, User)
     return user
 
@@ -152,10 +151,10 @@ def test_changes_count_at_once(memory: MemoryBroker) -> None:
     assert access.find_user("dave") is None
     assert isinstance(log_in(memory, "david", "first"), Principal)
     told: list[Any] = []
-    access.change_password(access.user("david"), "wrong", "second", done=lambda *answer: told.append(answer))
-    assert refused(settle(memory, told)[1]) is ErrorCode.LOGIN_FAILED
-    access.change_password(access.user("david"), "first", "second", done=lambda *answer: told.append(answer))
-    assert settle(memory, told)[1] is None
+    access.change_password(access.user("david"), "wrong", "second", done=told.append)
+    assert refused(settle(memory, told)) is ErrorCode.LOGIN_FAILED
+    access.change_password(access.user("david"), "first", "second", done=told.append)
+    assert isinstance(settle(memory, told), User)
     assert refused(log_in(memory, "david", "first")) is ErrorCode.LOGIN_FAILED
     assert isinstance(log_in(memory, "david", "second"), Principal)
     access.delete_user(access.user("david"))
@@ -212,8 +211,8 @@ def test_what_ends_logins(memory: MemoryBroker) -> None:
     assert [access.is_current(login) for login in (by_password, by_token, by_other)] == [True, False, True]
     assert not access.permits(by_token, Action.FETCH, ORDERS)
     answers: list[Any] = []
-    access.change_password(access.user("mallory"), "first", "second", done=lambda *answer: answers.append(answer))
-    assert settle(memory, answers)[1] is None
+    access.change_password(access.user("mallory"), "first", "second", done=answers.append)
+    assert isinstance(settle(memory, answers), User)
     told_once(user)
     assert not access.is_current(by_password)
     assert not access.is_current(by_other)
@@ -270,12 +269,12 @@ def test_nobody_gives_what_it_does_not_have(memory: MemoryBroker) -> None:
     alice = Principal(access.user("alice").id, "alice")
     allowed = parse_grants(["read_users", "consume@shop/orders"])
     answers: list[Any] = []
-    access.create_user("reader", "x", allowed, by=clerk, done=lambda *answer: answers.append(answer))
-    assert settle(memory, answers)[1] is None
+    access.create_user("reader", "x", allowed, by=clerk, done=answers.append)
+    assert isinstance(settle(memory, answers), User)
     for words in ("admin", "consume", "produce@shop", "consume@other/orders"):
         grants = parse_grants([words])
         with pytest.raises(Denied):
-            access.create_user("more", "x", grants, by=clerk, done=lambda *_: None)
+            access.create_user("more", "x", grants, by=clerk, done=lambda _: None)
         for name in ("reader", "clerk"):
             with pytest.raises(Denied):
                 access.grant(access.user(name), grants, by=clerk)
@@ -287,12 +286,12 @@ def test_nobody_gives_what_it_does_not_have(memory: MemoryBroker) -> None:
     with pytest.raises(Denied):
         access.update_user(boss, active=False, by=clerk)
     with pytest.raises(Denied):
-        access.change_password(boss, "x", "y", by=clerk, done=lambda *_: None)
+        access.change_password(boss, "x", "y", by=clerk, done=lambda _: None)
     access.delete_user(access.user("reader"), by=clerk)
     access.grant(boss, parse_grants(["consume"]), by=alice)
     access.delete_user(access.user("clerk"), by=alice)
     with pytest.raises(Denied):
-        access.create_user("late", "x", parse_grants(["read_users"]), by=clerk, done=lambda *_: None)
+        access.create_user("late", "x", parse_grants(["read_users"]), by=clerk, done=lambda _: None)
 
 
 def test_tokens(memory: MemoryBroker) -> None:
@@ -321,15 +320,15 @@ def test_limits() -> None:
     memory = MemoryBroker(BrokerSettings(users_max=1, tokens_max=1, logins_waiting_max=1))
     access = memory.broker.access
     with pytest.raises(Invalid):
-        access.create_user("", "x", None, done=lambda *_: None)
+        access.create_user("", "x", None, done=lambda _: None)
     with pytest.raises(Invalid):
-        access.create_user("frank", "", None, done=lambda *_: None)
+        access.create_user("frank", "", None, done=lambda _: None)
     user = create(memory, "frank", "x")
     for name in ("frank", DEFAULT_NAME):
         with pytest.raises(Conflict):
-            access.create_user(name, "x", None, done=lambda *_: None)
+            access.create_user(name, "x", None, done=lambda _: None)
     with pytest.raises(Busy):
-        access.create_user("grace", "x", None, done=lambda *_: None)
+        access.create_user("grace", "x", None, done=lambda _: None)
     access.create_token(user, "one", None)
     with pytest.raises(Busy):
         access.create_token(access.user("frank"), "two", None)
@@ -377,11 +376,11 @@ def test_a_guesser_waits_longer_and_longer(memory: MemoryBroker) -> None:
 def test_two_who_want_one_name(memory: MemoryBroker) -> None:
     told: list[Any] = []
     for _ in range(2):
-        memory.broker.access.create_user("heidi", "x", None, done=lambda *answer: told.append(answer))
+        memory.broker.access.create_user("heidi", "x", None, done=told.append)
     while len(told) < 2:
         memory.run()
-    assert [error is None for _, error in told] == [True, False]
-    assert told[1][1].code is ErrorCode.USER_EXISTS
+    assert [isinstance(answer, User) for answer in told] == [True, False]
+    assert told[1].code is ErrorCode.USER_EXISTS
 
 
 def test_rights_include_others() -> None:
@@ -420,8 +419,8 @@ def test_a_login_that_is_over_may_do_nothing(memory: MemoryBroker) -> None:
     assert isinstance(login, Principal)
     access.authorize(login, Action.TOKEN_CREATE)
     told: list[Any] = []
-    access.change_password(user, "first", "second", done=lambda *answer: told.append(answer))
-    assert settle(memory, told)[1] is None
+    access.change_password(user, "first", "second", done=told.append)
+    assert isinstance(settle(memory, told), User)
     for action in Action:
         if action is not Action.CONNECT:
             assert not access.permits(login, action), action

@@ -7,7 +7,7 @@ import pytest
 from polywire.broker.fetch import Bounds
 from polywire.broker.sliced import SLICE_S
 from polywire.errors import BrokerError, ErrorCode
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.broker import MemoryBroker
@@ -32,7 +32,7 @@ def test_one_sync_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Level] = []
     barrier = log.barrier
 
-    def counted(level: Level, done: Done) -> None:
+    def counted(level: Level, done: Completion[int]) -> None:
         asked.append(level)
         barrier(level, done)
 

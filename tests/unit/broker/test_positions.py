@@ -8,7 +8,7 @@ import pytest
 from polywire.broker import changes
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Level, PositionKind, TopicName
@@ -37,7 +37,7 @@ def test_many_positions_are_one_change(memory: MemoryBroker, monkeypatch: pytest
     change = MemoryLog.change
     made: list[bytes] = []
 
-    def count(log: MemoryLog, data: bytes, *, level: Level, done: Done | None) -> None:
+    def count(log: MemoryLog, data: bytes, *, level: Level, done: Completion[int] | None) -> None:
         made.append(data)
         change(log, data, level=level, done=done)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
-from polywire.log.base import Encoding, Read
+from polywire.log.base import Completion, Encoding, Read
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition.partition import FilePartition
@@ -222,11 +222,11 @@ def records_of(found: Read) -> list[Record]:
     return records
 
 
-def expecting(told: list[int]) -> Callable[[int, BrokerError | None], None]:
+def expecting(told: list[int]) -> Completion[int]:
     """A ``done`` that takes no error."""
 
-    def done(offset: int, error: BrokerError | None) -> None:
-        assert error is None, error
+    def done(offset: int | BrokerError) -> None:
+        assert not isinstance(offset, BrokerError), offset
         told.append(offset)
 
     return done

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polywire.log.base import Loop
+from polywire.log.base import Completion, Loop
 from polywire.log.settings import LogSettings
-from polywire.log.worker import Job, JobCompletion, ThreadWorker, Worker, attempt
+from polywire.log.worker import Job, ThreadWorker, Worker, attempt
 from tests.unit.log.rig import SMALL, Rig
 
 MANUAL = ("sync", "seal", "reader")
@@ -24,11 +25,11 @@ class ManualWorker:
     def __init__(self, name: str, loop: Loop, made: dict[str, ManualWorker]) -> None:
         self._loop = loop
         self._eager = name == "reader"
-        self.jobs: deque[tuple[Job, JobCompletion]] = deque()
+        self.jobs: deque[tuple[Job, Completion[Any]]] = deque()
         self.stopped = False
         made[name] = self
 
-    def run(self, job: Job, completed: JobCompletion) -> None:
+    def run(self, job: Job, completed: Completion[Any]) -> None:
         self.jobs.append((job, completed))
         if self._eager:
             self.step()
@@ -36,7 +37,7 @@ class ManualWorker:
     def step(self) -> None:
         """Run the next job; its answer lies in the loop then."""
         job, completed = self.jobs.popleft()
-        self._loop.call_soon_threadsafe(completed, *attempt(job))
+        self._loop.call_soon_threadsafe(completed, attempt(job))
 
     def stop(self) -> None:
         while self.jobs and not self.stopped:

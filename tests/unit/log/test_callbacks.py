@@ -29,11 +29,11 @@ class Answers:
         self.offsets: list[int] = []
         self.errors: list[BrokerError] = []
 
-    def __call__(self, offset: int, error: BrokerError | None) -> None:
-        if error is None:
-            self.offsets.append(offset)
+    def __call__(self, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self.errors.append(result)
         else:
-            self.errors.append(error)
+            self.offsets.append(result)
 
 
 def append(rig: Rig, partition: FilePartition, answers: Answers, level: Level = Level.WRITTEN) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.log.base import Completion
 from polywire.log.journal.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
 from polywire.log.partition.partition import FilePartition
@@ -62,7 +63,7 @@ def test_full_disk_lets_producers_go_on_to_be_refused(tmp_path: Path) -> None:
         rig.append(partition, [b"." * 2000])
         rig.log.commit()
     told: list[int] = []
-    rig.log.barrier(Level.SYNCED, lambda _, __: told.append(0))
+    rig.log.barrier(Level.SYNCED, lambda _: told.append(0))
     rig.loop.run_until(lambda: told)
     told.clear()
     rig.log.on_relief(lambda: told.append(1))
@@ -102,10 +103,10 @@ def test_no_callback_runs_inside_an_addition(tmp_path: Path) -> None:
     rig.log.stage(TOKEN, partition, batch_of([b"first"]), expires_at_us=NEVER, level=Level.WRITTEN, done=None)
     told: list[str] = []
 
-    def publish(_: int, error: BrokerError | None) -> None:
-        assert error is None
+    def publish(result: int | BrokerError) -> None:
+        assert not isinstance(result, BrokerError), result
         told.append("written")
-        rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _, __: told.append("published"))
+        rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _: told.append("published"))
 
     rig.log.change(bytes(rig.log._capacity - rig.log._write_batch.size - 5000), level=Level.WRITTEN, done=publish)
     second = batch_of([b"." * 6000])
@@ -137,7 +138,7 @@ def test_a_token_staged_into_several_segments_keeps_its_order(tmp_path: Path, ho
             rig.open()
     rig.kill()
     rig.open()
-    rig.log.publish([TOKEN], b"published", level=Level.SYNCED, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"published", level=Level.SYNCED, done=lambda _: None)
     rig.settle()
     assert rig.read(rig.log.partition(1)) == wanted
     rig.kill()
@@ -167,11 +168,11 @@ def test_who_is_told_while_closing_is_refused_more(tmp_path: Path) -> None:
     rig.log.commit()
     told: list[str] = []
 
-    def more(log: FileLog, level: Level) -> Callable[[int, BrokerError | None], None]:
-        def done(_: int, error: BrokerError | None) -> None:
-            assert error is None
+    def more(log: FileLog, level: Level) -> Completion[int]:
+        def done(result: int | BrokerError) -> None:
+            assert not isinstance(result, BrokerError), result
             try:
-                log.append(partition, batch_of([b"more"]), level=level, done=lambda _, __: told.append("answered"))
+                log.append(partition, batch_of([b"more"]), level=level, done=lambda _: told.append("answered"))
             except Unavailable:
                 told.append("refused")
 

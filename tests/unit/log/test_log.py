@@ -80,7 +80,8 @@ def test_callbacks_may_append_and_commit(tmp_path: Path) -> None:
     partition = rig.log.open_partition(1)
     order: list[int] = []
 
-    def again(offset: int, error: BrokerError | None) -> None:
+    def again(offset: int | BrokerError) -> None:
+        assert not isinstance(offset, BrokerError), offset
         order.append(offset)
         if offset < 5:
             rig.log.append(partition, batch_of([b"v"]), level=Level.WRITTEN, done=again)
@@ -241,8 +242,8 @@ def stage(rig: Rig, partition: FilePartition, token: bytes, values: list[bytes],
 def publish(rig: Rig, tokens: Sequence[bytes]) -> list[Sequence[tuple[int, int, int]]]:
     told: list[Sequence[tuple[int, int, int]]] = []
 
-    def done(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
-        assert error is None, error
+    def done(ranges: Sequence[tuple[int, int, int]] | BrokerError) -> None:
+        assert not isinstance(ranges, BrokerError), ranges
         told.append(ranges)
 
     rig.log.publish(tokens, b"published", level=Level.WRITTEN, done=done)
@@ -435,7 +436,7 @@ def test_a_failed_write_ends_everything(tmp_path: Path, monkeypatch: pytest.Monk
     partition = rig.log.open_partition(1)
     synced = rig.append(partition, [b"kept"], Level.SYNCED)
     failures: list[BrokerError] = []
-    refused: list[tuple[int, BrokerError | None]] = []
+    refused: list[int | BrokerError] = []
     rig.log.on_failure(failures.append)
     rig.loop.run_until(lambda: synced)
 
@@ -443,10 +444,10 @@ def test_a_failed_write_ends_everything(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(os, "pwritev", broken)
-    rig.log.append(partition, batch_of([b"lost"]), level=Level.WRITTEN, done=lambda *told: refused.append(told))
+    rig.log.append(partition, batch_of([b"lost"]), level=Level.WRITTEN, done=refused.append)
     rig.log.commit()
     rig.loop.run_pass()
-    assert [(offset, type(error)) for offset, error in refused] == [(-1, Unavailable)]
+    assert [type(error) for error in refused] == [Unavailable]
     assert len(failures) == 1
     monkeypatch.undo()
     with pytest.raises(Unavailable) as after:
@@ -468,12 +469,12 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr("polywire.store.system_files.SystemMapping.flush", broken)
-    refused: list[tuple[int, BrokerError | None]] = []
+    refused: list[int | BrokerError] = []
     failures: list[BrokerError] = []
     rig.log.on_failure(failures.append)
-    rig.log.append(partition, batch_of([b"v"]), level=Level.SYNCED, done=lambda *told: refused.append(told))
+    rig.log.append(partition, batch_of([b"v"]), level=Level.SYNCED, done=refused.append)
     rig.loop.run_until(lambda: failures)
-    assert [(offset, type(error)) for offset, error in refused] == [(-1, Unavailable)]
+    assert [type(error) for error in refused] == [Unavailable]
     rig.log.close()
     assert len(calls) == 1
     monkeypatch.undo()

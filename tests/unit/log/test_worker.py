@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -12,18 +11,16 @@ from polywire.log.worker import ThreadWorker
 from polywire.store.base import BlobMissing
 from tests.unit.log.rig import RigLoop
 
-Told = list[tuple[Any, BrokerError | None]]
 
-
-def run(worker: ThreadWorker, loop: RigLoop, error: BaseException | None) -> tuple[Any, BrokerError | None]:
-    told: Told = []
+def run(worker: ThreadWorker, loop: RigLoop, error: BaseException | None) -> int | BrokerError:
+    told: list[int | BrokerError] = []
 
     def job() -> int:
         if error is not None:
             raise error
         return 7
 
-    worker.run(job, lambda result, refused: told.append((result, refused)))
+    worker.run(job, told.append)
     loop.run_until(lambda: told)
     return told[0]
 
@@ -33,10 +30,10 @@ def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", ended.append)
     loop = RigLoop()
     worker = ThreadWorker("test", loop)
-    assert run(worker, loop, None) == (7, None)
-    assert isinstance(run(worker, loop, OSError(5, "broken"))[1], Unavailable)
-    assert isinstance(run(worker, loop, BlobMissing("a/b"))[1], Missing), "it was removed before the job ran"
-    assert isinstance(run(worker, loop, IndexError(3))[1], Unavailable), "nobody waits for ever"
-    assert run(worker, loop, None) == (7, None), "the next job is done all the same"
+    assert run(worker, loop, None) == 7
+    assert isinstance(run(worker, loop, OSError(5, "broken")), Unavailable)
+    assert isinstance(run(worker, loop, BlobMissing("a/b")), Missing), "it was removed before the job ran"
+    assert isinstance(run(worker, loop, IndexError(3)), Unavailable), "nobody waits for ever"
+    assert run(worker, loop, None) == 7, "the next job is done all the same"
     assert len(ended) == 1
     worker.stop()

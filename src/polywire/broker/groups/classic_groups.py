@@ -24,7 +24,7 @@ from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.state import State, group_size
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
-from polywire.log.base import Done, Loop
+from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
 
 JoinDone = Callable[[str, IdGiven | Joined | BrokerError], None]
@@ -34,7 +34,7 @@ SyncDone = Callable[[str, Synced | BrokerError], None]
 class Host(Protocol):
     """What classic groups ask of the broker."""
 
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and make them true."""
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
@@ -323,7 +323,7 @@ class ClassicGroups:
         generation: int,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
         """Store next offsets by topic's full name and partition number, all of a topic or none, for who passed ``check_commit``.
 
@@ -408,7 +408,7 @@ class ClassicGroups:
         return entry is not None and entry.group.reads(topic)
 
     def delete(
-        self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Done | None = None
+        self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Completion[int] | None = None
     ) -> None:
         """End a group and its positions in all topics.
 

@@ -23,7 +23,7 @@ from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.state import State, binding_size, group_size
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import Busy, Conflict, ErrorCode, Missing
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.types import Assignor, Level, PositionKind
 
 
@@ -33,7 +33,7 @@ class Host(Protocol):
     def partition_count(self, full_name: str) -> int:
         """Partitions of the topic, the default count while it does not exist (concepts: groups#positions)."""
 
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and make them true; with none, ``done`` follows what was journalled before."""
 
     def commit_positions(
@@ -46,7 +46,7 @@ class Host(Protocol):
         generation: int,
         by: Caller,
         level: Level,
-        done: Done | None,
+        done: Completion[int] | None,
     ) -> None:
         """Store next offsets by partition number, all or none."""
 
@@ -127,7 +127,7 @@ class Coordinator:
         connected: bool = False,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> Membership:
         """Become a member, or stay one; joining again under the same id is free.
 
@@ -184,7 +184,7 @@ class Coordinator:
         generation: int = 0,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Make a group without members.
 
@@ -227,7 +227,7 @@ class Coordinator:
         wire: str,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Stop being a member; the empty group stays and keeps counting. Without a generation it is not compared.
 
@@ -251,7 +251,7 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Store the group's next offset of a partition this member owns; a sign of life only with ``refresh``.
 
@@ -274,7 +274,7 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Store the group's next offsets by partition, all or none. Raises as ``commit``."""
         self.check_member(group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by)
@@ -308,7 +308,13 @@ class Coordinator:
             self._mark(found, member, now)
 
     def delete(
-        self, group: str, topic: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Done | None = None
+        self,
+        group: str,
+        topic: str,
+        *,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
     ) -> None:
         """End a group, its positions and its bare names, whether it has any of them or all.
 
@@ -352,7 +358,7 @@ class Coordinator:
         *,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Have a wire that names groups alone mean this topic by this name; the group itself begins with its first member.
 

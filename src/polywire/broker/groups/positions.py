@@ -13,7 +13,7 @@ from polywire.broker.groups.commits import Commits
 from polywire.broker.owners import NOBODY, Caller, Owners
 from polywire.broker.state import State
 from polywire.broker.topics import Topic
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.types import Level, PositionKind
 
 
@@ -27,7 +27,7 @@ class PositionVerbs(ABC):
     _state: State
 
     @abstractmethod
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Done | None) -> None:
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """See ``Broker``."""
 
     def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
@@ -67,7 +67,7 @@ class PositionVerbs(ABC):
         generation: int = -1,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Store a next offset as given; for a topic that does not exist yet it waits under its name.
 
@@ -86,7 +86,7 @@ class PositionVerbs(ABC):
         generation: int = -1,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
         made = self.positions_stored(full_name, offsets, kind, name, generation=generation, by=by)
@@ -118,7 +118,7 @@ class PositionVerbs(ABC):
         partition_number: int | None = None,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """Forget positions of a consumer or group: in one topic or all, in one partition or all. Raises Denied(DENIED) for another user's."""
         for topic in {topic for topic, _ in self.positions(kind, name)} if full_name is None else (full_name,):

@@ -14,15 +14,12 @@ from typing import Final
 
 from polywire.clock import Clock
 from polywire.errors import BrokerError
-from polywire.log.base import Loop
+from polywire.log.base import Completion, Loop
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.worker import MakeWorker
 from polywire.store.files import Mapping
 
 RECHECK_MS_MAX: Final = 10  # between two checks whether the sealer is still at work on what is due
-
-Waiting = Callable[[BrokerError | None], None]
-"""Called once: without an error when the sequence is on the disk."""
 
 
 @dataclass(slots=True)
@@ -67,7 +64,7 @@ class Flusher:
         self._advanced = advanced
         self._failed = failed
         self._worker = make_worker("sync", loop)
-        self._waiting: deque[tuple[int, Waiting]] = deque()
+        self._waiting: deque[tuple[int, Completion[None]]] = deque()
         self._unsynced: dict[int, _Unsynced] = {}
         """By serial, oldest first, without what the running sync took."""
         self._last_position = 0
@@ -99,7 +96,7 @@ class Flusher:
         if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon():
             self.start()
 
-    def wait(self, sequence: int, callback: Waiting) -> None:
+    def wait(self, sequence: int, callback: Completion[None]) -> None:
         """Call back once ``sequence``, which was written, is synced; syncs at once, or calls at once when it is."""
         if sequence <= self.synced:
             callback(None)
@@ -145,10 +142,10 @@ class Flusher:
             self._timer = True
             self._loop.call_later(wait, self._tick)
 
-    def _synced(self, sequence: int, size: int, _: None, error: BrokerError | None) -> None:
+    def _synced(self, sequence: int, size: int, flushed: BrokerError | None) -> None:
         self._running = False
-        if error is not None:
-            self._failed(error)
+        if flushed is not None:
+            self._failed(flushed)
             return
         self._reached(sequence, size)
 
@@ -179,9 +176,9 @@ class Flusher:
         last = _Unsynced(current, current.mapping, self._last_position, self._journal.position, 0.0)
         self._journal.align()
 
-        def named(_: None, error: BrokerError | None) -> None:
-            if error is not None:
-                self._failed(error)
+        def named(flushed: BrokerError | None) -> None:
+            if flushed is not None:
+                self._failed(flushed)
             elif not self._finished:
                 self._reached(sequence, size)
                 done()
@@ -201,7 +198,7 @@ class Flusher:
         _flush_all(taken)
         self._reached(self.written, self.unsynced_bytes)
 
-    def abandon(self) -> list[Waiting]:
+    def abandon(self) -> list[Completion[None]]:
         """The log has failed: nothing is synced any more; returns who waited."""
         waiting = [callback for _, callback in self._waiting]
         self._waiting.clear()

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError
-from polywire.log.base import Done
+from polywire.log.base import NO_OFFSET, Completion, Ranges
+from polywire.log.callbacks import Call
 from polywire.log.journal.group import ENTRY_BYTES, EntryKind, GroupHead, mergeable_records
 from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
@@ -29,12 +30,7 @@ MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be f
 _NAMED: Final = Struct("<II")
 _PADDING: Final = bytes(8)
 
-Ranges = Sequence[tuple[int, int, int]]
-PublishDone = Callable[[Ranges, BrokerError | None], None]
-Owner = tuple[Callable[[Any, BrokerError | None], None], Any]
-"""(callback, what it gets beside an error)"""
-Notification = tuple[Callable[[Any, BrokerError | None], None], Any, Any]
-"""(callback, what it gets, what it gets beside an error)"""
+_Result = TypeVar("_Result")
 
 
 class Draft:
@@ -74,18 +70,16 @@ class Draft:
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
         """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
-        self.written: list[Notification] = []
-        self.synced: list[Notification] = []
+        self.written: list[Call] = []
+        self.synced: list[Call] = []
         self.state_changed = False
         self.only_appends = True
 
-    def notify(
-        self, level: Level, done: Callable[[Any, BrokerError | None], None] | None, value: Any, refused: Any = -1
-    ) -> None:
-        """Call ``done(value, None)`` once the group has its level."""
+    def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
+        """Complete with ``result`` once the group has its level."""
         if done is not None:
             waiting = self.synced if level is Level.SYNCED or self.floor is Level.SYNCED else self.written
-            waiting.append((done, value, refused))
+            waiting.append((done, (result,)))
 
     def number(self, partition: FilePartition, batch: Buffer) -> int:
         """Give a batch the partition's next numbers and enter it; returns its first offset."""
@@ -160,8 +154,8 @@ class Step(Protocol):
     def enter(self, draft: Draft) -> None:
         """Become part of the group. Never fails: numbers are given here, and nobody takes them back."""
 
-    def owners(self) -> Sequence[Owner]:
-        """Who must be notified when it is not written, each with what it gets beside the error."""
+    def owners(self) -> Sequence[Completion[Any]]:
+        """Who must be notified when it is not written."""
 
 
 class _Simple:
@@ -172,7 +166,7 @@ class _Simple:
     def prepare(self) -> None:
         """Nothing to do."""
 
-    def owners(self) -> Sequence[Owner]:
+    def owners(self) -> Sequence[Completion[Any]]:
         """Nobody asked to be notified."""
         return ()
 
@@ -215,8 +209,8 @@ class Appends:
                 draft.notify(level, done, offset)
                 offset += counts[index] if counts else 0
 
-    def owners(self) -> Sequence[Owner]:
-        return [(done, -1) for _, _, done in self.items if done is not None]
+    def owners(self) -> Sequence[Completion[Any]]:
+        return [done for _, _, done in self.items if done is not None]
 
 
 def _merged(items: Sequence[Append]) -> bytearray | None:
@@ -260,16 +254,16 @@ class Entered(_Simple):
     content: Buffer
     argument: int
     level: Level
-    done: Done | None
+    done: Completion[int] | None
 
     def enter(self, draft: Draft) -> None:
         if self.kind is not None:
             draft.enter(self.kind, self.content, argument=self.argument)
             draft.state_changed |= self.kind is EntryKind.CHANGE
-        draft.notify(self.level, self.done, -1)
+        draft.notify(self.level, self.done, NO_OFFSET)
 
-    def owners(self) -> Sequence[Owner]:
-        return () if self.done is None else ((self.done, -1),)
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,17 +313,17 @@ class Stage(_Simple):
     staged: StagedBatch
     expires_at_us: int
     level: Level
-    done: Done | None
+    done: Completion[int] | None
 
     def enter(self, draft: Draft) -> None:
         position = draft.head.payload
         draft.head.staged(self.token, self.batch, self.staged.incarnation, self.expires_at_us)
         draft.parts += (self.token, self.batch)
         draft.placed.append((self.staged, position + len(self.token)))
-        draft.notify(self.level, self.done, -1)
+        draft.notify(self.level, self.done, NO_OFFSET)
 
-    def owners(self) -> Sequence[Owner]:
-        return () if self.done is None else ((self.done, -1),)
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +334,7 @@ class Publish(_Simple):
     publication: FilePublication
     change: bytes
     level: Level
-    done: PublishDone | None
+    done: Completion[Ranges] | None
 
     def enter(self, draft: Draft) -> None:
         made = self.publication.of_living()
@@ -359,10 +353,10 @@ class Publish(_Simple):
         draft.touch(partitions, made.settle)
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True
-        draft.notify(self.level, self.done, found, ())
+        draft.notify(self.level, self.done, found)
 
-    def owners(self) -> Sequence[Owner]:
-        return () if self.done is None else ((self.done, ()),)
+    def owners(self) -> Sequence[Completion[Any]]:
+        return () if self.done is None else (self.done,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +386,7 @@ class WriteBatch:
             partition.pending = None
         self.open.clear()
 
-    def owners(self) -> list[Owner]:
+    def owners(self) -> list[Completion[Any]]:
         """Who must be notified when none of it is written; nothing more joins it."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]

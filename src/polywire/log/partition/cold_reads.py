@@ -12,12 +12,13 @@ they hold was verified when it was read, and is nobody else's; the loop never wa
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
 
 from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.log.segments.damage import Piece, PiecePosition
 from polywire.log.segments.search import NO_END
 from polywire.log.segments.segment import Segment
@@ -48,9 +49,6 @@ WINDOW_BLOCK_BYTES: Final = (
 
 Key = tuple[int, int]
 """(incarnation, offset) that a window was asked for."""
-
-WindowCompletion = Callable[["Window | None", BrokerError | None], None]
-"""Gets the window, or the error, or neither when a segment was removed before it was read: ask again for what there is now."""
 
 
 class Window:
@@ -88,7 +86,7 @@ class ColdReads:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._arena = Arena(block_bytes=_whole_blocks(WINDOW_BLOCK_BYTES), blocks_max=WINDOWS_MAX + GLANCES_MAX)
-        self._windows: OrderedDict[Key, Window | list[WindowCompletion]] = OrderedDict()
+        self._windows: OrderedDict[Key, Window | list[Completion[Window | None]]] = OrderedDict()
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)
         self._bodies: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
@@ -191,11 +189,12 @@ class ColdReads:
         self,
         key: Key,
         segments: Sequence[Segment],
-        completed: WindowCompletion | None,
+        completed: Completion[Window | None] | None,
         bytes_max: int,
         end: int = NO_END,
     ) -> None:
-        """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``completed`` is called on the loop with it, or with the error.
+        """Read a window of up to ``bytes_max`` bytes and the offset ``end``; ``completed`` is called on the loop with it, with the
+        error, or with None when a segment was removed before it was read: ask again for what there is now.
         segments: those that hold the read, in order. Who asks for the same place meanwhile gets the same window."""
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
@@ -222,14 +221,14 @@ class ColdReads:
         for key in [key for key in self._stops if key[0] == incarnation]:
             del self._stops[key]
 
-    def _arrived(self, key: Key, window: Window | None, error: BrokerError | None) -> None:
+    def _arrived(self, key: Key, window: Window | BrokerError | None) -> None:
         waiting = self._windows.pop(key)
         assert isinstance(waiting, list), "a window arrives once"
-        if window is not None:
+        if isinstance(window, Window):
             self._windows[key] = window
             self._shrink()
         for completed in waiting:
-            completed(window, error)
+            completed(window)
 
     def _shrink(self) -> None:
         """Forget the windows used longest ago; those under way are few, one a reader at most."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError
-from polywire.log.base import NO_OFFSET, Found, Located, SealedRange
+from polywire.log.base import NO_OFFSET, Completion, Located, SealedRange
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
@@ -43,7 +43,7 @@ class Queries(Protocol):
         self,
         locations: Sequence[int],
         job: Callable[[Sequence[Segment]], _T],
-        then: Callable[[_T | BrokerError], None],
+        then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
         """Ask segments, in the reader's thread."""
@@ -53,13 +53,13 @@ class Queries(Protocol):
         partition: FilePartition,
         number: int,
         job: Callable[[Buffer], int],
-        then: Found,
+        then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
         """Ask the batch of a tail entry."""
 
 
-def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Found) -> int | None:
+def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | None:
     """See ``PartitionLog.offset_at``."""
     number = partition.runs.find_time(time_us)
     if number > 0:  # the run before may hold later records as well
@@ -83,7 +83,7 @@ def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Fou
 
 
 def offset_of_address(
-    partition: FilePartition, reader: Queries, address: int, then: Found, *, covering: bool
+    partition: FilePartition, reader: Queries, address: int, then: Completion[int], *, covering: bool
 ) -> int | None:
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
@@ -102,7 +102,7 @@ def offset_of_address(
     return None
 
 
-def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Found) -> int | None:
+def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Completion[int]) -> int | None:
     """See ``PartitionLog.address_of_offset``."""
     partition.check_range(offset)
     if offset == partition.next_offset:
@@ -120,7 +120,7 @@ def locate(
     partition: FilePartition,
     reader: Queries,
     offset: int,
-    then: Callable[[Located | BrokerError], None],
+    then: Completion[Located],
     *,
     offset_end: int | None,
 ) -> Located | None:
@@ -211,13 +211,13 @@ def _located(
 
 def _complete_located(
     located: Callable[[Sequence[Span]], Located],
-    then: Callable[[Located | BrokerError], None],
+    then: Completion[Located],
     found: Sequence[Span] | BrokerError,
 ) -> None:
     then(found if isinstance(found, BrokerError) else located(found))
 
 
-def _then_again(again: Callable[[], None], then: Found) -> Found:
+def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
     """The question is asked again when what it needs is at hand."""
 
     def completed(found: int | BrokerError) -> None:
@@ -229,20 +229,20 @@ def _then_again(again: Callable[[], None], then: Found) -> Found:
     return completed
 
 
-def _not_below(partition: FilePartition, then: Found) -> Found:
+def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
     """Records trimmed meanwhile are not answered: the first that is kept is."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
-def _kept(partition: FilePartition, then: Found) -> Found:
+def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
     """A record that was trimmed has no offset any more."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
 def _asked_again(
-    question: Callable[[int, Callable[[_T | BrokerError], None]], _T | None],
+    question: Callable[[int, Completion[_T]], _T | None],
     argument: int,
-    then: Callable[[_T | BrokerError], None],
+    then: Completion[_T],
 ) -> Callable[[], None]:
     """Ask once more, because a segment was replaced before it was read."""
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, Protocol
 
-from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Done, Found, Located, Read
+from polywire.errors import ErrorCode, Missing
+from polywire.log.base import Completion, Located, Read
 from polywire.log.partition.run_index import RunIndex
 from polywire.log.partition.tail_index import TailIndex
 from polywire.log.segments.format import SegmentRun
@@ -27,7 +27,7 @@ _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
 _ALL: Final = 2**62
 
-Append = tuple[Buffer, Level, Done | None]
+Append = tuple[Buffer, Level, Completion[int] | None]
 """A batch that was added, the level it is to reach, and who is told then."""
 
 
@@ -49,7 +49,7 @@ class PartitionReader(Protocol):
         partition: FilePartition,
         offset: int,
         bytes_max: int,
-        then: Callable[[Read | BrokerError], None],
+        then: Completion[Read],
         offset_end: int | None,
     ) -> Read | None:
         """Batches from an offset on, which was checked."""
@@ -58,19 +58,21 @@ class PartitionReader(Protocol):
         self,
         partition: FilePartition,
         offset: int,
-        then: Callable[[Located | BrokerError], None],
+        then: Completion[Located],
         *,
         offset_end: int | None,
     ) -> Located | None:
         """Where sealed records lie."""
 
-    def offset_at(self, partition: FilePartition, time_us: int, then: Found) -> int | None:
+    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | None:
         """First offset appended at a time or after it."""
 
-    def offset_of_address(self, partition: FilePartition, address: int, then: Found, *, covering: bool) -> int | None:
+    def offset_of_address(
+        self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
+    ) -> int | None:
         """Offset of the record at a Kafka 0.7 address."""
 
-    def address_of_offset(self, partition: FilePartition, offset: int, then: Found) -> int | None:
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | None:
         """Kafka 0.7 address of the record at an offset."""
 
 
@@ -157,7 +159,7 @@ class FilePartition:
         offset: int,
         *,
         bytes_max: int,
-        then: Callable[[Read | BrokerError], None],
+        then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | None:
         self.check_range(offset)
@@ -171,18 +173,16 @@ class FilePartition:
                 f"offset out of range offset={offset} first={self.first_offset} next={self.next_offset}",
             )
 
-    def locate(
-        self, offset: int, then: Callable[[Located | BrokerError], None], *, offset_end: int | None = None
-    ) -> Located | None:
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | None:
         return self._reader.locate(self, offset, then, offset_end=offset_end)
 
-    def offset_at(self, time_us: int, then: Found) -> int | None:
+    def offset_at(self, time_us: int, then: Completion[int]) -> int | None:
         return self._reader.offset_at(self, time_us, then)
 
-    def offset_of_address(self, address: int, then: Found, *, covering: bool = False) -> int | None:
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | None:
         return self._reader.offset_of_address(self, address, then, covering=covering)
 
-    def address_of_offset(self, offset: int, then: Found) -> int | None:
+    def address_of_offset(self, offset: int, then: Completion[int]) -> int | None:
         return self._reader.address_of_offset(self, offset, then)
 
     # Epochs

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Found, Located, Read
+from polywire.log.base import Completion, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
@@ -35,7 +35,6 @@ EXTENT_BYTES_MIN: Final = 4096
 _OFFSET_AT: Final = 32  # in a batch's header (decision 0001)
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
-Then = Callable[[Read | BrokerError], None]
 _T = TypeVar("_T")
 
 
@@ -140,7 +139,7 @@ class Reader:
             self._worker.run(partial(segment.run, incarnation), self._fetched)
         return run
 
-    def _fetched(self, _: SegmentRun | None, __: BrokerError | None) -> None:
+    def _fetched(self, _: SegmentRun | BrokerError) -> None:
         self._fetching -= 1
 
     # One batch
@@ -204,7 +203,7 @@ class Reader:
         self,
         locations: Sequence[int],
         job: Callable[[Sequence[Segment]], _T],
-        then: Callable[[_T | BrokerError], None],
+        then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
         """Ask segments, in the reader's thread; ``then`` gets the answer on the loop, or ``again`` is called when one of them was replaced
@@ -217,7 +216,7 @@ class Reader:
         partition: FilePartition,
         number: int,
         job: Callable[[Buffer], int],
-        then: Found,
+        then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
         """Ask the batch of a tail entry: at once when it is in memory and plain, else as ``query`` does."""
@@ -243,40 +242,41 @@ class Reader:
         self,
         partition: FilePartition,
         offset: int,
-        then: Callable[[Located | BrokerError], None],
+        then: Completion[Located],
         *,
         offset_end: int | None,
     ) -> Located | None:
         return lookup.locate(partition, self, offset, then, offset_end=offset_end)
 
-    def offset_at(self, partition: FilePartition, time_us: int, then: Found) -> int | None:
+    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | None:
         return lookup.offset_at(partition, self, time_us, then)
 
-    def offset_of_address(self, partition: FilePartition, address: int, then: Found, *, covering: bool) -> int | None:
+    def offset_of_address(
+        self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
+    ) -> int | None:
         return lookup.offset_of_address(partition, self, address, then, covering=covering)
 
-    def address_of_offset(self, partition: FilePartition, offset: int, then: Found) -> int | None:
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | None:
         return lookup.address_of_offset(partition, self, offset, then)
 
     def _answered(
         self,
         locations: Sequence[int],
-        then: Callable[[_T | BrokerError], None],
+        then: Completion[_T],
         again: Callable[[], None],
-        found: _T,
-        error: BrokerError | None,
+        found: _T | BrokerError,
     ) -> None:
-        if isinstance(error, Missing) and any(location not in self._segments.by_location for location in locations):
+        if isinstance(found, Missing) and any(location not in self._segments.by_location for location in locations):
             again()
-        elif isinstance(error, Missing) and locations:
+        elif isinstance(found, Missing) and locations:
             then(blob_corrupt(self.segment(locations[0]).name, "a blob of these is missing"))
         else:
-            then(found if error is None else error)
+            then(found)
 
     # Reads
 
     def read(
-        self, partition: FilePartition, offset: int, bytes_max: int, then: Then, offset_end: int | None
+        self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
     ) -> Read | None:
         """What ``PartitionLog.read`` says; the offset was checked."""
         readable = partition.readable_offset
@@ -303,19 +303,20 @@ class Reader:
                 return number
         return stop
 
-    def _warm_up(self, partition: FilePartition, number: int, again: Callable[[BrokerError | None], None]) -> None:
+    def _warm_up(self, partition: FilePartition, number: int, again: Completion[None]) -> None:
         """Have the sealed body of a published batch brought into memory, in the reader's thread."""
         batch = self.published[partition.tail.entry(number)[1] >> PUBLISHED_SHIFT].batch
         location, segment = batch.location, self.segment(batch.location)
 
-        def completed(body: memoryview | None, error: BrokerError | None) -> None:
-            if isinstance(error, Missing):
-                error = (
-                    blob_corrupt(segment.name, "blob is missing") if location in self._segments.by_location else None
-                )
-            elif body is not None:
+        def completed(body: memoryview | BrokerError) -> None:
+            if isinstance(body, Missing):
+                listed = location in self._segments.by_location
+                again(blob_corrupt(segment.name, "blob is missing") if listed else None)
+            elif isinstance(body, BrokerError):
+                again(body)
+            else:
                 self._cold.keep_body(segment, batch.position, body)
-            again(error)
+                again(None)
 
         self._worker.run(partial(segment.stored, batch.position, batch.position + batch.length), completed)
 
@@ -325,13 +326,13 @@ class Reader:
         offset: int,
         bytes_max: int,
         end: int,
-        then: Then,
-        error: BrokerError | None,
+        then: Completion[Read],
+        fetched: BrokerError | None,
     ) -> None:
         """What a read waited for has come; records that were trimmed meanwhile are asked for no more."""
         try:
-            if error is not None:
-                raise error
+            if fetched is not None:
+                raise fetched
             partition.check_range(offset)
             found = self.read(partition, offset, bytes_max, then, end)
         except BrokerError as refused:
@@ -364,7 +365,9 @@ class Reader:
             chunks.append(slot.view[position : position + length])
         return chunks, list(slots.values())
 
-    def _read_sealed(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> Read | None:
+    def _read_sealed(
+        self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
+    ) -> Read | None:
         """A read that begins in a segment; it goes on into later ones and the tail."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
@@ -443,16 +446,14 @@ class Reader:
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
-    def _thawed(
-        self, sealed: SealedRead, asked: list[Segment], window: Window | None, error: BrokerError | None
-    ) -> None:
+    def _thawed(self, sealed: SealedRead, asked: list[Segment], window: Window | BrokerError | None) -> None:
         """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
         partition = sealed.partition
-        if window is None or error is not None:
-            listed = [other.segment for other in self._segments.by_location.values()] if error is None else []
-            if error is None and all(segment in listed for segment in asked):
-                error = blob_corrupt(asked[0].name, "a blob of these is missing")
-            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, error)
+        if not isinstance(window, Window):
+            listed = [other.segment for other in self._segments.by_location.values()] if window is None else []
+            if window is None and all(segment in listed for segment in asked):
+                window = blob_corrupt(asked[0].name, "a blob of these is missing")
+            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, window)
             return
         try:
             partition.check_range(sealed.offset)
@@ -469,7 +470,7 @@ class SealedRead:
 
     __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
 
-    def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Then) -> None:
+    def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]) -> None:
         self.partition: Final = partition
         self.offset: Final = offset
         self.bytes_max: Final = bytes_max
@@ -496,7 +497,7 @@ def _join(published: PublishedBatch, body: Buffer) -> bytearray:
     return joined
 
 
-def _released(pin: SlotsPin, then: Found) -> Found:
+def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
     """The answer, after its pin was released."""
 
     def completed(found: int | BrokerError) -> None:

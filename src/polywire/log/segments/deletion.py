@@ -81,8 +81,8 @@ class Deleter:
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
 
-    def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | None, _: BrokerError | None) -> None:
-        freed, taken = done or (None, 0.0)  # where it failed recovery tries again
+    def _stepped(self, steps: Iterator[int], done: tuple[int | None, float] | BrokerError) -> None:
+        freed, taken = (None, 0.0) if isinstance(done, BrokerError) else done  # where it failed recovery tries again
         if self._stopped or freed is None:
             self._go_on()
         elif freed:

@@ -6,12 +6,13 @@ checksums, or nothing is written. Must not know: the journal, when it is time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.format import SegmentInfo, SegmentRun
 from polywire.log.segments.segment import Segment
@@ -44,7 +45,7 @@ class Merge:
     runs: Mapping[int, Sequence[Source]]
     compression: Mapping[int, Compression | None] = field(default_factory=dict)
     damaged: list[Segment] = field(default_factory=list)
-    over: Callable[[BrokerError | None], None] | None = None
+    over: Completion[None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
 def _read_group(old: Sequence[Sealed]) -> Group:
     runs: list[tuple[Sealed, SegmentRun]] = []
     for sealed in old:
-        info, error = attempt(lambda segment=sealed.segment: segment.info)  # type: ignore[misc]
-        if error is not None:
-            return Group(old, failed=sealed, error=error)
+        info = attempt(lambda segment=sealed.segment: segment.info)  # type: ignore[misc]
+        if isinstance(info, BrokerError):
+            return Group(old, failed=sealed, error=info)
         runs.extend((sealed, run) for run in info if not run.token)
     return Group(old, runs)
 

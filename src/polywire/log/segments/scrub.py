@@ -76,8 +76,8 @@ class Scrub:
             self._pieces = self._pass(segments[begin:] + segments[:begin])
         self._worker.run(partial(next, self._pieces, True), self._stepped)
 
-    def _stepped(self, ended: bool | None, error: BrokerError | None) -> None:
-        if ended or error is not None:
+    def _stepped(self, ended: bool | BrokerError | None) -> None:
+        if ended is not None:  # by its end or an error
             self._pieces = self._block = None
             self.passes += 1
         if not self._stopped:

@@ -166,19 +166,16 @@ class Sealer:
         job = partial(seal, self._store, taken, next_number, name, (state.pieces, broker_sequence))
         self._worker.run(job, partial(self._written, full, name, broker_sequence))
 
-    def _written(
-        self, full: _Full, name: str, broker_sequence: int, written: Written | None, error: BrokerError | None
-    ) -> None:
+    def _written(self, full: _Full, name: str, broker_sequence: int, written: Written | BrokerError) -> None:
         self._running = False
         if self._stopped:
             return
-        if error is not None or written is None:
-            assert error is not None, "a job gives a result or an error"
+        if isinstance(written, BrokerError):
             self.sealing = False
-            if not isinstance(error, Missing):
-                self._owner.seal_failed(error)
-            if isinstance(error, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
-                self._loop.call_later(RETRY_SECONDS if isinstance(error, Busy) else 0.0, self.advance)
+            if not isinstance(written, Missing):
+                self._owner.seal_failed(written)
+            if isinstance(written, (Busy, Missing)):  # what was missing was removed meanwhile: plan again
+                self._loop.call_later(RETRY_SECONDS if isinstance(written, Busy) else 0.0, self.advance)
             return
         self._queue.popleft()
         added = zip(written.infos, written.numbers, strict=True)
@@ -258,11 +255,11 @@ class Sealer:
         else:
             self.free_parked()
 
-    def _made(self, slot: Slot | None, error: BrokerError | None) -> None:
+    def _made(self, made: Slot | BrokerError) -> None:
         """A slot for the one that was lent, if there was space for it."""
         if self._stopped:
             return
-        self._journal.add(None if error is not None else slot)
+        self._journal.add(None if isinstance(made, BrokerError) else made)
         self._owner.slot_freed()
         self.advance()
         self.free_parked()
@@ -328,16 +325,14 @@ class Sealer:
         elif merging:
             self._compact_next(again)
 
-    def _chosen(
-        self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | None, error: BrokerError | None
-    ) -> None:
+    def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
         """The footers of what may be merged were read: begin with the first that can be, unless a slot is full by now."""
         self._running = False
         if self._stopped:
             return
         self.advance()
-        if self._running or self._replacing or groups is None:
-            assert groups is not None, f"reading says of each what is wrong with it error={error}"
+        assert not isinstance(groups, BrokerError), f"reading says of each what is wrong with it error={groups}"
+        if self._running or self._replacing:
             self._tidy_soon(again)
             return
         merge = None
@@ -388,18 +383,16 @@ class Sealer:
         self,
         compaction: Compaction,
         again: Callable[[], None],
-        sources: list[Source] | None,
-        error: BrokerError | None,
+        sources: list[Source] | BrokerError,
     ) -> None:
         """The runs of the next step are known: take it, unless a slot is full by now."""
         self._running = False
         if self._stopped:
             return
         self.advance()
-        if sources is None:
-            assert error is not None, "a job gives a result or an error"
-            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), error)
-        if self._running or sources is None:
+        if isinstance(sources, BrokerError):
+            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), sources)
+        if self._running or isinstance(sources, BrokerError):
             self._tidy_soon(again)
         elif not sources:
             self._over(compaction, again)
@@ -423,13 +416,11 @@ class Sealer:
         self,
         compaction: Compaction,
         again: Callable[[], None],
-        found: tuple[int, bool] | None,
-        error: BrokerError | None,
+        found: tuple[int, bool] | BrokerError,
     ) -> None:
         self._running = False
-        if found is None:
-            assert error is not None, "a job gives a result or an error"
-            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), error)
+        if isinstance(found, BrokerError):
+            self._not_merged(Merge((), {}, over=partial(self._compacted, compaction, 0)), found)
         else:
             compaction.noted, full = found
             compaction.noting = not full
@@ -439,19 +430,19 @@ class Sealer:
         if not self._stopped:
             self._tidy_soon(again)
 
-    def _compacted(self, compaction: Compaction, end: int, error: BrokerError | None) -> None:
+    def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
         """A group is on the disk. A partition of which something is damaged is left alone, or the newest null of a key could go before all
         that was older; when something was trimmed meanwhile, another pass finds out."""
         compaction.written = end
         self._state.reader.forget(compaction.partition)
-        if error is not None:
+        if merged is not None:
             self._compaction = None
-        if error is not None and not isinstance(error, Missing):
+        if merged is not None and not isinstance(merged, Missing):
             compaction.partition.clean_offset = NEVER
             logger.error(
                 "a partition is not compacted; an operator must look",
                 partition=compaction.partition.incarnation,
-                error=str(error),
+                error=str(merged),
             )
 
     def _merge(
@@ -467,14 +458,13 @@ class Sealer:
         merge: Merge,
         number: int,
         again: Callable[[], None],
-        info: SegmentInfo | None,
-        error: BrokerError | None,
+        info: SegmentInfo | BrokerError | None,
     ) -> None:
         self._running = False
         if self._stopped:
             return
-        if error is not None:
-            self._not_merged(merge, error)
+        if isinstance(info, BrokerError):
+            self._not_merged(merge, info)
         elif info is None:
             assert merge.over is not None, "only compaction may find that nothing is to be written"
             merge.over(None)
@@ -545,5 +535,5 @@ def _too_many_keys(offset: int) -> Invalid:
     return Invalid(ErrorCode.INVALID_BATCH, f"batch has more keys than a pass can remember offset={offset}")
 
 
-def _ignore(_: None, __: BrokerError | None) -> None:
+def _ignore(_: BrokerError | None) -> None:
     """What was closed needs no answer."""

@@ -206,12 +206,12 @@ class StreamRead:
         self._next = 0
         self._reply_batch: ReplyBatch | None = None
 
-    def begin(self, _: int, error: BrokerError | None) -> None:
+    def begin(self, result: int | BrokerError) -> None:
         """Everything that was appended before can be read now."""
         if self._session.closed:
             return
-        if error is not None:
-            self._fail(error.message)
+        if isinstance(result, BrokerError):
+            self._fail(result.message)
             return
         events = self._session.state.broker.events
         snapshot = events.snapshot(self._partition, self._key)

@@ -288,19 +288,18 @@ class BatchAppend:
         done = partial(self._stored, run, before, run.stop - start)
         broker.produce(self._partition, batch, by=self._by, level=self._level, done=done)
 
-    def _stored(self, run: ProducerSpan, before: int, count: int, offset: int, error: BrokerError | None) -> None:
-        if error is not None:
-            self._failed(run, before, append_failure(error))
+    def _stored(self, run: ProducerSpan, before: int, count: int, offset: int | BrokerError) -> None:
+        if isinstance(offset, BrokerError):
+            self._failed(run, before, append_failure(offset))
             return
         self._last_offset = max(self._last_offset, offset + count - 1)
         self._finish()
 
-    def _repeated(self, run: ProducerSpan, before: int, offset: int, error: BrokerError | None) -> None:
+    def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
         """All of a run was stored before: that is success (spec: cursus#idempotent-producers), and it lies where it lay then, if that is
         still known."""
-        del offset
-        if error is not None:
-            self._failed(run, before, append_failure(error))
+        if isinstance(result, BrokerError):
+            self._failed(run, before, append_failure(result))
             return
         broker, last = self._session.state.broker, run.sequence + run.stop - run.start - 1
         offset = broker.producer_offset(self._partition, run.stored_as, epoch=run.epoch, sequence=last)

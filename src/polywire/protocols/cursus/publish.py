@@ -136,14 +136,14 @@ class PublishAppend:
         except BrokerError as error:
             self._failed(append_failure(error))
 
-    def _stored(self, offset: int, error: BrokerError | None) -> None:
-        if error is not None:
-            self._failed(append_failure(error))
+    def _stored(self, offset: int | BrokerError) -> None:
+        if isinstance(offset, BrokerError):
+            self._failed(append_failure(offset))
         else:
             self._tell(offset)
 
-    def _repeated(self, offset: int, error: BrokerError | None) -> None:
-        self._stored(self._partition.log.next_offset - 1 if error is None else offset, error)
+    def _repeated(self, result: int | BrokerError) -> None:
+        self._stored(result if isinstance(result, BrokerError) else self._partition.log.next_offset - 1)
 
     def _tell(self, offset: int) -> None:
         run = self._run

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from polywire.errors import BrokerError
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.types import Buffer
 
 REPEATS_MAX: Final = 100_000  # remembered payloads of all topics together, some 200 bytes each whatever their length
@@ -54,8 +54,8 @@ class Repeats:
             del self._until[next(iter(self._until))]
         self._until[digest] = self._monotonic() + self._lasting_s
 
-    def stored(self, digest: bytes, done: Done, offset: int, error: BrokerError | None) -> None:
+    def stored(self, digest: bytes, done: Completion[int], offset: int | BrokerError) -> None:
         """A callback of the broker: passes on what became of the payload, and forgets one that was not stored."""
-        if error is not None:
+        if isinstance(offset, BrokerError):
             self._until.pop(digest, None)
-        done(offset, error)
+        done(offset)

@@ -105,13 +105,12 @@ class Answer(ReplySlot[ReplyOwner]):
         """An error of the broker."""
         self.refuse(refused(error))
 
-    def done(self, offset: int, error: BrokerError | None) -> None:
+    def done(self, result: int | BrokerError) -> None:
         """A callback of the broker: answers with ``body`` as it was set before, or with the error."""
-        del offset
-        if error is None:
-            self.ok(self.body)
+        if isinstance(result, BrokerError):
+            self.fail(result)
         else:
-            self.fail(error)
+            self.ok(self.body)
 
 
 def _packed(packing: Algorithm, bodies: Sequence[bytes]) -> list[bytes]:

@@ -17,7 +17,7 @@ from polywire.broker.settings import TopicSettings
 from polywire.broker.topic_verbs import Then
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.protocols.cursus.messages import (
     Dialect,
     Refused,
@@ -72,11 +72,11 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
                 f"OK topic={topic_word(name)} partitions={len(topic.partitions)} {policy_of(topic).encoded()}"
             )
 
-    def done(_: int, error: BrokerError | None) -> None:
-        if isinstance(error, (Invalid, Conflict, Busy)):
-            answer.refuse(_refused(name, error))
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, (Invalid, Conflict, Busy)):
+            answer.refuse(_refused(name, result))
         else:
-            answer.done(0, error)
+            answer.done(result)
 
     try:
         if topic is not None:
@@ -94,7 +94,9 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
     return None
 
 
-def _change(session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Done) -> None:
+def _change(
+    session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Completion[int]
+) -> None:
     """CREATE of a topic that exists: it may grow, and its policy is replaced.
 
     A topic that other wires made keeps what they set until a CREATE names a policy: clients send a bare CREATE whenever they start.

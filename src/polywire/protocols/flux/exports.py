@@ -21,6 +21,7 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView
 from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.protocols.flux.context import WIRE
 from polywire.store.base import Store
 from polywire.types import PositionKind
@@ -42,14 +43,13 @@ _ENTITIES: Final = {
 log = structlog.get_logger("polywire.flux")
 
 Job = Callable[[], Any]
-OnCompleted = Callable[[Any, BrokerError | None], None]
 
 
 class Worker(Protocol):
     """A thread for what may wait for a disk."""
 
-    def run(self, job: Job, on_completed: OnCompleted) -> None:
-        """Run ``job`` there, then ``told(result, error)`` on the loop."""
+    def run(self, job: Job, on_completed: Completion[Any]) -> None:
+        """Run ``job`` there, then complete with what it returned or raised, on the loop."""
 
     def stop(self) -> None:
         """Finish the jobs given."""
@@ -189,15 +189,15 @@ class Exports:
         self._changed = set()
         return partial(_write, self._store, wanted)
 
-    def _written(self, _: object, error: BrokerError | None) -> None:
+    def _written(self, written: BrokerError | None) -> None:
         self._phase = Phase.RESTING
-        if error is None:
+        if written is None:
             if self._has_failed:
                 log.info("groups are written to files again", files=FILES)
             self._has_failed = False
             return
         if not self._has_failed:
-            log.warning("groups cannot be written to files, which are behind", files=FILES, reason=error.message)
+            log.warning("groups cannot be written to files, which are behind", files=FILES, reason=written.message)
         self._has_failed = True
         self._changed.update(FILES)
         self._paused_until = max(self._paused_until, self._broker.clock.monotonic() + RETRY_S)

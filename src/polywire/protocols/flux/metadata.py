@@ -18,7 +18,7 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.protocols.flux.context import WIRE, FluxSettings
 from polywire.protocols.flux.messages import Role, bad
 from polywire.types import Level
@@ -134,7 +134,7 @@ class FluxState:
         return f"term={TERM} index={self._index}"
 
     def register(
-        self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Done | None
+        self, number: int, host: str, port: int, epoch: int, *, by: Caller = ITSELF, done: Completion[int] | None
     ) -> None:
         """Register or replace a broker; clears fencing. An epoch of 0 or less becomes the time in nanoseconds. Raises Refused, Busy."""
         if number not in self._brokers and by is not ITSELF:
@@ -149,17 +149,17 @@ class FluxState:
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
 
-    def heartbeat(self, number: int, *, done: Done | None) -> None:
+    def heartbeat(self, number: int, *, done: Completion[int] | None) -> None:
         """A broker is alive; clears fencing. Raises Refused ``broker not found``."""
         now_us = self._broker.clock.now_us()
         entry = msgspec.structs.replace(self._registered(number), heartbeat_at_us=now_us, fenced=False)
         self._store_broker(number, entry, done)
 
-    def fence(self, number: int, fenced: bool, *, done: Done | None) -> None:
+    def fence(self, number: int, fenced: bool, *, done: Completion[int] | None) -> None:
         """Set or clear fencing. Raises Refused ``broker not found``."""
         self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
 
-    def reconcile(self, timeout_ms: int, *, done: Done) -> int:
+    def reconcile(self, timeout_ms: int, *, done: Completion[int]) -> int:
         """Fence brokers whose last heartbeat is older, unfence the others; returns how many changed. ``done`` follows all of it.
 
         This broker runs this very code, so it is alive.
@@ -180,13 +180,15 @@ class FluxState:
             raise bad(f"broker not found: {number}")
         return entry
 
-    def _store_broker(self, number: int, entry: _BrokerStored, done: Done | None, by: Caller = ITSELF) -> None:
+    def _store_broker(
+        self, number: int, entry: _BrokerStored, done: Completion[int] | None, by: Caller = ITSELF
+    ) -> None:
         value = msgspec.msgpack.encode(entry)
         self._broker.set_wire_state(WIRE, f"{_BROKER_KEY}{number}", value, by=by, level=Level.SYNCED, done=None)
         self._brokers[number] = entry
         self._store_index(1, done)
 
-    def _store_index(self, steps: int, done: Done | None, level: Level = Level.SYNCED) -> None:
+    def _store_index(self, steps: int, done: Completion[int] | None, level: Level = Level.SYNCED) -> None:
         self._index += steps
         value = msgspec.msgpack.encode(self._index)
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
@@ -226,7 +228,7 @@ class FluxState:
         automatic: bool,
         factor: int | None = None,
         by: Caller = ITSELF,
-        done: Done | None = None,
+        done: Completion[int] | None = None,
     ) -> None:
         """A topic was made over this wire: give its partitions leaders (spec: flux#topics, flux#our-choices)."""
         self._sweep_in_time()
@@ -257,7 +259,7 @@ class FluxState:
         self._store_index(1, None)
 
     def set_leader(
-        self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Done
+        self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Completion[int]
     ) -> None:
         """Set leader and in-sync set as given; an empty set keeps the stored one. Raises Busy."""
         self._sweep_in_time()
@@ -266,7 +268,7 @@ class FluxState:
         self._set_leader(partition, leader, isr or kept, by)
         self._store_index(1, done)
 
-    def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Done) -> None:
+    def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
         """Set the local role; this broker becomes the metadata leader whatever the role (spec: flux#set_partition_role)."""
         view = self._view(partition)
         if view.role is not role:
@@ -275,7 +277,7 @@ class FluxState:
         self._set_leader(partition, self.settings.broker_id, [self.settings.broker_id], by)
         self._store_index(1, done)
 
-    def elect(self, topic: Topic, *, done: Done) -> int:
+    def elect(self, topic: Topic, *, done: Completion[int]) -> int:
         """Replace leaders that are unknown or fenced; returns how many partitions changed."""
         eligible = [number for number in self._replicas(topic) if self._is_live(number)]
         changed = 0

@@ -63,13 +63,13 @@ class AcksAll:
         self._forget: Callable[[], None] | None = None
         self.timer: object = None
 
-    def stored(self, offset: int, error: BrokerError | None) -> None:
+    def stored(self, offset: int | BrokerError) -> None:
         """The record is synced, or failed."""
         if self._answer.parts is not None:
             return
-        if error is not None:
+        if isinstance(offset, BrokerError):
             self.cancel()
-            self._answer.refuse(refused(error))
+            self._answer.refuse(refused(offset))
             return
         self._offset = offset
         if self._session.state.is_replicated(self._partition, offset):

@@ -118,13 +118,12 @@ class Answer(ReplySlot[ReplyOwner]):
         """Failure."""
         self.fill([err(self.request_id, error)])
 
-    def done(self, offset: int, error: BrokerError | None) -> None:
+    def done(self, result: int | BrokerError) -> None:
         """A callback of the broker: answers with ``payload``, or with the error."""
-        del offset
-        if error is None:
-            self.ok(self.payload)
+        if isinstance(result, BrokerError):
+            self.refuse(refused(result))
         else:
-            self.refuse(refused(error))
+            self.ok(self.payload)
 
 
 class Produced(Answer):
@@ -134,12 +133,12 @@ class Produced(Answer):
 
     partition: Partition
 
-    def done(self, offset: int, error: BrokerError | None) -> None:
+    def done(self, result: int | BrokerError) -> None:
         """The record is written, or not."""
-        if error is not None:
-            self.refuse(refused(error))
+        if isinstance(result, BrokerError):
+            self.refuse(refused(result))
             return
-        hw = self.session.state.hw_after(self.partition, offset)
+        offset, hw = result, self.session.state.hw_after(self.partition, result)
         self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, self.partition.number, offset, hw)]
         self.session.answered()
 
@@ -174,12 +173,12 @@ class Run(Answer):
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
-    def stored(self, group: int, offset: int, error: BrokerError | None) -> None:
+    def stored(self, group: int, offset: int | BrokerError) -> None:
         """A batch is written, or not."""
-        if error is None:
-            self.numbers[3 * group + 1] = offset
+        if isinstance(offset, BrokerError):
+            self.errors[group] = refused(offset)
         else:
-            self.errors[group] = refused(error)
+            self.numbers[3 * group + 1] = offset
         self.finish_one()
 
     def fail(self, group: int, error: Refused) -> None:

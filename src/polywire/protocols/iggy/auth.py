@@ -7,13 +7,15 @@ of, itself. Must not know: frames, how permissions are checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import Final
 
-from polywire.broker.access import Principal, User, UserMade
+from polywire.broker.access import Principal, User
 from polywire.broker.actions import Action
 from polywire.broker.permissions import Grants, Permission, resource_name, split_resource_name
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
+from polywire.log.base import Completion
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import U32, U64, PermissionFlags, Reader, Refused, name_bytes, permission_bytes
@@ -223,21 +225,22 @@ def _allow(session: IggySession, action: Action, user: User) -> None:
         session.authorize(action)
 
 
-def _completed(answer: Answer, user: User | None, error: BrokerError | None) -> None:
-    if error is None:
-        answer.ok(answer.payload)
+def _completed(answer: Answer, user: User | BrokerError) -> None:
+    if isinstance(user, BrokerError):
+        answer.refuse(user)
     else:
-        answer.refuse(error)
+        answer.ok(answer.payload)
 
 
-def _renewing(session: IggySession, answer: Answer, user: User) -> UserMade:
+def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
     """Answer; who has changed itself stays logged in here, and only here."""
 
-    def done(changed: User | None, error: BrokerError | None) -> None:
+    def done(changed: User | BrokerError) -> None:
         principal = session.principal
-        if changed is not None and principal is not None and principal.user_id == user.id:
+        is_itself = principal is not None and principal.user_id == user.id
+        if principal is not None and is_itself and not isinstance(changed, BrokerError):
             session.renew(session.broker.access.renewed(principal))
-        _completed(answer, changed, error)
+        _completed(answer, changed)
 
     return done
 
@@ -281,12 +284,12 @@ def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
     dialect = reader.dialect
 
-    def told(user: User | None, error: BrokerError | None) -> None:
-        if user is not None and dialect.returns_created:
+    def made(user: User | BrokerError) -> None:
+        if dialect.returns_created and not isinstance(user, BrokerError):
             answer.payload = _user_details(session, user, Reader(memoryview(b""), dialect))
-        _completed(answer, user, error)
+        _completed(answer, user)
 
-    session.broker.access.create_user(name, password, grants, active=active, by=session.principal, done=told)
+    session.broker.access.create_user(name, password, grants, active=active, by=session.principal, done=made)
 
 
 def _status(reader: Reader) -> bool:
@@ -302,7 +305,7 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     user = session.broker.access.user(_who(reader))
     if user.configured:
         raise Refused(errors.CANNOT_DELETE_USER)
-    session.broker.access.delete_user(user, by=session.principal, done=lambda *told: _completed(answer, *told))
+    session.broker.access.delete_user(user, by=session.principal, done=partial(_completed, answer))
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -321,7 +324,7 @@ def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) 
     user = session.broker.access.user(_who(reader))
     flags = reader.permissions()
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
-    session.broker.access.grant(user, grants, by=session.principal, done=lambda *told: _completed(answer, *told))
+    session.broker.access.grant(user, grants, by=session.principal, done=partial(_completed, answer))
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -361,7 +364,7 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     if user.configured and user.id == 0:
         raise Denied(ErrorCode.DENIED, "the default user of an open broker can have no tokens")
     raw = session.broker.access.create_token(
-        user, name, expires_at_us, by=session.principal, done=lambda *told: _completed(answer, *told)
+        user, name, expires_at_us, by=session.principal, done=partial(_completed, answer)
     )
     answer.payload = name_bytes(raw)
 
@@ -369,5 +372,5 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """DELETE_PERSONAL_ACCESS_TOKEN."""
     session.broker.access.delete_token(
-        _own(session), reader.name(), by=session.principal, done=lambda *told: _completed(answer, *told)
+        _own(session), reader.name(), by=session.principal, done=partial(_completed, answer)
     )

@@ -26,7 +26,7 @@ from polywire.broker.topic_verbs import Then
 from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
@@ -145,7 +145,7 @@ class Directory:
             return self._by_number.get(who)
         return self._by_name.get(who) or self._by_space.get(who)
 
-    def create_stream(self, name: str, number: int | None, by: Caller, done: Done | None) -> Stream:
+    def create_stream(self, name: str, number: int | None, by: Caller, done: Completion[int] | None) -> Stream:
         """A new, empty stream. Raises Refused 1011, 1012, 1013, Busy."""
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
@@ -167,7 +167,7 @@ class Directory:
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams of one user or address")
 
-    def rename_stream(self, stream: Stream, name: str, done: Done | None) -> None:
+    def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
         """Give a stream another name on this wire. Raises Refused 1012, 1013."""
         other = self.find_stream(name)
         if other is not None and other is not stream:
@@ -178,7 +178,7 @@ class Directory:
         stream.kept = msgspec.structs.replace(stream.kept, name=name)
         self._keep(stream, done)
 
-    def delete_stream(self, stream: Stream, done: Done) -> None:
+    def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
         """End a stream and its topics: with many of them one after the other, and the stream behind the last. A stop, or an error, in between
         leaves the stream with the topics that are left; what was made in it meanwhile ends with it, unless that is much."""
 
@@ -214,7 +214,9 @@ class Directory:
         if self._seen_version + 1 == self._broker.topics_version:
             self._seen_version += 1  # its end is all that is new
 
-    def _keep(self, stream: Stream, done: Done | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF) -> None:
+    def _keep(
+        self, stream: Stream, done: Completion[int] | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF
+    ) -> None:
         value = _ENCODER.encode(stream.kept)
         self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", value, by=by, level=level, done=done)
         self._enter(stream)
@@ -289,7 +291,7 @@ class Directory:
         settings: TopicSettings,
         by: Caller,
         then: Then,
-        done: Done,
+        done: Completion[int],
     ) -> None:
         """A new topic: elsewhere it is ``stream.topic``, never under another name; ``then`` is called with it once it can be used.
 
@@ -326,7 +328,9 @@ class Directory:
         if self._seen_version + 1 == self._broker.topics_version:
             self._seen_version += 1  # this topic is all that is new
 
-    def update_topic(self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Done | None) -> None:
+    def update_topic(
+        self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
+    ) -> None:
         """Other settings, and on this wire another name."""
         stream = self.stream_of(topic)
         stream.by_name.pop(self.kept(topic).name, None)
@@ -491,7 +495,7 @@ class Directory:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
         return found
 
-    def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Done) -> int:
+    def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Completion[int]) -> int:
         """A new group without members. Raises Refused 5001, 5004, 5005."""
         groups = self.groups(topic)
         if number is not None and number in groups:
@@ -506,7 +510,7 @@ class Directory:
         self.update_topic(topic, kept, topic.settings, done)
         return number
 
-    def delete_group(self, topic: Topic, number: int, by: Caller, done: Done) -> None:
+    def delete_group(self, topic: Topic, number: int, by: Caller, done: Completion[int]) -> None:
         """End a group with its members and positions. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
         groups = dict(self.groups(topic))
         self._broker.groups.delete(groups.pop(number), topic.name.full, by=by)

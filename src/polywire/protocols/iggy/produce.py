@@ -78,12 +78,10 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
     return session.broker.partition_of_key(topic, key, _XXH32), key
 
 
-def _sent(
-    session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int, error: BrokerError | None
-) -> None:
+def _sent(session: IggySession, answer: Answer, topic: Topic, partition: Partition, offset: int | BrokerError) -> None:
     """D3 tells where the messages went."""
-    if error is not None:
-        answer.refuse(error)
+    if isinstance(offset, BrokerError):
+        answer.refuse(offset)
         return
     directory = session.shared.directory
     try:
@@ -100,4 +98,4 @@ def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         raise Refused(errors.UNAVAILABLE)  # always, spec: iggy#d3-operations
     topic = topic_of(session, reader, Action.PRODUCE)
     partition_at(topic, reader.number())
-    session.broker.bounds(topic.partitions[0], then=lambda *_: answer.ok())
+    session.broker.bounds(topic.partitions[0], then=lambda _: answer.ok())

@@ -102,11 +102,10 @@ class Answer(ReplySlot[ReplyOwner]):
         self.session.end()
         super().fill([vsr.eviction(self.head.client, reason)])
 
-    def done(self, offset: int, error: BrokerError | None) -> None:
+    def done(self, result: object | BrokerError) -> None:
         """A callback of the broker: answers with what was given to be told, or with the error."""
-        del offset
-        if error is not None:
-            self.refuse(error)
+        if isinstance(result, BrokerError):
+            self.refuse(result)
         elif self.later is not None:
             self.make(self.later)
         else:

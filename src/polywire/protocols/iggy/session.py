@@ -17,7 +17,7 @@ from polywire.broker.actions import Action
 from polywire.broker.owners import ITSELF, Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.protocols.iggy import documented, errors, vsr
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
@@ -288,7 +288,7 @@ class IggySession(FramedSession, PipelinedSession[Answer]):
         for topic_id, group in list(self.members):
             self.leave_group(topic_id, group)
 
-    def leave_group(self, topic_id: bytes, group: str, done: Done | None = None) -> None:
+    def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
         """Stop being a member of a group, whether or not it still is one."""
         topic, _ = self.members.pop((topic_id, group))
         self.turns.pop((topic_id, group), None)

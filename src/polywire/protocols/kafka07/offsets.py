@@ -5,7 +5,6 @@ Promises: addresses descend and records begin at them; what has to be fetched is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -13,6 +12,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
+from polywire.log.base import Completion
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
 from polywire.protocols.kafka07.produce import Authorize, topic_name
 
@@ -29,9 +29,7 @@ class OffsetsReply:
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_cancelled", "_done", "_request")
 
-    def __init__(
-        self, broker: Broker, request: Offsets, done: Callable[[list[int] | BrokerError], None], *, authorize: Authorize
-    ) -> None:
+    def __init__(self, broker: Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize) -> None:
         """done: gets the addresses, or why they cannot be told."""
         self._authorize = authorize
         self._broker = broker

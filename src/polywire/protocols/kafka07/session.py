@@ -18,7 +18,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
@@ -276,7 +276,7 @@ class KafkaSession(SequentialSession):
         self._dirty = True
         self._append_queue.produce(partition, batch, Level.WRITTEN, None)
 
-    def _refused(self, done: Done | None, error: BrokerError) -> None:
+    def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
         """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError unless it had to wait."""
         del done  # a producer waits for no answer
         refusal = PeerError(f"a set cannot be stored: {error.message}", fatal=True)

@@ -81,11 +81,11 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
     session.broker.topic(request.name)
     place: list[messages.Membership] = []
 
-    def done(_: int, error: BrokerError | None) -> None:
-        if error is None:
-            session.settle(Verb.JOIN, correlation, place[0])
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            session.settle_error(Verb.JOIN, correlation, result)
         else:
-            session.settle_error(Verb.JOIN, correlation, error)
+            session.settle(Verb.JOIN, correlation, place[0])
 
     membership = session.broker.groups.join(
         request.group,
@@ -143,11 +143,11 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup,
     session.owe()
 
 
-def _done(session: ReplyOwner, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
-    if error is None:
-        session.settle(verb, correlation, Head())
+def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | BrokerError) -> None:
+    if isinstance(result, BrokerError):
+        session.settle_error(verb, correlation, result)
     else:
-        session.settle_error(verb, correlation, error)
+        session.settle(verb, correlation, Head())
 
 
 class _Listing:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.broker.sliced import Steps
 from polywire.broker.staged_publish import lots
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
@@ -51,7 +51,7 @@ class _Collected:
         self.chosen: Final[list[bytes]] = []
         """Each record's partition, where the broker chose it."""
 
-    def expect(self, part: Part) -> Done:
+    def expect(self, part: Part) -> Completion[int]:
         """One more batch is handed over; returns what is to be called with its offset."""
         # Taken now: by the time of the answer the receive buffer may hold something else.
         self._counts.append((part.partition.number, part.record_count))
@@ -59,13 +59,16 @@ class _Collected:
         self._left += 1
         return partial(self._done, len(self._offsets) - 1)
 
-    def _done(self, index: int, offset: int, error: BrokerError | None) -> None:
-        self._offsets[index] = offset
-        self.end(error)
+    def _done(self, index: int, offset: int | BrokerError) -> None:
+        if isinstance(offset, BrokerError):
+            self.end(offset)
+        else:
+            self._offsets[index] = offset
+            self.end(None)
 
-    def end(self, error: BrokerError | None = None) -> None:
+    def end(self, result: BrokerError | None) -> None:
         """No further batch is handed over."""
-        self._error = self._error or error
+        self._error = self._error or result
         self._left -= 1
         if self._left:
             return
@@ -99,10 +102,10 @@ class _PublishAnswer:
         self._answer = answer
         self._settle()
 
-    def end(self, error: BrokerError | None) -> None:
+    def end(self, result: BrokerError | None) -> None:
         """It was handed to the broker, or refused."""
         self._over = True
-        self._answer = self._answer or error
+        self._answer = self._answer or result
         self._settle()
 
     def _settle(self) -> None:
@@ -128,7 +131,7 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
     def made() -> Topic:
         return broker.ensure_topic(name, by=by) if topic is None else topic
 
-    def append(part: Part, done: Done) -> None:
+    def append(part: Part, done: Completion[int]) -> None:
         broker.produce(part.partition, part.batch, by=by, level=level, done=done)
 
     collected = _Collected(session, Verb.PRODUCE, correlation)
@@ -143,7 +146,7 @@ def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payloa
     token, write, broker = request.token, (request.writer, request.number), session.broker
     topic = broker.topic(request.name)
 
-    def stage(part: Part, done: Done) -> None:
+    def stage(part: Part, done: Completion[int]) -> None:
         broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
     collected = _Collected(session, Verb.STAGE, correlation)
@@ -156,7 +159,7 @@ def _carry_out(
     topic: Callable[[], Topic],
     number: int,
     payload: memoryview,
-    take: Callable[[Part, Done], None],
+    take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
     """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
     batches = []
@@ -169,7 +172,7 @@ def _carry_out(
             try:
                 take(part, done)
             except BrokerError as error:
-                done(-1, error)
+                done(error)
                 return
         yield
 
@@ -183,7 +186,7 @@ def _parts(
     return chain.from_iterable(split_by_key(topic, batch, session.round_robin, chosen) for batch in batches)
 
 
-def _begin(session: ReplyOwner, steps: Iterator[None], end: Callable[[BrokerError | None], None]) -> None:
+def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
     """Do what one turn has time for, and the rest in slices; ``end`` answers. Raises BrokerError when nothing was taken."""
     if _are_done_at_once(session, steps):
         session.owe()
@@ -202,25 +205,23 @@ def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
 
 def _ended(
     session: ReplyOwner,
-    end: Callable[[BrokerError | None], None],
+    end: Completion[None],
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
 ) -> None:
     """The last slice is done. What was handed over may view the request until it is written."""
-    error = result if isinstance(result, BrokerError) else None
-    over = partial(session.broker.loop.call_soon, _over, session, end, unpin, error)
+    ended = result if isinstance(result, BrokerError) else None
+    over = partial(session.broker.loop.call_soon, _over, session, end, unpin, ended)
     try:
-        session.broker.settle(Level.MEMORY, lambda *_: over())
+        session.broker.settle(Level.MEMORY, lambda _: over())
     except BrokerError:  # the log has ended: it looks at nothing any more
         over()
 
 
-def _over(
-    session: ReplyOwner, end: Callable[[BrokerError | None], None], unpin: Callable[[], None], error: BrokerError | None
-) -> None:
+def _over(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None], result: BrokerError | None) -> None:
     unpin()
     session.release()
-    end(error)
+    end(result)
 
 
 def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
@@ -245,13 +246,13 @@ def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishAns
 
 
 def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
-    error: BrokerError | None = None
+    result: BrokerError | None = None
     try:
         for _ in steps:
             yield False
-    except BrokerError as found:
-        error = found
-    session.broker.loop.call_soon(_over, session, answer.end, _nothing, error)
+    except BrokerError as error:
+        result = error
+    session.broker.loop.call_soon(_over, session, answer.end, _nothing, result)
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
@@ -274,11 +275,11 @@ def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
         yield
 
 
-def _abandoned(session: ReplyOwner, correlation: int, error: BrokerError | None) -> None:
-    if error is None:
+def _abandoned(session: ReplyOwner, correlation: int, result: BrokerError | None) -> None:
+    if result is None:
         session.settle(Verb.ABANDON, correlation, Head())
     else:
-        session.settle_error(Verb.ABANDON, correlation, error)
+        session.settle_error(Verb.ABANDON, correlation, result)
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.log.base import Found
+from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
@@ -138,20 +138,20 @@ class _Change:
         else:
             self._session.owe()
 
-    def done(self, _: int, error: BrokerError | None) -> None:
+    def done(self, result: int | BrokerError) -> None:
         """The broker has done it, or could not."""
         if self._holds:  # never inside a callback of the log: the session takes further requests
-            self._session.broker.loop.call_soon(self._over, error)
+            self._session.broker.loop.call_soon(self._over, result)
         else:
-            self._settle(error)
+            self._settle(result)
 
-    def _over(self, error: BrokerError | None) -> None:
+    def _over(self, result: int | BrokerError) -> None:
         self._session.release()
-        self._settle(error)
+        self._settle(result)
 
-    def _settle(self, error: BrokerError | None) -> None:
-        if error is not None:
-            self._session.settle_error(self._verb, self._correlation, error)
+    def _settle(self, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self._session.settle_error(self._verb, self._correlation, result)
         else:
             description = Head() if self._topic is None else description_of(self._topic)
             self._session.settle(self._verb, self._correlation, description)
@@ -204,7 +204,7 @@ class _BoundsAnswer:
         self._count_down()
         return False
 
-    def _look_up(self, partition: Partition, time_us: int, then: Found) -> None:
+    def _look_up(self, partition: Partition, time_us: int, then: Completion[int]) -> None:
         try:
             found: int | BrokerError | None = partition.log.offset_at(time_us, then)
         except BrokerError as error:

@@ -84,11 +84,11 @@ def _idle_ms(session: ReplyOwner, at_us: int) -> int:
     return max(session.broker.elapsed.now_us() - at_us, 0) // US_PER_MS
 
 
-def _done(session: ReplyOwner, verb: Verb, correlation: int, _: int, error: BrokerError | None) -> None:
-    if error is None:
-        session.settle(verb, correlation, Head())
+def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | BrokerError) -> None:
+    if isinstance(result, BrokerError):
+        session.settle_error(verb, correlation, result)
     else:
-        session.settle_error(verb, correlation, error)
+        session.settle(verb, correlation, Head())
 
 
 def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Done
+from polywire.log.base import Completion
 from polywire.types import Level
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 
 
-def notify(done: Done | None, error: BrokerError) -> None:
+def notify(done: Completion[int] | None, error: BrokerError) -> None:
     """A batch is refused: notify who waits for it."""
     if done is not None:
-        done(-1, error)
+        done(error)
 
 
 class AppendQueue:
@@ -41,9 +41,9 @@ class AppendQueue:
         broker: Broker,
         wait_s: float,
         go_on: Callable[[], None],
-        refuse: Callable[[Done | None, BrokerError], None] = notify,
+        refuse: Callable[[Completion[int] | None, BrokerError], None] = notify,
     ) -> None:
-        self.waiting: Final[deque[tuple[Partition, bytearray, Level, Done | None]]] = deque()
+        self.waiting: Final[deque[tuple[Partition, bytearray, Level, Completion[int] | None]]] = deque()
         self._broker: Final = broker
         self._wait_s: Final = wait_s
         self._go_on = go_on
@@ -51,7 +51,7 @@ class AppendQueue:
         self._until = 0.0
         self._timer: Any = None
 
-    def produce(self, partition: Partition, batch: bytearray, level: Level, done: Done | None) -> None:
+    def produce(self, partition: Partition, batch: bytearray, level: Level, done: Completion[int] | None) -> None:
         """Hand a batch to the broker, or let it wait for room. It may be refused at once."""
         if self.waiting:
             self.waiting.append((partition, batch, level, done))
@@ -97,7 +97,7 @@ def _nothing() -> None:
     """Nobody goes on."""
 
 
-def _nobody(_: Done | None, __: BrokerError) -> None:
+def _nobody(_: Completion[int] | None, __: BrokerError) -> None:
     """Nobody is told."""
 
 

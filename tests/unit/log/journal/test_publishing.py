@@ -47,8 +47,8 @@ def published(rig: Rig, what: Sequence[bytes]) -> list[Sequence[tuple[int, int, 
     """Prepare these tokens step by step, and publish them."""
     made, told = rig.log.prepare(), []
 
-    def done(ranges: Sequence[tuple[int, int, int]], error: BrokerError | None) -> None:
-        assert error is None, error
+    def done(ranges: Sequence[tuple[int, int, int]] | BrokerError) -> None:
+        assert not isinstance(ranges, BrokerError), ranges
         told.append(ranges)
 
     steps = sum(1 for _ in made.add(what))
@@ -112,7 +112,7 @@ def test_one_that_is_refused_is_given_back(rig: Rig, partitions: list[FilePartit
     rig.log._capacities = (-1, -1, -1)
     rig.log._journal.roll()
     with pytest.raises(BrokerError):
-        rig.log.publish(made, bytes(2**26), level=Level.WRITTEN, done=lambda *_: None)
+        rig.log.publish(made, bytes(2**26), level=Level.WRITTEN, done=lambda _: None)
     assert not rig.log._state.reader.published
     assert rig.log.staged_partitions(TOKENS) == {1, 2, 3}
     rig.log.close()
@@ -123,7 +123,7 @@ def test_partitions_that_end_meanwhile_are_left_out(rig: Rig, partitions: list[F
     list(made.add(TOKENS))
     for number in (1, 2):
         rig.log.drop_partition(number)
-    rig.log.publish(made, b"published", level=Level.WRITTEN, done=lambda *_: None)
+    rig.log.publish(made, b"published", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     assert rig.read(partitions[2]) == expected(2)
     assert len(rig.log._state.reader.published) == len(expected(2))
@@ -139,7 +139,7 @@ def test_tokens_of_which_nothing_is_left_are_gone_too(rig: Rig, partitions: list
     del partitions
     for number in (1, 2, 3):
         rig.log.drop_partition(number)
-    rig.log.publish(TOKENS, b"published", level=Level.WRITTEN, done=lambda *_: None)
+    rig.log.publish(TOKENS, b"published", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     assert len(rig.log._state.staging) == 0
     rig.log.close()

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.log.partition.cold_reads import ColdReads, Stop, Window
 from polywire.log.segments.damage import read_pieces
 from polywire.log.segments.segment import Segment
@@ -24,15 +25,15 @@ class HeldWorker:
     """A worker whose jobs run when the test says so."""
 
     def __init__(self) -> None:
-        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BrokerError | None], None]]] = []
+        self.jobs: list[tuple[Callable[[], Any], Completion[Any]]] = []
 
-    def run(self, job: Callable[[], Any], told: Callable[[Any, BrokerError | None], None]) -> None:
+    def run(self, job: Callable[[], Any], told: Completion[Any]) -> None:
         self.jobs.append((job, told))
 
     def work(self) -> None:
         jobs, self.jobs = self.jobs, []
         for job, told in jobs:
-            told(*attempt(job))
+            told(attempt(job))
 
 
 class Place:
@@ -47,7 +48,7 @@ class Place:
         self.segments = [self._segment(0, BATCHES // 2), self._segment(BATCHES // 2, BATCHES)]
         self.worker = HeldWorker()
         self.cold = ColdReads(cast(Worker, self.worker))
-        self.told: list[tuple[Window | None, BrokerError | None]] = []
+        self.told: list[Window | BrokerError | None] = []
 
     def _segment(self, start: int, stop: int) -> Segment:
         name = f"segments/{start}-{stop}.pws"
@@ -56,16 +57,15 @@ class Place:
         return Segment.open(self.store, name)
 
     def ask(self, offset: int, room: int) -> None:
-        self.cold.ask((PARTITION, offset), self.segments, lambda *found: self.told.append(found), room)
+        self.cold.ask((PARTITION, offset), self.segments, self.told.append, room)
 
 
 def test_a_window_goes_on_from_segment_to_segment_while_there_is_room() -> None:
     place = Place()
     place.ask(0, 1 << 20)
     place.worker.work()
-    ((window, error),) = place.told
-    assert error is None
-    assert window is not None
+    (window,) = place.told
+    assert isinstance(window, Window)
     assert b"".join(bytes(piece.data) for piece in window.pieces) == b"".join(batch.content for batch in place.stored)
     assert [piece.end for piece in window.pieces] == [50 * BATCHES // 2, 50 * BATCHES]
 
@@ -75,8 +75,8 @@ def test_many_small_pieces_share_one_block() -> None:
     place.segments = [place._segment(number, number + 1) for number in range(BATCHES)]
     place.ask(0, 1 << 20)
     place.worker.work()
-    window = place.told[0][0]
-    assert window is not None
+    (window,) = place.told
+    assert isinstance(window, Window)
     assert [bytes(piece.data) for piece in window.pieces] == [batch.content for batch in place.stored]
 
 
@@ -84,8 +84,8 @@ def test_a_small_read_takes_one_segment() -> None:
     place = Place()
     place.ask(0, 100)
     place.worker.work()
-    window = place.told[0][0]
-    assert window is not None
+    (window,) = place.told
+    assert isinstance(window, Window)
     assert len(window.pieces) == 1
     assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
 
@@ -96,7 +96,7 @@ def test_who_asks_for_the_same_waits_for_the_same() -> None:
     place.ask(0, 1000)
     assert len(place.worker.jobs) == 1
     place.worker.work()
-    (first, _), (second, _) = place.told
+    first, second = place.told
     assert first is second is place.cold.find(PARTITION, 0)
 
 
@@ -161,7 +161,7 @@ def test_a_segment_that_went_is_told_as_neither_window_nor_error() -> None:
     place.store.delete(f"segments/0-{BATCHES // 2}.pws")
     place.ask(0, 1000)
     place.worker.work()
-    assert place.told == [(None, None)]
+    assert place.told == [None]
     assert place.cold.find(PARTITION, 0) is None
 
 

@@ -89,7 +89,7 @@ def test_sealed_bodies_of_published_batches_leave_the_loop_alone(tmp_path: Path)
         rig.log.stage(TOKEN, partition, batch, expires_at_us=NEVER, level=Level.SYNCED, done=None)
     fill_slot(rig, filler)
     rig.append(partition, [b"before"])
-    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _: None)
     rig.append(partition, [b"after"])
     rig.log.commit()
     assert partition.published
@@ -119,7 +119,7 @@ def test_blob_deleted_under_the_log_is_corrupt(tmp_path: Path) -> None:
     partition, other = rig.log.open_partition(1), rig.log.open_partition(2)
     rig.log.stage(TOKEN, other, batch_of([b"staged"]), expires_at_us=NEVER, level=Level.SYNCED, done=None)
     fill_slot(rig, partition)
-    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"", level=Level.WRITTEN, done=lambda _: None)
     rig.log.commit()
     delete_blobs(rig)
     for ask in (

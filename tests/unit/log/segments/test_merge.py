@@ -37,7 +37,7 @@ class Tidied(ManualRig):
 
         def step(worker: ManualWorker) -> None:
             job, told = worker.jobs.popleft()
-            worker._loop.call_soon_threadsafe(told, *attempt(lambda: self._in_job(job)))
+            worker._loop.call_soon_threadsafe(told, attempt(lambda: self._in_job(job)))
 
         patch.setattr(ManualWorker, "step", step)
         patch.setattr(segment, "read_info", noted)

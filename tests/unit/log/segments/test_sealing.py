@@ -173,7 +173,7 @@ def test_published_batches_that_were_trimmed_after_the_plan_began_are_not_sealed
     kept: Kept = {partition: [b"a", b"b", b"c"]}
     for value in (b"a", b"b"):
         rig.log.stage(TOKEN, partition, batch_of([value]), expires_at_us=NEVER_US, level=Level.WRITTEN, done=None)
-    rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _, __: None)
+    rig.log.publish([TOKEN], b"published", level=Level.WRITTEN, done=lambda _: None)
     rig.append(partition, [b"c"])
     rig.log.commit()
     fill(rig, kept)

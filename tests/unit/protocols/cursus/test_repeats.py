@@ -94,9 +94,9 @@ def test_what_was_not_stored_is_no_repeat() -> None:
     digest = kept.digest(b"t", b"x")
     told: list[object] = []
     kept.add(digest)
-    kept.stored(digest, lambda offset, error: told.append(offset), 7, None)
+    kept.stored(digest, told.append, 7)
     assert kept.has(digest)
-    kept.stored(digest, lambda offset, error: told.append(error), -1, Unavailable(ErrorCode.STORAGE_FAILED, "no"))
+    kept.stored(digest, told.append, Unavailable(ErrorCode.STORAGE_FAILED, "no"))
     assert not kept.has(digest)
     assert told[0] == 7
     assert isinstance(told[1], Unavailable)

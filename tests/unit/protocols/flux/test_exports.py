@@ -10,7 +10,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Topic
-from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.log.worker import attempt
 from polywire.protocols.flux.exports import AGAIN_S, GROUPS, INTERVAL_S, OFFSETS, RETRY_S, Exports, group_json, remove
 from polywire.store.base import BlobMissing
@@ -27,13 +27,13 @@ class Inline:
 
     def __init__(self, world: World) -> None:
         self._loop = world.memory.broker.loop
-        self.held: list[tuple[Callable[[], Any], Callable[[Any, BrokerError | None], None]]] | None = None
+        self.held: list[tuple[Callable[[], Any], Completion[Any]]] | None = None
 
-    def run(self, job: Callable[[], Any], on_completed: Callable[[Any, BrokerError | None], None]) -> None:
+    def run(self, job: Callable[[], Any], on_completed: Completion[Any]) -> None:
         if self.held is not None:
             self.held.append((job, on_completed))
             return
-        self._loop.call_soon_threadsafe(on_completed, *attempt(job))
+        self._loop.call_soon_threadsafe(on_completed, attempt(job))
 
     def stop(self) -> None:
         assert not self.held
@@ -257,7 +257,7 @@ def test_what_changes_while_files_are_written_comes_next() -> None:
     place.wait(5 * SECOND)
     ((job, on_completed),) = place.worker.held
     place.worker.held = None
-    on_completed(*attempt(job))
+    on_completed(attempt(job))
     assert list(place.said(GROUPS)) == ["g"]
     place.wait()
     assert list(place.said(GROUPS)) == ["g", "h"]

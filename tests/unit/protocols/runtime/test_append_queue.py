@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
-from polywire.log.base import Done, PartitionLog
+from polywire.log.base import Completion, PartitionLog
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, AppendQueue
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
@@ -29,7 +29,7 @@ class Door:
         self.broker._append = self._let_in
         self.append_queue = AppendQueue(self.broker, WAIT_S, self._gone_on)
 
-    def _let_in(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Done | None) -> None:
+    def _let_in(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         if TOO_LARGE in bytes(batch):
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, "too large")
         if not self.room:
@@ -41,8 +41,8 @@ class Door:
         self.told.append(("gone on", 0))
 
     def send(self, value: bytes) -> None:
-        def done(offset: int, error: BrokerError | None) -> None:
-            self.told.append((value[:1].decode(), offset if error is None else error.code))
+        def done(result: int | BrokerError) -> None:
+            self.told.append((value[:1].decode(), result.code if isinstance(result, BrokerError) else result))
 
         self.append_queue.produce(self.partition, from_records([Record(value)]), Level.WRITTEN, done)
 
@@ -104,7 +104,7 @@ def test_a_refusal_may_drop_the_rest(door: Door) -> None:
     """As a wire does that has no word for a refusal: it closes, and nothing behind it is stored."""
     refused: list[BrokerError] = []
 
-    def end(done: Done | None, error: BrokerError) -> None:
+    def end(done: Completion[int] | None, error: BrokerError) -> None:
         refused.append(error)
         append_queue.drop()
 
