@@ -86,6 +86,27 @@ class _Collected:
         self._session.settle(self._verb, self._correlation, messages.Produced(appended), b"".join(self.chosen))
 
 
+class _OneAppended:
+    """The answer of a request with one batch, as most are. Guards: settled once, by ``done``."""
+
+    __slots__ = ("_correlation", "_partition", "_record_count", "_session")
+
+    def __init__(self, session: ReplyOwner, correlation: int, part: Part) -> None:
+        self._session: Final = session
+        self._correlation: Final = correlation
+        self._partition: Final = part.partition.number
+        # Taken now: by the time of the answer the receive buffer may hold something else.
+        self._record_count: Final = part.record_count
+
+    def done(self, offset: int | BrokerError) -> None:
+        """The batch has its level, or has it not."""
+        if isinstance(offset, BrokerError):
+            self._session.settle_error(Verb.PRODUCE, self._correlation, offset)
+            return
+        appended = messages.Appended(self._partition, offset, self._record_count)
+        self._session.settle(Verb.PRODUCE, self._correlation, messages.Produced([appended]))
+
+
 class _PublishAnswer:
     """The answer to a publish. Guards: settled once, when it is known and the session takes requests again."""
 
@@ -134,8 +155,16 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
     def append(part: Part, done: Completion[int]) -> None:
         broker.produce(part.partition, part.batch, by=by, level=level, done=done)
 
+    batches = accepted_batches(payload, by_key=request.partition == BY_KEY)
+    first = next(batches)
+    if len(first) == len(payload) and request.partition != BY_KEY:
+        part = Part(partition_of(made(), request.partition), first)
+        append(part, _OneAppended(session, correlation, part).done)
+        session.owe()
+        return
     collected = _Collected(session, Verb.PRODUCE, correlation)
-    _begin(session, _carry_out(session, collected, made, request.partition, payload, append), collected.end)
+    steps = _carry_out(session, collected, made, request.partition, chain([first], batches), append)
+    _begin(session, steps, collected.end)
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
@@ -150,7 +179,9 @@ def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payloa
         broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
     collected = _Collected(session, Verb.STAGE, correlation)
-    _begin(session, _carry_out(session, collected, lambda: topic, request.partition, payload, stage), collected.end)
+    accepted = accepted_batches(payload, by_key=request.partition == BY_KEY)
+    steps = _carry_out(session, collected, lambda: topic, request.partition, accepted, stage)
+    _begin(session, steps, collected.end)
 
 
 def _carry_out(
@@ -158,12 +189,12 @@ def _carry_out(
     collected: _Collected,
     topic: Callable[[], Topic],
     number: int,
-    payload: memoryview,
+    accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
     """Validate all batches, then hand over one after the other. Raises BrokerError when nothing was taken."""
     batches = []
-    for batch in accepted_batches(payload, by_key=number == BY_KEY):
+    for batch in accepted:
         batches.append(batch)
         yield
     for part in _parts(session, topic(), number, batches, collected.chosen):
