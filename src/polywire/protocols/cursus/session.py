@@ -33,10 +33,11 @@ from polywire.protocols.cursus.messages import (
 from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.runtime import commands
+from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.protocols.runtime.sequential import CLOSED, Wait
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 
 ANSWERS_MAX: Final = 256  # answers a connection may wait for before its next request is handled
 TOPIC_LOOK_S: Final = 0.05  # between two looks for a topic that a write waits for
@@ -80,7 +81,7 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: Scratch, /) -> Stored | None: ...
 
 
-class CursusSession(PipelinedSession[Answer]):
+class CursusSession(FramedSession, PipelinedSession[Answer]):
     """One peer.
 
     spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by
@@ -89,6 +90,7 @@ class CursusSession(PipelinedSession[Answer]):
 
     __slots__ = (
         "_acting",
+        "_anybody_bytes_max",
         "_caller",
         "_commands",
         "_compression",
@@ -125,6 +127,7 @@ class CursusSession(PipelinedSession[Answer]):
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._commands = commands
+        self._anybody_bytes_max: Final = min(NOBODY_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
@@ -171,35 +174,20 @@ class CursusSession(PipelinedSession[Answer]):
     def receive(self, data: memoryview) -> int:
         """Handle complete frames."""
         self._heard_at = self.state.broker.clock.monotonic()
-        if self._pushing is not None:
-            return len(data)  # what comes behind a STREAM is not read (spec: cursus#stream)
-        return super().receive(data)
+        taken = super().receive(data) if self._pushing is None else 0
+        return (
+            taken if self._pushing is None else len(data)
+        )  # what comes behind a STREAM is not read (spec: cursus#stream)
 
-    def _receive(self, data: memoryview) -> int:
-        at, stop = 0, len(data)
-        now = self.state.broker.clock.monotonic
-        quantum_end = self._heard_at + QUANTUM_S
-        small = min(NOBODY_FRAME_BYTES_MAX, self.state.settings.frame_bytes_max)  # anybody may send so much
-        self._wanted = 0
-        while stop - at >= PREFIX_BYTES and not self._waits():
-            size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
-            if size > small and size > self._body_bytes_max():
-                if self._is_nobody():
-                    self.output.write(frame(encoded("ERROR: authentication_required")))
-                raise PeerError(f"a frame is too long bytes={size}", fatal=True)
-            end = at + PREFIX_BYTES + size
-            if end > stop:
-                self._wanted = believed(end - at, stop - at)
-                break
-            if not self._take(data[at + PREFIX_BYTES : end]):
-                break
-            at = end
-            if self._phase >= ENDING or self._pushing is not None:
-                return stop
-            if at < stop and now() >= quantum_end:
-                self._end_quantum()
-                break
-        return at
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if len(data) - at < PREFIX_BYTES:
+            return 0
+        size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
+        if size > self._anybody_bytes_max and size > self._body_bytes_max():
+            if self._is_nobody():
+                self.output.write(frame(encoded("ERROR: authentication_required")))
+            raise PeerError(f"a frame is too long bytes={size}", fatal=True)
+        return PREFIX_BYTES + size
 
     def drained(self) -> None:
         """The peer reads again."""
@@ -229,8 +217,8 @@ class CursusSession(PipelinedSession[Answer]):
 
     # One frame
 
-    def _take(self, body: memoryview) -> bool:
-        """Carry out one frame; False when it must wait and be offered again."""
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        body = data[at + PREFIX_BYTES : end]
         self._is_used()
         packed = self._compression or sniffed(body)
         if packed is not None and body and self._is_nobody() and self._compression is None:
@@ -295,7 +283,7 @@ class CursusSession(PipelinedSession[Answer]):
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
-        """Carry out one text frame; False when it must wait and be offered again. Raises NotYet."""
+        """Carry out one text frame; False when it must wait and be offered again, or a stream has begun. Raises NotYet."""
         try:
             read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
         except Refused as error:
@@ -309,7 +297,7 @@ class CursusSession(PipelinedSession[Answer]):
         if read.telling:
             self.spoken = read.dialect
         self._handle(command, read)
-        return True
+        return self._pushing is None
 
     def _is_batch(self, body: memoryview) -> bool:
         """Whether a topic follows the magic (spec: cursus#bodies)."""

@@ -25,9 +25,10 @@ from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import CLOSED, ENDING, Wait, believed
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.protocols.runtime.sequential import CLOSED, Wait
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 
 if TYPE_CHECKING:
     from polywire.protocols.iggy.context import Shared
@@ -55,7 +56,7 @@ class Command(commands.Command[Code, Handler]):
     empty: bool = field(default=False, kw_only=True)
 
 
-class IggySession(PipelinedSession[Answer]):
+class IggySession(FramedSession, PipelinedSession[Answer]):
     """One peer. Pipelined commands follow each other before they are answered; any other holds up what is behind it, too."""
 
     __slots__ = (
@@ -116,34 +117,10 @@ class IggySession(PipelinedSession[Answer]):
     def _waits(self) -> bool:
         return bool(self.append_queue.waiting) or super()._waits()
 
-    def _receive(self, data: memoryview) -> int:
-        at, stop = 0, len(data)
-        now = self.broker.clock.monotonic
-        quantum_end = now() + QUANTUM_S
-        while at < stop and self._phase < ENDING:
-            size = self._frame_bytes(data[at:])
-            if size == 0 or size > stop - at:
-                self._wanted = believed(size, stop - at)
-                break
-            self._wanted = 0
-            if not self._take(data[at : at + size]):
-                break
-            at += size
-            if self._waits():
-                break
-            if at < stop and now() >= quantum_end:
-                self._end_quantum()
-                break
-        if self._phase >= ENDING:
-            self._end_when_done()
-            return stop
-        return at
-
-    def _frame_bytes(self, data: memoryview) -> int:
-        """Bytes of the frame at the front of ``data``, 0 while it does not tell. Raises PeerError for what cannot be a frame."""
-        if len(data) < 4:
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if len(data) - at < 4:
             return 0
-        length = int.from_bytes(data[:4], "little")
+        length = int.from_bytes(data[at : at + 4], "little")
         if self.recognition.framed is None:
             self.recognition.see_framing(length)
         if self.recognition.framed is not True:
@@ -151,21 +128,20 @@ class IggySession(PipelinedSession[Answer]):
                 self.output.write(HEAD.pack(errors.UNKNOWN_COMMAND if length < 4 else errors.TOO_BIG, 0))
                 raise PeerError(f"no frame of this wire length={length}", fatal=True)
             return 4 + length
-        if len(data) < vsr.HEADER_BYTES:
+        if len(data) - at < vsr.HEADER_BYTES:
             return 0
-        head = vsr.parse_head(data)
+        head = vsr.parse_head(data[at:])
         if head.command != vsr.REQUEST or not vsr.HEADER_BYTES <= head.size <= self._length_max():
             raise PeerError(f"no request command={head.command} size={head.size}", fatal=True)
         return head.size
 
     # Requests
 
-    def _take(self, frame: memoryview) -> bool:
-        """Carry out one request; False when it must wait until everything before it is answered."""
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
         if not self.recognition.framed:
-            return self._handle(int.from_bytes(frame[4:8], "little"), frame[8:], None)
-        head = vsr.parse_head(frame)
-        body = frame[vsr.HEADER_BYTES :]
+            return self._handle(int.from_bytes(data[at + 4 : at + 8], "little"), data[at + 8 : end], None)
+        head = vsr.parse_head(data[at:end])
+        body = data[at + vsr.HEADER_BYTES : end]
         if head.operation == vsr.REGISTER:
             return self._handle(Code.LOGIN, body, head)
         if head.operation == vsr.PLAIN:

@@ -24,6 +24,7 @@ from polywire.protocols.polywire.codec import (
     MAGIC,
     NAME,
     PREFIX_BYTES,
+    Prefix,
     decode_prefix,
     decode_request,
     encode_head,
@@ -32,14 +33,16 @@ from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.runtime import commands
-from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
-from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.protocols.runtime.framed import FramedSession
+from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
+NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
 FRAMES_PER_PASS: Final = 4  # FETCH frames written before other connections get a turn: 16 MiB
 
 
@@ -56,11 +59,11 @@ class Command(commands.Command[Verb, Handler]):
     pipelined: bool = field(default=True, kw_only=True)
 
 
-class PolywireSession(SequentialSession):
+class PolywireSession(FramedSession):
     """One connection. Guards: every request is answered exactly once while the connection lives.
 
     Answers known in one turn leave in one write: they are collected until nothing more can come at once. ``_busy``: whoever is running
-    writes them, and takes up what is ready.
+    writes them, and takes up what is ready. ``_prefix``: of the frame that was looked at last.
     """
 
     __slots__ = (
@@ -70,6 +73,7 @@ class PolywireSession(SequentialSession):
         "_fetches",
         "_greeted",
         "_owed",
+        "_prefix",
         "_pumping",
         "_ready",
         "admission",
@@ -96,32 +100,19 @@ class PolywireSession(SequentialSession):
         self._pumping = False
         self._busy = False
         self._owed = 0
+        self._prefix = NO_PREFIX
 
     @property
     def frame_bytes_max(self) -> int:
         return self.admission.frame_bytes_max + PREFIX_BYTES
 
     def _receive(self, data: memoryview) -> int:
-        at = 0 if self._greeted else self._greet(data)
-        size, now = len(data), self.broker.clock.monotonic
-        quantum_end = now() + QUANTUM_S
-        self._wanted = 0
+        opening = 0 if self._greeted else self._greet(data)
+        if not self._greeted:
+            return 0
         self._busy = True
         try:
-            while self._greeted and size - at >= PREFIX_BYTES and self._owed < REQUESTS_MAX and not self._reasons:
-                prefix = decode_prefix(data, at)
-                if prefix.length > NOBODY_FRAME_BYTES_MAX:
-                    decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
-                end = at + PREFIX_BYTES + prefix.length
-                if end > size:
-                    self._wanted = end - at
-                    break
-                body = at + PREFIX_BYTES + prefix.head_bytes
-                self._handle(prefix.verb, prefix.correlation, data[at + PREFIX_BYTES : body], data[body:end])
-                at = end
-                if at < size and now() >= quantum_end:
-                    self._end_quantum()
-                    break
+            at = opening + super()._receive(data[opening:] if opening else data)
         except PeerError as error:
             self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
             raise
@@ -131,6 +122,20 @@ class PolywireSession(SequentialSession):
         if self._ready:
             self._pump()
         return at
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        if len(data) - at < PREFIX_BYTES:
+            return 0
+        self._prefix = prefix = decode_prefix(data, at)
+        if prefix.length > NOBODY_FRAME_BYTES_MAX:
+            decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
+        return PREFIX_BYTES + prefix.length
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        head, prefix = at + PREFIX_BYTES, self._prefix
+        body = head + prefix.head_bytes
+        self._handle(prefix.verb, prefix.correlation, data[head:body], data[body:end])
+        return True
 
     def _waits(self) -> bool:
         output = self.output

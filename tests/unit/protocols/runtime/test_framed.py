@@ -1,0 +1,128 @@
+"""The loop over frames, without any wire."""
+
+from __future__ import annotations
+
+from polywire.protocols.runtime.framed import FramedSession
+from polywire.protocols.runtime.sequential import GROWTH_BYTES_MIN, Phase, Wait
+from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.testing.broker import MemoryBroker
+from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import ManualLoop
+from tests.unit.protocols.polywire.peer import CapturedOutput
+
+
+class Words(FramedSession):
+    """A frame is four bytes that tell how many follow, and these. ``slow`` takes a quantum, ``later`` has to wait the first time it is
+    offered, ``last`` is the last."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.memory = MemoryBroker(loop=ManualLoop(self.clock), clock=self.clock)
+        self.captured = CapturedOutput()
+        self.handled: list[str] = []
+        self.offered = 0
+        super().__init__(self.memory.broker, self.captured, lambda: None)
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        return 0 if len(data) - at < 4 else 4 + int.from_bytes(data[at : at + 4], "big")
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        word = str(data[at + 4 : end], "ascii")
+        if word == "later":
+            self.offered += 1
+            if self.offered == 1:
+                self._reasons |= Wait.ASLEEP
+                return False
+        self.handled.append(word)
+        if word == "slow":
+            self.clock.advance(QUANTUM_S)
+        if word == "last":
+            self._stop_taking()
+        return True
+
+    def _owes(self) -> bool:
+        return False
+
+    def wake(self) -> None:
+        self._reasons &= ~Wait.ASLEEP
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def offer(self, *words: str, cut: int = 0) -> int:
+        """Offer frames, without the last so many bytes; returns how many bytes were taken."""
+        data = framed(*words)
+        return self.receive(memoryview(bytearray(data[: len(data) - cut])))
+
+
+def framed(*words: str) -> bytes:
+    return b"".join(len(word).to_bytes(4, "big") + word.encode() for word in words)
+
+
+def test_whole_frames_are_carried_out_in_order() -> None:
+    session = Words()
+    assert session.offer("one", "two", "") == len(framed("one", "two", ""))
+    assert (session.handled, session.wanted()) == (["one", "two", ""], 0)
+
+
+def test_a_frame_that_is_not_whole_stays_and_tells_its_length() -> None:
+    session = Words()
+    assert session.offer("one", "three", cut=2) == len(framed("one"))
+    assert (session.handled, session.wanted()) == (["one"], len(framed("three")))
+    assert session.offer("three", cut=6) == 0
+    assert session.wanted() == 0, "its length has not come"
+
+
+def test_a_length_is_not_believed_before_something_of_it_has_come() -> None:
+    session = Words()
+    assert session.receive(memoryview(b"\x7f\xff\xff\xff...")) == 0
+    assert session.wanted() == GROWTH_BYTES_MIN
+
+
+def test_cut_at_every_byte_the_same_frames_are_carried_out() -> None:
+    data = framed("one", "", "three", "four")
+    for at in range(len(data) + 1):
+        session = Words()
+        taken = session.receive(memoryview(data[:at]))
+        assert session.receive(memoryview(data[taken:])) == len(data) - taken
+        assert session.handled == ["one", "", "three", "four"]
+
+
+def test_others_have_their_turn_after_a_quantum() -> None:
+    session = Words()
+    assert session.offer("one", "slow", "two") == len(framed("one", "slow"))
+    assert session.paused()
+    session.memory.run()
+    assert not session.paused()
+    assert session.offer("two") == len(framed("two"))
+
+
+def test_nobody_gives_way_when_nothing_is_left() -> None:
+    session = Words()
+    session.offer("one", "slow")
+    assert not session.paused()
+
+
+def test_a_frame_that_must_wait_is_offered_again() -> None:
+    session = Words()
+    assert session.offer("one", "later", "two") == len(framed("one"))
+    assert session.offer("later", "two") == 0
+    assert (session.offered, session.paused()) == (1, True), "while it sleeps nothing is looked at"
+    session.wake()
+    assert session.offer("later", "two") == len(framed("later", "two"))
+    assert session.handled == ["one", "later", "two"]
+
+
+def test_nothing_is_carried_out_while_answers_are_not_read() -> None:
+    session = Words()
+    session.captured.backlog = session.captured.backlog_max + 1
+    assert session.offer("one") == 0
+    session.captured.backlog = 0
+    assert session.offer("one") == len(framed("one"))
+
+
+def test_what_follows_the_last_request_is_dropped_and_the_connection_ends() -> None:
+    session = Words()
+    assert session.offer("one", "last", "two", cut=1) == len(framed("one", "last", "two")) - 1
+    assert (session.handled, session.phase, session.captured.closed) == (["one", "last"], Phase.ENDING, True)
