@@ -94,7 +94,7 @@ def test_what_is_kept_is_private(tmp_path: Path) -> None:
     data.chmod(0o755)
     with BrokerProcess(data) as broker:
         assert stat.S_IMODE(data.stat().st_mode) == 0o700
-        assert "it is closed to them now" in broker.log_text()
+        assert "permissions tightened" in broker.log_text()
         paths = [path for path in data.rglob("*") if path.name != "LOCK"]
         assert paths
         assert not [path for path in paths if path.stat().st_mode & 0o077], "nothing is for others"

@@ -26,8 +26,8 @@ Address = Annotated[
     Parameter(
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
-        help="Broker to talk to, scheme://host:port; the scheme is the wire (polywire, flux, cursus, iggy, kafka07)."
-        " polywire://name@host:port logs in with the password in POLYWIRE_PASSWORD.",
+        help="Broker address as scheme://host:port; the scheme selects the wire (polywire, flux, cursus, iggy, "
+        "kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD.",
     ),
 ]
 
@@ -39,7 +39,7 @@ def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -
         try:
             client = await connect(address)
         except Unavailable as error:
-            raise Unavailable(error.code, f"is a broker running there? {error.message}") from error
+            raise Unavailable(error.code, f"cannot connect, is a broker running? {error.message}") from error
         try:
             return await work(client)
         finally:
@@ -51,5 +51,5 @@ def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -
 def polywire_only(client: Client, what: str) -> PolywireClient:
     """The client, for what no other wire has words for. Raises Invalid."""
     if not isinstance(client, PolywireClient):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} over the polywire wire only: use an address polywire://…")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} over the polywire wire only: use a polywire:// address")
     return client

@@ -36,12 +36,11 @@ def doctor(
     *,
     data_dir: DataDir,
     rebuild_copies: Annotated[
-        bool, Parameter(name="--rebuild", negative="", help="Write second copies that are damaged anew.")
+        bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged second copies.")
     ] = False,
-    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")] = ListFormat.TABLE,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
-    """Look at a whole data directory while no broker runs: exit code 0 when all is sound, 3 when something is damaged, 4 when no broker
-    would start."""
+    """Check a data directory offline. Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start."""
     loop = asyncio.new_event_loop()
     try:
         with open_offline(data_dir, empty_state, loop) as offline:

@@ -18,18 +18,18 @@ from polywire.errors import ErrorCode, Missing
 
 app = App(
     name="group",
-    help="List and describe groups: members, positions, lag. Spark's queries are among them with the option commitGroup.",
+    help="List, describe and delete consumer groups. Spark queries appear as groups if the option commitGroup is set.",
     help_epilogue=examples("polywire group list", "polywire group describe billing"),
 )
 
-Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @app.command(
     name="list", help_epilogue=examples("polywire group list", "polywire group list --output jsonl | jq .lag_records")
 )
 def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List groups with their lag: records still to read, and the age of the oldest of them."""
+    """List groups and their lag, in records and by age of the oldest unread record."""
 
     async def work(client: Client) -> list[dict[str, object]]:
         wire = polywire_only(client, "groups are told")
@@ -41,12 +41,12 @@ def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
 @app.command(help_epilogue=examples("polywire group describe billing", "polywire group describe billing --output csv"))
 def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show a group's position and lag in every partition, and which member reads it.
+    """Show committed offset, lag and assigned member of each partition of a group.
 
     Parameters
     ----------
     name
-        The group's name.
+        Name of the group.
     """
 
     async def work(client: Client) -> list[dict[str, object]]:
@@ -68,16 +68,16 @@ def delete(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Delete a group of a topic, with its members and positions: whoever joins again begins anew.
+    """Delete a group of a topic with its members and committed offsets. Members that rejoin start over.
 
     Parameters
     ----------
     name
-        The group's name.
+        Name of the group.
     topic
-        The topic it reads.
+        Topic of the group.
     dry_run
-        Say what would be deleted, delete nothing.
+        Show what would be deleted without deleting it.
     """
 
     async def work(client: Client) -> GroupInfo | None:

@@ -19,7 +19,7 @@ from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Missing
 
-Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Noun:
 
     async def rows(self, client: Client) -> list[dict[str, object]]:
         """What there is, as the broker tells it."""
-        return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are told"))]
+        return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are listed"))]
 
     async def delete(self, client: Client, name: str, *, dry_run: bool) -> object:
         """Forget one; what ``detail`` said of it. Raises Missing."""
@@ -73,7 +73,7 @@ def commands(noun: Noun) -> App:
         done = "would delete" if dry_run else "deleted"
         note(f"{done} {noun.name.replace(' ', '_')}={name} {noun.detail}={detail}")
 
-    list_all.__doc__ = f"List {noun.names}: one's own, and for administrators everybody's."
+    list_all.__doc__ = f"List {noun.names}: your own, or all of them as an administrator."
     delete.__doc__ = f"""{noun.forget}
 
     Parameters
@@ -81,7 +81,7 @@ def commands(noun: Noun) -> App:
     name
         The {noun.name}.
     dry_run
-        Say what would be deleted, delete nothing.
+        Show what would be deleted without deleting it.
     """
     key = noun.columns[0]
     piped = examples(f"polywire {noun.word} list --output jsonl | jq .{key}")

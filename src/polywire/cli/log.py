@@ -21,7 +21,7 @@ from polywire.log.repair import GivenUp, OfflineLog, Offsets, finish, open_offli
 
 app = App(
     name="log",
-    help="Repair the log of a data directory while no broker runs.",
+    help="Repair the log of a data directory offline.",
     help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
 )
 
@@ -39,25 +39,25 @@ empty_state: Final = partial(State, BrokerSettings())
 def repair_log(
     *,
     data_dir: DataDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Tell what would be given up, and change nothing.")] = False,
-    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")] = ListFormat.TABLE,
+    dry_run: Annotated[bool, Parameter(negative="", help="Show what would be lost without changing anything.")] = False,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
-    """Go past a hole or a damaged group of the journal, and tell what that gives up."""
+    """Skip a gap or a damaged group in the journal, and list the records lost."""
     loop = asyncio.new_event_loop()
     try:
         with open_offline(data_dir, empty_state, loop) as offline:
             diagnosis = offline.diagnose()
             if diagnosis.reason is None:
-                note("a broker can start here: nothing to repair")
+                note("nothing to repair: a broker can start from this directory")
                 return
             note(f"damage: {diagnosis.reason.message}")
             print_list(list(rows_of(offline, diagnosis.given_up)), columns=COLUMNS, form=output)
             if dry_run:
-                note("nothing was changed (--dry-run)")
+                note("dry run: nothing was changed")
                 return
             aside, slot_bytes = repair(offline, diagnosis), offline.slots[0].size
         finish(data_dir, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
-        note(f"repaired; the journal's files as they were: {aside}")
+        note(f"repaired; original journal files are kept in {aside}")
     finally:
         loop.close()
 

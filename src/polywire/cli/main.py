@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
         code = app(words)
         sys.stdout.flush()
     except CycloptsError as error:
-        note(f"error: {error} (--help tells more)", style="red")
+        note(f"error: {error} (see --help)", style="red")
         return EXIT_USAGE
     except BrokerError as error:
         note(f"error: {error.message} code={error.code.value}", style="red")

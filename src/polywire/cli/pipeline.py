@@ -25,7 +25,7 @@ EXIT_INCOMPLETE: Final = 1
 
 app = App(
     name="pipeline",
-    help="Run ready-made Spark jobs between topics and tables.",
+    help="Run prebuilt Spark jobs between topics and tables.",
     help_epilogue=examples(
         "polywire pipeline list",
         "polywire pipeline describe land",
@@ -33,18 +33,21 @@ app = App(
     ),
 )
 
-Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
+
+
+Name = Annotated[str, Parameter(help="Name of the pipeline.")]
 
 
 @app.command(name="list", help_epilogue=examples("polywire pipeline list"))
 def list_pipelines(*, output: Output = ListFormat.TABLE) -> None:
-    """List pipelines and what they do."""
+    """List the available pipelines."""
     rows = [{"pipeline": known.name, "does": known.summary} for known in PIPELINES]
     print_list(rows, columns=("pipeline", "does"), form=output)
 
 
 @app.command(help_epilogue=examples("polywire pipeline describe windows"))
-def describe(name: str, *, output: Output = ListFormat.TABLE) -> None:
+def describe(name: Name, *, output: Output = ListFormat.TABLE) -> None:
     """Show the settings of a pipeline."""
     rows = [
         {
@@ -66,22 +69,22 @@ def describe(name: str, *, output: Output = ListFormat.TABLE) -> None:
     )
 )
 def run(
-    name: str,
+    name: Name,
     *,
     set: Annotated[tuple[str, ...], Parameter(name=("--set", "-s"))] = (),
     master: str | None = None,
     conf: Annotated[tuple[str, ...], Parameter(name=("--conf", "-c"))] = (),
 ) -> int:
-    """Run a pipeline and show how it gets on. Ends with 1 when the job left something out or found something wrong.
+    """Run a pipeline and show its progress. Exits with 1 if records were skipped or problems were found.
 
     Parameters
     ----------
     set
-        A setting, NAME=VALUE; again for each. A missing address is that of POLYWIRE_ADDRESS, or the default.
+        Pipeline setting as NAME=VALUE; can be repeated. The address defaults to POLYWIRE_ADDRESS.
     master
-        Where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://…
+        Spark master URL: local[2], spark://HOST:PORT, yarn, k8s://…
     conf
-        A setting of Spark, NAME=VALUE; again for each.
+        Spark setting as NAME=VALUE; can be repeated.
     """
     function = pipeline(name).load()
     settings = read_settings(function, {**_address(function), **_pairs("--set", set)})
@@ -110,19 +113,19 @@ def run(
     help_epilogue=examples("polywire pipeline init orders", "polywire pipeline init orders --topic shop.orders")
 )
 def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAULT) -> None:
-    """Begin a project of Spark's declarative pipelines that reads a topic, counts it and writes to another.
+    """Create a Spark Declarative Pipelines project that reads a topic, counts its records and writes to another.
 
     Parameters
     ----------
     directory
-        Folder to make; it must not exist, or be empty.
+        Directory to create; must not exist or be empty.
     topic
         Topic to read.
     address
         Broker to read it from.
     """
     made = project.make(directory, topic=topic, address=address.removeprefix("polywire://"))
-    note(f"made project={directory} files={','.join(made)}")
+    note(f"created project={directory} files={','.join(made)}")
     note(f"next: cd {directory} && SPARK_CONF_DIR=conf spark-pipelines run (needs pyspark[pipelines])")
 
 

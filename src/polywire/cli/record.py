@@ -36,7 +36,8 @@ FETCH_RECORDS_MAX: Final = 10_000
 FOLLOW_WAIT_MS: Final = 30_000  # one long poll; the next follows at once
 
 Form = Annotated[
-    LineFormat, Parameter(name=("--format", "-f"), help="jsonl: an object a line; raw: the value alone on its line.")
+    LineFormat,
+    Parameter(name=("--format", "-f"), help="Line format: jsonl is one JSON object per line, raw is just the value."),
 ]
 
 
@@ -55,16 +56,17 @@ def produce(
     partition: Annotated[int | None, Parameter(name=("--partition", "-p"))] = None,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Produce a record for each line of standard input.
+    """Produce one record per line of standard input.
 
-    A topic that is missing is created. A line that is no record ends the command; the records before it are kept, and their number is told.
+    The topic is created if it does not exist. An invalid line ends the command; the records before it
+    are kept and counted in the error message.
 
     Parameters
     ----------
     key
-        Key of records that bring none.
+        Key for records that have none.
     partition
-        Put all records here instead of where their keys belong.
+        Partition for all records, instead of partitioning by key.
     """
     reader = LineReader(sys.stdin.fileno())
     own_key = None if key is None else key.encode()
@@ -107,14 +109,14 @@ def consume(
     format: Form = LineFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Print the records of a topic, partition by partition, up to where it ends now.
+    """Print the records of a topic, one partition after the other, up to its current end.
 
     Parameters
     ----------
     from_
         earliest, latest, an offset, or an ISO 8601 time (UTC unless it names a zone).
     follow
-        Go on with records as they arrive.
+        Keep printing records as they arrive.
     """
     start = parse_start(from_)
     printer = _Printer(topic, format, count)
@@ -139,7 +141,7 @@ def tail(
     format: Form = LineFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Print records as they arrive, from now on, until interrupted."""
+    """Print new records as they arrive, until interrupted."""
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 

@@ -45,47 +45,54 @@ class Listeners:
     flux: Annotated[
         str | None,
         Parameter(
-            help="HOST:PORT of the FLUX wire, or off. Port 0 picks a free port. When it is not given: 127.0.0.1:9092, and off where users are"
-            " configured, because this wire has no login."
+            help="Address of the FLUX listener as HOST:PORT, or off. Port 0 picks a free port. Defaults to 127.0.0.1:9092, "
+            "or to off if --users is set, because FLUX has no login."
         ),
     ] = None
-    cursus: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire, or off.")] = "127.0.0.1:9000"
+    cursus: Annotated[str, Parameter(help="Address of the Cursus listener as HOST:PORT, or off.")] = "127.0.0.1:9000"
     kafka07: Annotated[
         str | None,
         Parameter(
-            help="HOST:PORT of the Kafka 0.7 wire, or off. When it is not given: 127.0.0.1:9093, and off where users are configured, because"
-            " this wire has no login."
+            help="Address of the Kafka 0.7 listener as HOST:PORT, or off. Defaults to 127.0.0.1:9093, or to off if --users "
+            "is set, because Kafka 0.7 has no login."
         ),
     ] = None
-    iggy: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire, or off.")] = "127.0.0.1:8090"
-    polywire: Annotated[str, Parameter(help="HOST:PORT of the polywire wire, or off.")] = "127.0.0.1:9555"
+    iggy: Annotated[str, Parameter(help="Address of the Iggy listener as HOST:PORT, or off.")] = "127.0.0.1:8090"
+    polywire: Annotated[str, Parameter(help="Address of the polywire listener as HOST:PORT, or off.")] = (
+        "127.0.0.1:9555"
+    )
     any: Annotated[
-        str, Parameter(help="HOST:PORT of a port that recognises the wire from its first bytes, or off.")
+        str,
+        Parameter(
+            help="Address as HOST:PORT of a listener that accepts every wire and detects it from the first bytes, or off."
+        ),
     ] = "off"
     ready_file: Annotated[
         Path | None,
         Parameter(
-            help='Written as JSON, {"flux": {"host": "127.0.0.1", "port": 9092}, ...}, once every listener accepts.'
+            help='File to write once all listeners accept connections, with their addresses as JSON: {"flux": {"host": '
+            '"127.0.0.1", "port": 9092}, ...}.'
         ),
     ] = None
     users: Annotated[
         Path | None,
         Parameter(
-            help="File of the users who may log in, kept with polywire user. With it, wires that have a login ask for one, and those"
-            " without (FLUX, Kafka 0.7) are off unless their address is given: then their peers are the user anonymous."
+            help="File of users, managed with polywire user. If set, clients must log in. Wires without a login (FLUX, "
+            "Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
         ),
     ] = None
     insecure: Annotated[
         bool,
         Parameter(
             negative="",
-            help="Allow listening beyond this machine where nobody has to log in, or where passwords travel without TLS.",
+            help="Allow non-loopback addresses without authentication, or with passwords sent in the clear.",
         ),
     ] = False
     audit_log: Annotated[
         Path | None,
         Parameter(
-            help="File to append logins, refusals and administration to, a line of JSON each; SIGHUP opens it anew."
+            help="File to append audit events to as JSON lines: logins, denials and administrative changes. SIGHUP reopens "
+            "it."
         ),
     ] = None
 
@@ -94,25 +101,27 @@ class Listeners:
 class Tls:
     """TLS 1.2 and newer, on ports of their own."""
 
-    flux_tls: Annotated[str, Parameter(help="HOST:PORT of the FLUX wire under TLS, or off.")] = "off"
-    cursus_tls: Annotated[str, Parameter(help="HOST:PORT of the Cursus wire under TLS, or off.")] = "off"
-    iggy_tls: Annotated[str, Parameter(help="HOST:PORT of the Iggy wire under TLS, or off.")] = "off"
-    kafka07_tls: Annotated[str, Parameter(help="HOST:PORT of the Kafka 0.7 wire under TLS, or off.")] = "off"
-    polywire_tls: Annotated[str, Parameter(help="HOST:PORT of the polywire wire under TLS, or off.")] = "off"
+    flux_tls: Annotated[str, Parameter(help="Address of the FLUX listener with TLS as HOST:PORT, or off.")] = "off"
+    cursus_tls: Annotated[str, Parameter(help="Address of the Cursus listener with TLS as HOST:PORT, or off.")] = "off"
+    iggy_tls: Annotated[str, Parameter(help="Address of the Iggy listener with TLS as HOST:PORT, or off.")] = "off"
+    kafka07_tls: Annotated[str, Parameter(help="Address of the Kafka 0.7 listener with TLS as HOST:PORT, or off.")] = (
+        "off"
+    )
+    polywire_tls: Annotated[str, Parameter(help="Address of the polywire listener with TLS as HOST:PORT, or off.")] = (
+        "off"
+    )
     tls_certificate: Annotated[
         Path | None,
-        Parameter(
-            help="PEM file of the certificate and its chain. With it, the port of all wires recognises TLS, too."
-        ),
+        Parameter(help="PEM file with the certificate chain. If set, the listener of --any accepts TLS as well."),
     ] = None
-    tls_key: Annotated[Path | None, Parameter(help="PEM file of its key, when the certificate's does not hold it.")] = (
-        None
-    )
+    tls_key: Annotated[
+        Path | None, Parameter(help="PEM file with the private key, if it is not in the certificate file.")
+    ] = None
     tls_client_authority: Annotated[
         Path | None,
         Parameter(
-            help="PEM file of an authority: peers under TLS must have a certificate that it has signed. Where users are configured,"
-            " its common name must be one of them, and that is who the peer is."
+            help="PEM file with a CA certificate. If set, TLS clients must present a certificate signed by it. With "
+            "--users, the common name of that certificate is the user's name."
         ),
     ] = None
 
@@ -122,46 +131,59 @@ class Storage:
     """What is kept, and how safely."""
 
     data_dir: Annotated[
-        Path, Parameter(help="Where everything is kept; made when missing. One broker per directory.")
+        Path, Parameter(help="Data directory, created if missing. Only one broker can use it at a time.")
     ] = Path("polywire-data")
     durability: Annotated[
         Durability,
-        Parameter(help="Least level of every acknowledgement; synced also hides unsynced records from readers."),
+        Parameter(
+            help="When a record is acknowledged at the earliest: once written to the operating system, or once synced to "
+            "disk. With synced, readers see only records that are synced."
+        ),
     ] = Durability.WRITTEN
-    partitions: Annotated[int, Parameter(help="Partitions of topics that are made automatically.")] = (
+    partitions: Annotated[int, Parameter(help="Number of partitions of topics that are created automatically.")] = (
         DEFAULT_PARTITION_COUNT
     )
     retention_hours: Annotated[
         float,
-        Parameter(help="Hours that topics without a setting of their own keep records; 0 keeps them for ever."),
+        Parameter(help="Default retention time of topics in hours; 0 means forever."),
     ] = 0.0
-    retention_mib: Annotated[int, Parameter(help="MiB that each partition of such a topic keeps; 0 sets no limit.")] = 0
+    retention_mib: Annotated[
+        int, Parameter(help="Default retention size of each partition in MiB; 0 means no limit.")
+    ] = 0
     offsets_retention_hours: Annotated[
         float,
         Parameter(
-            help="Hours that positions of groups and consumers stay without members, commits or being asked for; 0 keeps them for ever."
+            help="Hours after which committed offsets expire that have no active members and are neither committed nor "
+            "fetched; 0 means never."
         ),
     ] = 168.0
     state_mib: Annotated[
         int,
         Parameter(
-            help="MiB of memory that groups, positions, writers, transactional ids and wires' own state may take, estimated."
+            help="Memory limit in MiB (estimated) for groups, committed offsets, writers, transactional ids and protocol "
+            "state."
         ),
     ] = 256
     owner_share: Annotated[
         float,
         Parameter(
-            help="Share of that, and of every limit on how many there are, that one user may have, or one address without a user."
+            help="Share of --state-mib, and of each limit on the number of such objects, available to one user, or to one "
+            "address without a user."
         ),
     ] = 0.5
     scrub_hours: Annotated[
-        float, Parameter(help="Every stored segment is read and verified once in so many hours; 0 for never.")
+        float,
+        Parameter(
+            help="Interval in hours at which all stored segments are read and their checksums verified; 0 disables "
+            "scrubbing."
+        ),
     ] = 168.0
     slot_mib: Annotated[
         int,
         Parameter(
-            help="Size of one journal file in MiB. Up to four of them are kept in memory; what fills one is moved to segments."
-            " At least 17 for all wires; 11 without polywire, 10 without Iggy as well, 2 for FLUX and Kafka 0.7 alone."
+            help="Size of a journal file in MiB. Up to four are kept in memory; a full one is moved to segments. The "
+            "minimum depends on the wires that are on: 17 with polywire, 11 with Iggy, 10 with Cursus, 2 with FLUX and "
+            "Kafka 0.7 only."
         ),
     ] = 64
 
@@ -170,11 +192,12 @@ class Storage:
 class Process:
     """How the process behaves."""
 
-    drain_timeout: Annotated[float, Parameter(help="Seconds that owed answers may hold up a stop.")] = 5.0
+    drain_timeout: Annotated[float, Parameter(help="Seconds to wait for pending replies at shutdown.")] = 5.0
     idle_poll_us: Annotated[
         int,
         Parameter(
-            help="Microseconds to look for more requests before sleeping, while they follow each other that quickly; 0 saves the power."
+            help="Microseconds to poll for more requests before sleeping while the broker is busy; 0 disables polling and "
+            "saves power."
         ),
     ] = 100
 
@@ -183,57 +206,60 @@ class Process:
 class Wires:
     """What single wires offer."""
 
-    flux_admin: Annotated[bool, Parameter(help="Serve the FLUX wire's ADMIN_ commands.")] = True
+    flux_admin: Annotated[bool, Parameter(help="Enable the ADMIN_ commands of the FLUX wire.")] = True
     flux_pipes: Annotated[
-        bool, Parameter(help="Take keys and values with pipes on the FLUX wire, as its own broker does.")
+        bool, Parameter(help="Accept keys and values that contain | on the FLUX wire, as the original broker does.")
     ] = True
     flux_replication_factor: Annotated[
         int,
-        Parameter(
-            help="Replicas of a topic of the FLUX wire that is given no number of its own, the leader among them."
-        ),
+        Parameter(help="Default replication factor of FLUX topics, including the leader."),
     ] = 3
     flux_min_isr: Annotated[
-        int, Parameter(help="Replicas in sync, the leader among them, that acks=all of the FLUX wire waits for.")
+        int,
+        Parameter(help="Number of in-sync replicas, including the leader, that acks=all waits for on the FLUX wire."),
     ] = 2
     flux_exports: Annotated[
         bool,
         Parameter(
-            help="Keep groups.json and offsets.json in the data directory, for programs that look there for the FLUX wire's groups."
+            help="Write groups.json and offsets.json to the data directory, for tools that read the FLUX wire's groups from "
+            "there."
         ),
     ] = True
     flux_line_bytes_max: Annotated[
-        int, Parameter(help="Longest request of the FLUX wire, its line ending included.")
+        int, Parameter(help="Maximum length of a FLUX request in bytes, including the line ending.")
     ] = LINE_BYTES_MAX
     cursus_dialect: Annotated[
         Literal["auto", "modern", "positional", "legacy"],
-        Parameter(help="The only dialect the Cursus wire speaks; auto recognises it frame by frame."),
+        Parameter(help="Dialect of the Cursus wire; auto detects it for each frame."),
     ] = "auto"
     cursus_compression: Annotated[
         Literal["auto", "gzip", "lz4", "xerial", "zstd", "snappy"],
         Parameter(
-            help="What every frame to the Cursus wire is compressed with. auto looks at each frame, which cannot tell a"
-            " raw block of snappy."
+            help="Compression of frames sent to the Cursus wire. auto detects it for each frame, except for raw snappy "
+            "blocks."
         ),
     ] = "auto"
     cursus_idle_timeout: Annotated[
-        float, Parameter(help="Seconds that a connection of the Cursus wire without a stream may say nothing.")
+        float, Parameter(help="Seconds after which an idle Cursus connection is closed, unless it has an open stream.")
     ] = CURSUS_IDLE_TIMEOUT_S
     cursus_dedup_minutes: Annotated[
         float,
         Parameter(
-            help="Minutes for which the Cursus wire's legacy dialect drops a payload that its topic has had, 0 for none."
+            help="Minutes during which the Cursus wire's legacy dialect drops duplicate payloads of a topic; 0 disables "
+            "deduplication."
         ),
     ] = 0.0
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
-            help="HOST:PORT/chroot of a ZooKeeper where the Kafka 0.7 wire and its topics are registered, or off."
+            help="ZooKeeper address as HOST:PORT/chroot to register the Kafka 0.7 listener and its topics in, or off."
         ),
     ] = "off"
     iggy_dialect: Annotated[
         Literal["auto", "0.0", "0.1.0", "0.1", "0.4", "0.6", "0.7", "0.8", "0.10", "vsr"],
-        Parameter(help="Dialect of the Iggy wire by the version that brought it; auto recognises it per connection."),
+        Parameter(
+            help="Dialect of the Iggy wire, named by the version that introduced it; auto detects it for each connection."
+        ),
     ] = "auto"
 
 

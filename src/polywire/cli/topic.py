@@ -34,29 +34,32 @@ class Settings:
     """How a topic keeps its records; what is not given is left to the broker."""
 
     compaction: Annotated[
-        bool, Parameter(negative="", help="Keep at least the newest record of each key, not all.")
+        bool, Parameter(negative="", help="Enable compaction: keep at least the latest record of each key.")
     ] = False
     compression: Annotated[
         Literal["none", "lz4", "zstd"],
-        Parameter(help="How batches are compressed once they leave the journal."),
+        Parameter(help="Compression of stored segments."),
     ] = "none"
     retention_hours: Annotated[
         float | None,
         Parameter(
             validator=Number(gte=0, lte=RETENTION_HOURS_MAX),
-            help="Hours that records are kept; 0 keeps them for ever. Without it the broker's default counts.",
+            help="Retention time in hours; 0 means forever. Defaults to the broker's setting.",
         ),
     ] = None
     retention_mib: Annotated[
         int | None,
         Parameter(
             validator=Number(gte=0, lte=RETENTION_MIB_MAX),
-            help="MiB that each partition keeps; 0 sets no limit. Without it the broker's default counts.",
+            help="Retention size of each partition in MiB; 0 means no limit. Defaults to the broker's setting.",
         ),
     ] = None
     key_hash: Annotated[
         KeyHash | None,
-        Parameter(help="How all wires map keys to partitions, so that equal keys meet; each has its own otherwise."),
+        Parameter(
+            help="Hash function that maps keys to partitions on all wires, so that equal keys go to the same partition. By "
+            "default each wire uses its own."
+        ),
     ] = None
 
     def given(self) -> dict[str, int | str | None]:
@@ -72,14 +75,14 @@ class Settings:
         return {name: value for name, value in found.items() if value is not None}
 
 
-Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")]
+Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 
 
 @app.command(
     name="list", help_epilogue=examples("polywire topic list", "polywire topic list --output jsonl | jq .topic")
 )
 def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """List topics with their partitions and records."""
+    """List topics with their number of partitions and records."""
 
     async def work(client: Client) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
@@ -115,7 +118,7 @@ def create(
     settings: Annotated[Settings, Parameter(name="*", group="Settings")] = Settings(),
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Create a topic. Its settings can be given over the polywire wire only.
+    """Create a topic. Settings other than --partitions need the polywire wire.
 
     Parameters
     ----------
@@ -142,7 +145,7 @@ def _facts(settings: Mapping[str, int | str | None]) -> str:
 
 @app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
 def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
-    """Show where each partition of a topic begins and ends, and over the polywire wire how the topic keeps its records."""
+    """Show the first and next offset of each partition and, over the polywire wire, the topic's settings."""
 
     async def work(client: Client) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
         bounds = await client.bounds(name)
@@ -168,12 +171,12 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
 def delete(
     name: Topic, *, dry_run: Annotated[bool, Parameter(negative="")] = False, address: Address = ADDRESS_DEFAULT
 ) -> None:
-    """Delete a topic with all its records.
+    """Delete a topic and all its records.
 
     Parameters
     ----------
     dry_run
-        Say what would be deleted, delete nothing.
+        Show what would be deleted without deleting it.
     """
 
     async def work(client: Client) -> int:

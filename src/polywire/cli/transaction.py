@@ -14,10 +14,10 @@ app = commands(
         word="transaction",
         name="transactional id",
         names="transactional ids",
-        help="List and delete transactional ids: who may hold transactions, and how the latest one stands. The broker remembers an id for"
-        " seven days after its last use.",
-        forget="Forget a transactional id: an open transaction is aborted, and epochs count from 0 again. Whoever still uses it must begin"
-        " anew.",
+        help="List and delete transactional ids and the state of their latest transaction. An id expires seven days "
+        "after its last use.",
+        forget="Delete a transactional id. Its open transaction is aborted and its epoch restarts at 0; producers that "
+        "use it must initialize again.",
         example="orders-billing",
         columns=("id", "epoch", "state", "messages", "positions", "idle_ms", "owner"),
         detail="state",

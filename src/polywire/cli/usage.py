@@ -14,12 +14,12 @@ from cyclopts.validators import Number
 HELP_FORMAT: Final = "plaintext"  # what is written is what is shown, brackets and back-ticks included
 
 Topic = Annotated[str, Parameter(help="Full name of the topic: topic, or stream.topic outside the stream default.")]
-OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Only this partition.")]
+OnlyPartition = Annotated[int | None, Parameter(name=("--partition", "-p"), help="Read only this partition.")]
 Count = Annotated[
-    int | None, Parameter(name=("--count", "-n"), help="Stop after so many records.", validator=Number(gte=1))
+    int | None, Parameter(name=("--count", "-n"), help="Stop after this many records.", validator=Number(gte=1))
 ]
 DataDir = Annotated[
-    Path, Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="The directory, as polywire serve --data-dir gets it.")
+    Path, Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir.")
 ]
 
 

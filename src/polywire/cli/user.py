@@ -20,7 +20,7 @@ from polywire.server.users import add_user, read_users, remove_user
 
 app = App(
     name="user",
-    help="Keep the file of users that may log in.",
+    help="Manage the file of users.",
     help_epilogue=examples("polywire user add alice", "polywire serve --users polywire.users"),
 )
 
@@ -28,7 +28,7 @@ FILE_DEFAULT: Final = Path("polywire.users")
 File = Annotated[
     Path,
     Parameter(
-        name=("--users", "-u"), env_var="POLYWIRE_SERVE_USERS", help="The file, as polywire serve --users gets it."
+        name=("--users", "-u"), env_var="POLYWIRE_SERVE_USERS", help="Users file, as passed to polywire serve --users."
     ),
 ]
 Name = Annotated[str, Parameter(help="Name of the user.")]
@@ -48,16 +48,16 @@ def add(
     replace: Annotated[bool, Parameter(negative="")] = False,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """Add a user; the password is asked for, or read from standard input.
+    """Add a user. The password is prompted for, or read from standard input.
 
     Parameters
     ----------
     permissions
-        What the user may do, everything without it. Words with commas between them: admin, manage_servers, read_servers, manage_users,
-        read_users, manage_streams, read_streams, manage_topics, read_topics, consume, produce, group, transaction; word@stream and
-        word@stream/topic mean it there only.
+        Comma-separated permissions; all if not set. One of admin, manage_servers, read_servers, manage_users, read_users, manage_streams,
+        read_streams, manage_topics, read_topics, consume, produce, group, transaction; NAME@stream and NAME@stream/topic limit one to
+        a stream or a topic.
     replace
-        Give a user that exists another password and other permissions.
+        Replace the password and permissions of an existing user.
     """
     password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     add_user(users, name, password, permissions, replace=replace)
@@ -67,16 +67,16 @@ def add(
 @app.command(name="list", help_epilogue=examples("polywire user list", "polywire user list --output json"))
 def list_users(
     *,
-    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Form of the list.")] = ListFormat.TABLE,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """List the users of the file, and whether they may do everything."""
+    """List users and whether they have all permissions."""
     rows = [{"user": user.name, "everything": user.grants == EVERYTHING} for user in read_users(users)]
     print_list(rows, columns=("user", "everything"), form=output)
 
 
 @app.command(help_epilogue=examples("polywire user remove alice"))
 def remove(name: Name, *, users: File = FILE_DEFAULT) -> None:
-    """Take a user out of the file."""
+    """Remove a user."""
     remove_user(users, name)
     note(f"removed user={name} users={users}")

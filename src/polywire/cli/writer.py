@@ -14,9 +14,9 @@ app = commands(
         word="writer",
         name="writer",
         names="writers",
-        help="List and delete writers: who publishes what was staged, as Spark's sink does, and the last number of each. The broker"
-        " remembers a writer for thirty days after its last publish.",
-        forget="Forget a writer: what it publishes again under an old number is stored again.",
+        help="List and delete writers of staged publishes (such as Spark's sink) and their last sequence number. A "
+        "writer expires thirty days after its last publish.",
+        forget="Delete a writer. If it repeats a publish under an old number, the records are stored again.",
         example="nightly/totals",
         columns=("writer", "number", "idle_ms", "owner"),
         detail="number",

@@ -54,7 +54,7 @@ class Disk:
         if error.code is ErrorCode.DISK_FULL:
             self._refused = self.full = True
         else:
-            logger.warning("a segment has to wait", reason=error.message)
+            logger.warning("segment write postponed", reason=error.message)
 
     def accepted(self) -> None:
         """A segment was written."""

@@ -558,7 +558,7 @@ class FileLog:
 
     def _broken(self, error: BaseException | None) -> None:
         """The log's own code has failed where state changes."""
-        self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"the log broke a promise of its own: {error!r}"))
+        self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
         """Nothing is acknowledged any more; a failed write or sync is never tried again."""

@@ -267,7 +267,7 @@ class _Opening:
         torn = chain.torn
         if torn is not None:
             logger.warning(
-                "cut a torn tail of the journal; nothing before it is affected",
+                "truncated a torn tail of the journal; earlier records are not affected",
                 path=torn.path,
                 position=torn.position,
                 size=torn.size,
@@ -355,7 +355,7 @@ class _Opening:
         self._write_start(head, parts, start)
         self._note_current(state)
         logger.warning(
-            "the disk is full: what was recovered is sealed as soon as there is space; records are refused until then",
+            "disk is full: records are refused until there is space to seal what was recovered",
             path=str(self._directory),
             slots=len(self._journal.slots),
         )

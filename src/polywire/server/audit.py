@@ -97,7 +97,7 @@ class AuditLog:
             os.write(self._file, line.encode())
         except OSError as error:
             if not self._failed:
-                log.critical("the audit log cannot be written", file=str(self._path), reason=error.strerror)
+                log.critical("audit log cannot be written", file=str(self._path), reason=error.strerror)
             self._failed = True
         else:
             self._failed = False

@@ -409,9 +409,9 @@ class Connection(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         """The session gave up: answers already owed go out, then the connection closes."""
         if isinstance(error, PeerError):
-            log.info("connection closed: the peer made no sense", peer=self.peer, reason=error.message)
+            log.info("connection closed: protocol error", peer=self.peer, reason=error.message)
         else:
-            log.error("connection closed: a request failed in an unforeseen way", peer=self.peer, exc_info=error)
+            log.error("connection closed: unexpected error", peer=self.peer, exc_info=error)
         self._ended = True
         self._start = self._end
         self._pause()

@@ -149,7 +149,7 @@ class Hub:
         try:
             self.ingest.commit()
         except Exception as error:
-            log.error("the log broke a promise of its own", exc_info=error)
+            log.error("internal error of the log", exc_info=error)
 
     def settle(self) -> None:
         """Nothing views what was handed on so far."""
@@ -165,9 +165,7 @@ class Hub:
         self.logins.sweep()
         self.memory.given_back()
         if self.refused:
-            log.warning(
-                "connections refused, the limit is reached", count=self.refused, limit=self.limits.connections_max
-            )
+            log.warning("connections refused: limit reached", count=self.refused, limit=self.limits.connections_max)
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:

@@ -76,10 +76,10 @@ def run(config: ServeConfig) -> int:
         with asyncio.Runner(loop_factory=_new_loop()) as runner:
             return runner.run(serve(config, lines))
     except BrokerError as error:
-        log.error("polywire could not start", reason=error.message, code=error.code.value)
+        log.error("startup failed", reason=error.message, code=error.code.value)
         return EXIT_START
     except OSError as error:
-        log.error("polywire could not start", reason=error.strerror, file=error.filename)
+        log.error("startup failed", reason=error.strerror, file=error.filename)
         return EXIT_START
 
 
@@ -156,7 +156,7 @@ class Server:
 
     def storage_failed(self, error: BrokerError) -> None:
         """The log can no longer keep its promises; nothing is retried (concepts: guarantees#what-a-crash-may-take)."""
-        log.critical("storage failed, the broker stops and nothing further is acknowledged", reason=error.message)
+        log.critical("storage failed, stopping the broker; nothing further is acknowledged", reason=error.message)
         self._exit_code = EXIT_STORAGE
         self._stopping.set()
 
@@ -168,7 +168,7 @@ class Server:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("second signal, ending at once", signal=number.name)
+            log.warning("second signal, exiting immediately", signal=number.name)
             os._exit(EXIT_SECOND_SIGNAL)
         log.info("stopping", signal=number.name, limit_s=self._config.drain_timeout_s)
         self._stopping.set()
@@ -253,7 +253,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
         await asyncio.sleep(DRAIN_POLL_S)
     waiting = sum(connection.is_waiting for connection in hub.connections)
     if waiting:
-        log.warning("some answers were not ready in time", connections=waiting, limit_s=timeout_s)
+        log.warning("shutdown timed out with replies pending", connections=waiting, limit_s=timeout_s)
 
 
 async def _hang_up(hub: Hub) -> None:
@@ -310,11 +310,13 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
         )
     if access.is_open:
         log.info(
-            "no users are configured: nobody has to log in, and a wire with a login takes the default user",
+            "no users are configured: authentication is off, and wires with a login accept the default user",
             user=DEFAULT_NAME,
         )
     if config.insecure and any(not listener.address.is_loopback for listener in listeners):
-        log.warning("other machines can connect without a login: anybody may read, write and delete")
+        log.warning(
+            "listening beyond this machine without authentication: anyone who can connect can read, write and delete"
+        )
     if config.ready_file is not None:
         ready = {
             listener.name: {"host": listener.address.host, "port": listener.address.port} for listener in listeners

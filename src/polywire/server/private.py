@@ -42,11 +42,15 @@ def _tighten(path: Path) -> None:
         return
     if found.st_uid != os.geteuid():
         log.warning(
-            "others may read what the broker keeps, and it is not ours to change", path=str(path), mode=oct(mode)
+            "data is accessible to other users of this machine, and its permissions cannot be changed",
+            path=str(path),
+            mode=oct(mode),
         )
         return
     path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
-    log.warning("others could read what the broker keeps: it is closed to them now", path=str(path), was=oct(mode))
+    log.warning(
+        "data was accessible to other users of this machine; permissions tightened", path=str(path), was=oct(mode)
+    )
 
 
 def check_secret(path: Path) -> None:
@@ -68,4 +72,6 @@ def warn_of_readable(path: Path) -> None:
     """Tell of a key that others may read. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (OTHERS & ~stat.S_IRGRP):
-        log.warning("others may read the private key of the certificate", path=str(path), mode=oct(mode))
+        log.warning(
+            "private key of the certificate is readable by other users of this machine", path=str(path), mode=oct(mode)
+        )

@@ -48,6 +48,8 @@ class Reload:
         try:
             take()
         except BrokerError as error:
-            log.error("could not reload, what was there stays", what=what, reason=error.message)
+            log.error("reload failed, keeping the previous state", what=what, reason=error.message)
         except OSError as error:
-            log.error("could not reload, what was there stays", what=what, reason=error.strerror, file=error.filename)
+            log.error(
+                "reload failed, keeping the previous state", what=what, reason=error.strerror, file=error.filename
+            )

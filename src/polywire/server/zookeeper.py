@@ -91,7 +91,7 @@ class Registration:
             except KazooException as error:
                 reason = f"{type(error).__name__} {error}".strip()
                 if reason != refused:
-                    log.warning("ZooKeeper was not told", hosts=self._hosts, reason=reason)
+                    log.warning("ZooKeeper update failed", hosts=self._hosts, reason=reason)
                 refused = reason
         client.stop()
         client.close()

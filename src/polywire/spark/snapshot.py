@@ -16,7 +16,7 @@ from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import Subscription
 from polywire.spark.planning import Extent, Extents
 
-TIMES_MAX: Final = 16  # times of one BOUNDS request (protocols: polywire#3-limits)
+TIMES_MAX: Final = 16  # times of one BOUNDS request (protocols: polywire#limits)
 LISTINGS_MAX: Final = 5  # a topic may be deleted between listing and asking; so often we look again
 
 

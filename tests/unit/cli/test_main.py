@@ -74,8 +74,8 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["topic", "list", "-a", NOBODY], "is a broker running there?"),
-        (["topic", "list", "-a", f"flux://{NOBODY}"], "is a broker running there?"),
+        (["topic", "list", "-a", NOBODY], "cannot connect, is a broker running?"),
+        (["topic", "list", "-a", f"flux://{NOBODY}"], "cannot connect, is a broker running?"),
         (["topic", "list", "-a", f"http://{NOBODY}"], "unknown scheme scheme=http"),
         (["topic", "list", "-a", "nowhere"], "code=invalid_request"),
         (["record", "consume", "t", "--from", "noon"], "--from takes"),

@@ -90,7 +90,7 @@ class DamageNotes:
                 self._noted.clear()
             self._noted[key] = damage
         logger.error(
-            "stored records are damaged; who asks for them is told, what lies around them can be read",
+            "stored records are damaged; reading them fails, the records around them stay readable",
             partition=damage.partition,
             first_offset=damage.first_offset,
             next_offset=damage.next_offset,

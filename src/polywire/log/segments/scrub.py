@@ -98,7 +98,7 @@ class Scrub:
         except BlobMissing:
             return
         except BrokerError as error:  # not even the index can be read: the next segment is no worse for it
-            logger.error("a stored segment cannot be verified", segment=segment.name, error=str(error))
+            logger.error("stored segment cannot be verified", segment=segment.name, error=str(error))
 
     def stop(self) -> None:
         """Finish the piece at hand and end the thread."""

@@ -440,7 +440,7 @@ class Sealer:
         if merged is not None and not isinstance(merged, Missing):
             compaction.partition.clean_offset = NEVER
             logger.error(
-                "a partition is not compacted; an operator must look",
+                "partition cannot be compacted; operator action required",
                 partition=compaction.partition.incarnation,
                 error=str(merged),
             )
@@ -494,7 +494,7 @@ class Sealer:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
                 logger.error(
-                    "a stored segment is damaged and is kept as it is; an operator must look",
+                    "stored segment is damaged and is kept as it is; operator action required",
                     segment=item.segment.name,
                     error=str(error),
                 )

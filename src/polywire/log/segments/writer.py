@@ -353,7 +353,7 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
         else:
             position = part.positions[whole.start]
             logger.error(
-                "a batch was damaged before it was sealed, and is kept as it is",
+                "damaged batch found while sealing; it is kept as it is",
                 partition=source.partition,
                 offset=int.from_bytes(memoryview(part.base)[position + 32 : position + 40], "little"),
                 size=part.lengths[whole.start],

@@ -1,4 +1,4 @@
-"""Frames of the `polywire` wire: prefix, head, payload (protocols: polywire#1-opening, polywire#2-frames, polywire#3-limits).
+"""Frames of the `polywire` wire: prefix, head, payload (protocols: polywire#opening, polywire#frames, polywire#limits).
 
 Promises: what breaks the framing raises PeerError(fatal=True), what breaks only a head PeerError(fatal=False); payloads are never
 copied. Must not know: sockets, the broker, what a request means.
@@ -16,12 +16,12 @@ from polywire.protocols.polywire.messages import REQUESTS, Head
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import Buffer
 
-# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (§1)
+# byte 0: an octet that begins no other wire; then the name; then the version, high byte first (protocols: polywire#opening)
 NAME: Final = b"\xf1PWIRE"
 VERSION: Final = 1
 MAGIC: Final = NAME + VERSION.to_bytes(2, "big")
 
-# u32 length · u8 verb · u8 flags · u16 zero · u32 correlation · u32 head_bytes (§2)
+# u32 length · u8 verb · u8 flags · u16 zero · u32 correlation · u32 head_bytes (protocols: polywire#frames)
 PREFIX: Final = struct.Struct("<IBBHII")
 PREFIX_BYTES: Final = PREFIX.size
 
@@ -54,7 +54,7 @@ class Prefix(NamedTuple):
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:
-    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True) when it breaks §2 or a limit, a request's by default."""
+    """The prefix at ``at``; 16 bytes must be there. Raises PeerError(fatal=True), for a request by default."""
     length, verb, flags, zero, correlation, head_bytes = PREFIX.unpack_from(data, at)
     if head_bytes > length or zero != 0 or flags > (MORE | ERROR):
         raise PeerError(

@@ -1,4 +1,4 @@
-"""One open FETCH of a connection: reads, waits, and frames as the client takes them (protocols: polywire#41-bounds-and-fetch).
+"""One open FETCH of a connection: reads, waits, and frames as the client takes them (protocols: polywire#bounds-and-fetch).
 
 Promises: stored bytes go from the log to the output as views under a pin, released once sent; at most one read of a fetch is under way;
 an ended fetch holds neither pin, wait nor timer. Must not know: other requests of the connection, how bytes are sent.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.topics import Partition
 
-WAIT_MS_MAX: Final = 60_000  # §3: a peer that died is noticed in time, and a live one asks again for next to nothing
+WAIT_MS_MAX: Final = 60_000  # a peer that died is noticed in time, and a live one asks again for next to nothing
 
 
 class FetchOwner(Protocol):

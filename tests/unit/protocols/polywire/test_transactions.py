@@ -1,4 +1,4 @@
-"""Listing and deleting what the broker keeps, over the `polywire` wire (protocols: polywire#47-what-is-kept)."""
+"""Listing and deleting what the broker keeps, over the `polywire` wire (protocols: polywire#transactions-and-writers)."""
 
 from __future__ import annotations
 
