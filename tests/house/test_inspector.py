@@ -84,6 +84,18 @@ def test_code_that_nobody_uses_is_found(sources: dict[str, str]) -> None:
     assert [found.name for found in inspector.unused()] == ["LEFT", "A.left"]
 
 
+def test_fields_that_nobody_reads_are_found(sources: dict[str, str]) -> None:
+    sources["one.py"] = (
+        "@dataclass\nclass A:\n    left: int\n    used: int\n    matched: int\n"
+        "    def f(self):\n        self.set = 1\n        self.set_and_read = 2\n"
+        "class B(msgspec.Struct):\n    sent: int"
+    )
+    sources["two.py"] = (
+        "def f(a: A):\n    a.left = a.used + a.set_and_read\n    match a:\n        case A(matched=1): pass"
+    )
+    assert [(found.name, found.line) for found in inspector.unread()] == [("A.left", 3), ("A.set", 7)]
+
+
 def test_functions_that_are_there_twice_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = REPEATED.format(name="count", value="limit", text="Counts.", number=3)
     sources["two.py"] = REPEATED.format(name="total_of", value="size", text="Says it otherwise.", number=3)
