@@ -261,6 +261,7 @@ def fields_of(kind: ast.ClassDef) -> Mapping[str, int]:
                     declared.setdefault(name, node.lineno)
                 case _:
                     pass
+    declared.pop("_", None)  # says that what follows goes by keyword
     return declared
 
 
@@ -358,6 +359,7 @@ _SHIPPED = "shipped for the tests of who uses the package"
 _CALLED = "called by the library whose class it derives from"
 _SHOWN = "what tests look at: nothing else tells whether memory was given back"
 _ANSWER = "one field of an answer of the wire, between others that are read"
+COMING = "read by what is being written"
 _OPTION = "read by its name, made of the wire's"
 _ORACLE = "one call of what runs inside compiled loops, for tests to compare with other implementations"
 _BEFORE_ITS_WIRE = "the broker's part of a wire that is not served yet"
@@ -422,6 +424,8 @@ ALLOWED: Final[Mapping[str, str]] = {
     "Tls.iggy_tls": _OPTION,
     "Tls.kafka07_tls": _OPTION,
     "Tls.polywire_tls": _OPTION,
+    "Answer.asked": COMING,
+    "Joined.skip_assignment": COMING,
     "MemoryStore": _SHIPPED,
     "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,
