@@ -1,4 +1,5 @@
-"""What the house inspector finds: import circles, headers that are not true, code nobody uses, functions that are there twice, wide ports.
+"""What the house inspector finds: import circles, headers that are not true, code nobody uses, fields nobody reads,
+functions that are there twice, wide ports.
 
 Promises: everything is read from the syntax trees, nothing is imported; each finding names its file and line. ``make house`` prints all
 of them, tests/house holds the lists empty, but for what ``ALLOWED`` names with its reason.
@@ -228,6 +229,53 @@ def unused() -> Iterator[Finding]:
             yield module.finding(line, full, f"nobody uses {full}")
 
 
+# Fields that nobody reads: set when their object is made, or later, and never looked at.
+
+
+def fields_read() -> Counter[str]:
+    """How often an attribute of each name is read anywhere."""
+    found: Counter[str] = Counter()
+    for module in modules("src", "examples", "benchmarks", "tools"):
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Attribute(attr=name, ctx=ast.Load()):
+                    found[name] += 1
+                case ast.MatchClass(kwd_attrs=names):
+                    found.update(names)
+                case _:
+                    pass
+    return found
+
+
+def fields_of(kind: ast.ClassDef) -> Mapping[str, int]:
+    """The fields of a class and where each is declared, or first set."""
+    declared = {
+        node.target.id: node.lineno
+        for node in kind.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for method in kind.body:
+        for node in ast.walk(method) if isinstance(method, Function) else ():
+            match node:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    declared.setdefault(name, node.lineno)
+                case _:
+                    pass
+    declared.pop("_", None)  # says that what follows goes by keyword
+    return declared
+
+
+def unread() -> Iterator[Finding]:
+    """Fields that nothing in the package, its tools or examples reads; what is encoded as a whole is read by whom it is for."""
+    read = fields_read()
+    for module in modules("src"):
+        kinds = [node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+        kinds = [kind for kind in kinds if not {"Head", "msgspec.Struct"} & {ast.unparse(base) for base in kind.bases}]
+        left = [(kind.name, name, line) for kind in kinds for name, line in fields_of(kind).items() if not read[name]]
+        for kind_name, name, line in left:
+            yield module.finding(line, f"{kind_name}.{name}", f"nobody reads {kind_name}.{name}")
+
+
 # Functions that are there twice: the same tree, whatever its names are called.
 
 
@@ -301,6 +349,7 @@ CHECKS: Final[Mapping[str, Callable[[], Iterator[Finding]]]] = {
     "circles of imports": import_circles,
     "headers that are not true": false_headers,
     "code nobody uses": unused,
+    "fields nobody reads": unread,
     "functions that are there twice": repeated,
     "wide ports": wide_ports,
 }
@@ -309,6 +358,9 @@ CHECKS: Final[Mapping[str, Callable[[], Iterator[Finding]]]] = {
 _SHIPPED = "shipped for the tests of who uses the package"
 _CALLED = "called by the library whose class it derives from"
 _SHOWN = "what tests look at: nothing else tells whether memory was given back"
+_ANSWER = "one field of an answer of the wire, between others that are read"
+COMING = "read by what is being written"
+_OPTION = "read by its name, made of the wire's"
 _ORACLE = "one call of what runs inside compiled loops, for tests to compare with other implementations"
 _DRAWN = "one place of a drawn layout, between others that are used"
 
@@ -333,6 +385,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "BALANCED": "a partitioning that users of the codec may ask for",
     "RangeFetch.holds_bytes": _SHOWN,
     "Arena.block_count": _SHOWN,
+    "Scrub.passes": "what tests wait for",
     "crc32_at": _ORACLE,
     "crc32_column": _ORACLE,
     "BATCH_MAGIC": _DRAWN,
@@ -351,6 +404,35 @@ ALLOWED: Final[Mapping[str, str]] = {
     "FoldProcessor.handleInitialState": _CALLED,
     "FoldProcessor.handleInputRows": _CALLED,
     "listed_files": "for who reads a streaming table without Spark",
+    "BatchHeader.body_checksum": _DRAWN,
+    "BatchHeader.header_checksum": _DRAWN,
+    "PAYLOAD_BYTES": _DRAWN,
+    "StreamSeen.topic_count": _ANSWER,
+    "StreamSeen.size_bytes": _ANSWER,
+    "StreamSeen.message_count": _ANSWER,
+    "TopicSeen.expiry_s": _ANSWER,
+    "TopicSeen.size_bytes": _ANSWER,
+    "TopicSeen.message_count": _ANSWER,
+    "PartitionSeen.segment_count": _ANSWER,
+    "PartitionSeen.current_offset": _ANSWER,
+    "PartitionSeen.size_bytes": _ANSWER,
+    "PartitionSeen.message_count": _ANSWER,
+    "Polled.current_offset": _ANSWER,
+    "Tls.flux_tls": _OPTION,
+    "Tls.cursus_tls": _OPTION,
+    "Tls.iggy_tls": _OPTION,
+    "Tls.kafka07_tls": _OPTION,
+    "Tls.polywire_tls": _OPTION,
+    "encode_request": COMING,
+    "decode_response": COMING,
+    "encode_response": COMING,
+    "unknown_version": COMING,
+    "NO_ID": COMING,
+    "NO_EPOCH": COMING,
+    "NO_OPERATIONS": COMING,
+    "Codec": COMING,
+    "Answer.asked": COMING,
+    "Joined.skip_assignment": COMING,
     "MemoryStore": _SHIPPED,
     "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,

@@ -70,8 +70,8 @@ class ErrorCode(Enum):
 class BrokerError(Exception):
     """Base of all errors a caller may see; its kinds say what to do, ``code`` says which error it is.
 
-    message: lower case, facts last as ``key=value``. retry: when asking again can help. retry_after_ms: after how long, None where nobody
-    knows.
+    message: lower case, facts last as ``key=value``. retry: when asking again can help. retry_after_ms: after how long what is over a limit
+    now has mostly passed by itself, None where nobody knows.
     """
 
     retry: ClassVar[Retry] = Retry.NEVER
@@ -106,7 +106,7 @@ class NotOwner(BrokerError):
 
 
 class Busy(BrokerError):
-    """Over a limit for now; come back after ``retry_after_ms``."""
+    """Over a limit for now; come back after ``retry_after_ms``, or when something was removed where there is none."""
 
     retry = Retry.LATER
 

@@ -24,8 +24,10 @@ WINDOW: Final = 8  # requests of one writer that wait for their answers
 TOKEN_BYTES: Final = 32 << 20  # staged under one token: what has to be kept to be sent again
 TOKEN_BATCHES: Final = 4_096
 TOKEN_RANDOM_BYTES: Final = 16
-BUSY_TRIES: Final = 60  # a broker that holds too much staged data is asked again so often, some half a second apart
-BUSY_PAUSE_S: Final = 0.5
+BUSY_WAIT_S: Final = 30.0  # how long one step waits in all for a broker that is over a limit
+BUSY_PAUSE_S: Final = 0.5  # before it is asked again, where it does not say after how long
+BUSY_PAUSE_MIN_S: Final = 0.01  # whatever it says
+BUSY_PAUSE_MAX_S: Final = 5.0
 
 
 class Writer(Protocol):
@@ -83,21 +85,24 @@ class _Pipeline:
 
 
 class _RetryPolicy:
-    """How often something is tried again. Raises the last error when it has been enough."""
+    """How often, and how long, something is tried again. Raises the last error when it has been enough."""
 
-    __slots__ = ("_busy_left", "_connection", "_lost")
+    __slots__ = ("_busy_left_s", "_connection", "_lost")
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection: Final = connection
         self._lost: Iterator[None] | None = None
-        self._busy_left = BUSY_TRIES
+        self._busy_left_s = BUSY_WAIT_S
 
     def wait_or_raise(self, error: Unavailable | Busy) -> None:
         if isinstance(error, Busy):
-            self._busy_left -= 1
-            if self._busy_left < 0:
+            pause_s = BUSY_PAUSE_S
+            if error.retry_after_ms is not None:
+                pause_s = min(max(error.retry_after_ms / 1000, BUSY_PAUSE_MIN_S), BUSY_PAUSE_MAX_S)
+            if self._busy_left_s < pause_s:
                 raise error
-            sleep(BUSY_PAUSE_S)
+            self._busy_left_s -= pause_s
+            sleep(pause_s)
             return
         if self._lost is None:
             self._lost = self._connection.retries()

@@ -83,29 +83,47 @@ def test_abandoned_batches_are_gone(connection: BulkConnection) -> None:
         connection.publish("w", 0, tokens)
 
 
-@pytest.mark.parametrize(("refusals", "published"), [(3, True), (1000, False)])
+@pytest.mark.parametrize(
+    ("refusals", "retry_after_ms", "pause_s", "published"),
+    [
+        (3, None, 0.5, True),
+        (3, 70, 0.07, True),
+        (3, 0, 0.01, True),
+        (3, 86_400_000, 5.0, True),
+        (1000, None, 0.5, False),
+        (1000, 10_000, 5.0, False),
+    ],
+)
 def test_a_broker_that_holds_too_much_is_asked_again_for_a_while(
-    connection: BulkConnection, monkeypatch: pytest.MonkeyPatch, refusals: int, published: bool
+    connection: BulkConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    refusals: int,
+    retry_after_ms: int | None,
+    pause_s: float,
+    published: bool,
 ) -> None:
     left = iter(range(refusals))
+    slept: list[float] = []
     stage = COMMANDS[Verb.STAGE]
 
     def full(session: PolywireSession, correlation: int, request: Stage, payload: memoryview) -> None:
         if next(left, None) is not None:
-            raise Busy(ErrorCode.STAGE_FULL, "too much is staged")
+            raise Busy(ErrorCode.STAGE_FULL, "too much is staged", retry_after_ms=retry_after_ms)
         stage.handler(session, correlation, request, payload)
 
-    monkeypatch.setattr(writing, "BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr(writing, "sleep", slept.append)
     monkeypatch.setitem(cast("dict[int, Command]", COMMANDS), Verb.STAGE, replace(stage, handler=full))
     writer = StageWriter(connection)
     if published:
         fill(writer, 30)
         connection.publish("w", 0, writer.finish())
         assert values_in(connection, "t") == numbers(30)
+        assert set(slept) == {pause_s}
         return
     with pytest.raises(Busy) as refused:
         fill(writer, 30)
     assert refused.value.code is ErrorCode.STAGE_FULL
+    assert slept == [pause_s] * int(30 / pause_s)
     writer.abandon()
 
 

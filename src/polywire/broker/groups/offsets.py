@@ -57,10 +57,10 @@ class Held:
 class Positions:
     """All positions by topic (id, or full name while it does not exist), consumer or group, and partition.
 
-    Invariant: ``count`` is the number of positions in the table, ``owner_count`` that of (topic, consumer or group) pairs that have any.
+    Invariant: ``count`` is the number of positions in the table.
     """
 
-    __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count", "owner_count")
+    __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count")
 
     def __init__(self, usage: Usage) -> None:
         self._by_topic: dict[TopicKey, dict[Reader, Held]] = {}
@@ -68,7 +68,6 @@ class Positions:
         self._readers: Final = Views(self._readers_of)
         self._views: Final = Views(self._stored)
         self.count = 0
-        self.owner_count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
         """One position."""
@@ -157,7 +156,6 @@ class Positions:
 
     def _charge(self, held: Held, sign: int) -> None:
         """Somebody begins (or stops) to have all this."""
-        self.owner_count += sign
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)

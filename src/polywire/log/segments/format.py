@@ -88,7 +88,6 @@ class SegmentInfo:
     data_bytes: int
     runs: bytes | memoryview
     epochs: bytes | memoryview
-    index_position: int
     index_count: int
 
     @property
@@ -153,7 +152,6 @@ def read_footer(store: Store, name: str, block: memoryview | None = None) -> tup
             data_bytes=position,
             runs=footer[:epochs_at],
             epochs=footer[epochs_at:entries_at],
-            index_position=footer_position + entries_at,
             index_count=index_count,
         )
         return info, footer[entries_at:]

@@ -216,7 +216,6 @@ class _SegmentWriter:
             data_bytes=data_bytes,
             runs=bytes(self._runs),
             epochs=bytes(self._epochs),
-            index_position=data_bytes + tables,
             index_count=len(self._entries) // ENTRY.size,
         )
 

@@ -49,7 +49,6 @@ class Batch:
     last_sequence: int
     last_producer: bytes
     last_epoch: int
-    payload_bytes: int
 
 
 def read_batch(body: Buffer, scratch: Scratch) -> Batch:
@@ -103,7 +102,6 @@ def _batch(body: Buffer, head: memoryview) -> Batch:
         last_sequence=head[decoder.LAST_SEQUENCE] & _UNSIGNED,
         last_producer=_bytes(body, head, decoder.LAST_AT),
         last_epoch=head[decoder.LAST_EPOCH],
-        payload_bytes=head[decoder.PAYLOAD_BYTES],
     )
 
 

@@ -125,7 +125,7 @@ class Request:
     message. words: its words.
     options: by key; positional arguments stand here under the names of ``POSITIONS``. message: everything after ``message=``, trimmed,
     None when there is none or nothing is left of it; for a positional PUBLISH what follows the blank behind the topic, as it is.
-    envelope: topic of the envelope, empty when it was empty, None without an envelope. telling: whether no other dialect has this shape,
+    telling: whether no other dialect has this shape,
     so that it is what the peer speaks. pattern: whether the topic has wildcards, which CONSUME takes for such; its escapes were not read.
     """
 
@@ -136,7 +136,6 @@ class Request:
     words: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     message: bytes | None = None
-    envelope: str | None = None
     telling: bool = False
     pattern: bool = False
 
@@ -214,10 +213,10 @@ def _read(body: bytes, name: str, envelope: str | None, spoken: Dialect | None, 
     if dialect is Dialect.MODERN or name not in POSITIONS:
         if len(before) > ARGUMENT_BYTES_MAX:
             raise _too_long(name)
-        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", envelope, telling)
+        return _modern(name, shown, decoded(before + marker), message.strip() if marker else b"", telling)
     if name == "PUBLISH":  # what its sender put around the message belongs to it
         after = body.lstrip(PADDING)[len(name) :]
-    return _positional(name, dialect, shown, after, envelope, telling)
+    return _positional(name, dialect, shown, after, telling)
 
 
 def _too_long(name: str) -> Refused:
@@ -250,13 +249,11 @@ def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | 
     return Dialect.LEGACY if spoken is Dialect.LEGACY else Dialect.POSITIONAL, False
 
 
-def _modern(name: str, text: str, arguments: str, message: bytes, envelope: str | None, telling: bool) -> Request:
+def _modern(name: str, text: str, arguments: str, message: bytes, telling: bool) -> Request:
     words = tuple(arguments.removesuffix(_MESSAGE.decode()).split())
     options = {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
     pattern = _read_options(options)
-    return Request(
-        name, Dialect.MODERN, text, arguments, words, options, message or None, envelope, telling, pattern=pattern
-    )
+    return Request(name, Dialect.MODERN, text, arguments, words, options, message or None, telling, pattern=pattern)
 
 
 def _read_options(options: dict[str, str]) -> bool:
@@ -273,7 +270,7 @@ def _read_options(options: dict[str, str]) -> bool:
     return False
 
 
-def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: str | None, telling: bool) -> Request:
+def _positional(name: str, dialect: Dialect, text: str, after: bytes, telling: bool) -> Request:
     message = None
     if name == "PUBLISH":
         after, message = _topic_and_message(after)
@@ -283,7 +280,7 @@ def _positional(name: str, dialect: Dialect, text: str, after: bytes, envelope: 
     words = tuple(arguments.split())
     options = dict(zip(POSITIONS[name], words, strict=False))
     pattern = _read_options(options)
-    return Request(name, dialect, text, arguments, words, options, message, envelope, telling, pattern=pattern)
+    return Request(name, dialect, text, arguments, words, options, message, telling, pattern=pattern)
 
 
 def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:

@@ -305,7 +305,7 @@ class CursusSession(FramedSession, PipelinedSession[Answer]):
 
     def _bare(self, bare: BarePublish) -> Request:
         """An envelope that holds no command, as the PUBLISH it means."""
-        return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, bare.topic, telling=True)
+        return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
     def _handle(self, command: Command, request: Request) -> None:
         """Carry out one command. Raises NotYet."""

@@ -245,7 +245,6 @@ class Reply:
 
     def _finish(self) -> None:
         scratch, buffer = self._session.scratch, self._buffer
-        self._session.state.escaped_values += self._state[encoder.ESCAPED]
         parts = [*self._parts(), self._tail() + b"\n"]
         self._session.drain = None
         self._buffer = None

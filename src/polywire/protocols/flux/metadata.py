@@ -79,12 +79,11 @@ class FluxState:
     Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
     """
 
-    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_sweep_above", "_views", "escaped_values", "settings")
+    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_sweep_above", "_views", "settings")
 
     def __init__(self, broker: Broker, settings: FluxSettings) -> None:
         self._broker = broker
         self.settings = settings
-        self.escaped_values = 0  # values shown escaped since the start (spec: flux#values-in-replies)
         self._brokers: dict[int, _BrokerStored] = {}
         self._views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}

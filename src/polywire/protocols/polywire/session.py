@@ -252,6 +252,8 @@ class PolywireSession(FramedSession):
             self.admission.check(command, request)
             command.handler(self, correlation, request, payload)
         except PeerError as error:
+            if error.fatal:
+                raise
             self.refuse(verb, correlation, Invalid(ErrorCode.INVALID_REQUEST, error.message))
         except BrokerError as error:
             self.refuse(verb, correlation, error)

@@ -113,6 +113,15 @@ def test_an_unreadable_head_is_answered_and_the_connection_goes_on(peer: Peer, v
     peer.ask(Verb.PING, Head()).decode(Head)
 
 
+def test_what_a_request_breaks_for_good_ends_the_connection(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise PeerError("nothing behind this can be read", fatal=True)
+
+    monkeypatch.setattr(type(peer.session.admission), "check", broken)
+    with pytest.raises(PeerError):
+        peer.session.receive(memoryview(PREFIX.pack(1, Verb.PING, 0, 0, 7, 1) + b"\x90"))
+
+
 def test_topics_are_made_listed_described_grown_and_deleted(peer: Peer) -> None:
     made = create(peer, "orders", 2)
     assert (made.name, len(made.id), len(made.incarnations)) == ("orders", 16, 2)
