@@ -47,6 +47,7 @@ class ClassicGroupMachine(RuleBasedStateMachine):
             self.waiting.discard(key)
             told = answer.answer
             if isinstance(told, Joined):
+                assert told.member_id == answer.member_id
                 self.check_joined(answer.member_id, told)
             elif isinstance(told, Synced):
                 assert told.assignment in (b"", self.assignment(answer.member_id))

@@ -194,6 +194,10 @@ class Broker(TopicVerbs, PositionVerbs):
             raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
         return topic
 
+    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+        """The topic of this id."""
+        return self._catalog.find_id(topic_id)
+
     def resource(self, full_name: str) -> Topic | TopicName:
         """What a full name names, for whoever asks whether somebody may: the topic, or where it would be."""
         return self._catalog.find(full_name) or TopicName.parse(full_name)

@@ -137,7 +137,7 @@ def test_one_member_leads_itself(crowd: Crowd) -> None:
 
 def test_who_has_no_id_is_given_one_and_comes_back_with_it(crowd: Crowd) -> None:
     assert crowd.join(new_id="a", id_first=True) == "a"
-    assert crowd.told("a") == IdGiven()
+    assert crowd.told("a") == IdGiven("a")
     assert (crowd.phase(), crowd.group.member_count, crowd.group.has_members) == (Phase.EMPTY, 1, False)
     crowd.join("a", id_first=True)
     assert crowd.joined("a").generation == 1
@@ -234,7 +234,7 @@ def test_the_first_member_must_have_a_protocol(
 def test_a_follower_that_says_the_same_again_disturbs_nobody(crowd: Crowd) -> None:
     crowd.settle("a", "b")
     crowd.join("b")
-    assert crowd.joined("b") == Joined(crowd.group.generation, "consumer", "range", "a")
+    assert crowd.joined("b") == Joined("b", crowd.group.generation, "consumer", "range", "a")
     assert crowd.phase() is Phase.STABLE
     crowd.sync("b")
     assert crowd.assigned("b") == b"b"
@@ -440,7 +440,7 @@ def static_pair(crowd: Crowd) -> None:
 def test_a_static_member_comes_back_without_disturbing_anybody(crowd: Crowd) -> None:
     static_pair(crowd)
     assert crowd.join(new_id="b2", instance="B") == "b2"
-    assert crowd.joined("b2") == Joined(2, "consumer", "range", "a")
+    assert crowd.joined("b2") == Joined("b2", 2, "consumer", "range", "a")
     crowd.sync("b2")
     assert crowd.assigned("b2") == b"2"
     assert [view.id for view in crowd.group.members] == ["a", "b2"]

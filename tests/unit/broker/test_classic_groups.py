@@ -23,22 +23,22 @@ class Told:
     """What a member was answered."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[str, object]] = []
+        self.answers: list[object] = []
 
-    def __call__(self, member: str, answer: IdGiven | Joined | Synced | BrokerError) -> None:
-        self.answers.append((member, answer))
+    def __call__(self, answer: IdGiven | Joined | Synced | BrokerError) -> None:
+        self.answers.append(answer)
 
     @property
     def joined(self) -> Joined:
         """The generation that the only answer tells of."""
-        [(_, answer)] = self.answers
+        [answer] = self.answers
         assert isinstance(answer, Joined), answer
         return answer
 
     @property
     def code(self) -> ErrorCode:
         """Why the only answer refuses."""
-        [(_, answer)] = self.answers
+        [answer] = self.answers
         assert isinstance(answer, BrokerError), answer
         return answer.code
 
@@ -86,14 +86,14 @@ def test_answers_come_from_the_loop(memory: MemoryBroker) -> None:
     assert told.joined.leader == "a"
     synced = sync(memory, "a", 1)
     memory.run()
-    assert synced.answers == [("a", Synced("consumer", "range", b"all"))]
+    assert synced.answers == [Synced("consumer", "range", b"all")]
     memory.broker.classic.heartbeat("g", "a", 1)
 
 
 def test_an_id_is_given_and_ends_by_itself(memory: MemoryBroker) -> None:
     told = join(memory, "a", id_first=True)
     memory.run()
-    assert told.answers == [("a", IdGiven())]
+    assert told.answers == [IdGiven("a")]
     memory.advance(SESSION_S + 1)
     with pytest.raises(Missing):
         join(memory, "", member="a")

@@ -132,6 +132,11 @@ class ClassicGroup:
         return any(topic in member.join.topics for member in self._members.values())
 
     @property
+    def topics(self) -> set[str]:
+        """All that members say they read."""
+        return set().union(*(member.join.topics for member in self._members.values()))
+
+    @property
     def deadline(self) -> float:
         """When ``expire`` has to be called next, infinity while nothing can end by itself."""
         members = min((member.gone_at for member in self._members.values()), default=math.inf)
@@ -160,7 +165,7 @@ class ClassicGroup:
             self._admit(join)
             if join.id_first and join.instance_id is None:
                 self._given[new_id] = now + join.session_timeout_s
-                self._answers.append(Answer(new_id, Asked.JOIN, IdGiven()))
+                self._answers.append(Answer(new_id, Asked.JOIN, IdGiven(new_id)))
                 return new_id
             return self._enter(new_id, join, now)
         if join.member_id in self._given:
@@ -273,6 +278,7 @@ class ClassicGroup:
                 member.id,
                 Asked.JOIN,
                 Joined(
+                    member_id=member.id,
                     generation=self.generation,
                     protocol_type=self.protocol_type,
                     protocol=self.protocol,

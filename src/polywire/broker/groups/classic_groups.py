@@ -8,7 +8,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -26,9 +26,6 @@ from polywire.clock import Clock
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
 from polywire.types import Level, PositionKind
-
-JoinDone = Callable[[str, IdGiven | Joined | BrokerError], None]
-SyncDone = Callable[[str, Synced | BrokerError], None]
 
 
 class Host(Protocol):
@@ -72,7 +69,7 @@ class _Entry:
     members: int = 0
     bytes: int = 0
     empty_at: float = 0.0
-    waiting: dict[tuple[str, Asked], Callable[[str, Any], None]] = field(default_factory=dict)
+    waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
 
@@ -121,8 +118,10 @@ class ClassicGroups:
 
     # Members
 
-    def join(self, group: str, join: Join, *, new_id: str, by: Caller = NOBODY, done: JoinDone) -> None:
-        """Become a member, or stay one; ``done`` gets the member's id and the generation once all others have joined.
+    def join(
+        self, group: str, join: Join, *, new_id: str, by: Caller = NOBODY, done: Completion[IdGiven | Joined]
+    ) -> None:
+        """Become a member, or stay one; ``done`` is told of the generation once all others have joined.
 
         new_id: for who has none; nobody has had it before. by: who asks; the group becomes theirs if it is nobody's.
         Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group, Conflict(MEMBER_FENCED),
@@ -189,12 +188,12 @@ class ClassicGroups:
         size = entry.members * MEMBER_BYTES + entry.bytes
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
-    def _wait(self, entry: _Entry, member: str, asked: Asked, done: Callable[[str, Any], None]) -> None:
+    def _wait(self, entry: _Entry, member: str, asked: Asked, done: Completion[Any]) -> None:
         """Who asks again takes the place of its earlier question, which nobody reads any more."""
         earlier = entry.waiting.get((member, asked))
         if earlier is not None:
             again = Conflict(ErrorCode.GROUP_REBALANCING, f"asked again member={member!r}")
-            self._loop.call_soon(earlier, member, again)
+            self._loop.call_soon(earlier, again)
         entry.waiting[member, asked] = done
 
     def _settle(self, entry: _Entry) -> None:
@@ -203,7 +202,7 @@ class ClassicGroups:
         for member_id, asked, answer in group.take_answers():
             done = entry.waiting.pop((member_id, asked), None)
             assert done is not None, "only who asked is answered"
-            self._loop.call_soon(done, member_id, answer)
+            self._loop.call_soon(done, answer)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
         self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)
@@ -259,7 +258,7 @@ class ClassicGroups:
         protocol_type: str | None = None,
         protocol: str | None = None,
         by: Caller = NOBODY,
-        done: SyncDone,
+        done: Completion[Synced],
     ) -> None:
         """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
@@ -367,8 +366,10 @@ class ClassicGroups:
         return self._commits.held(topic, group)
 
     def topics(self, group: str) -> list[str]:
-        """Full names of the topics that a group has positions in, or is coordinated in."""
-        found = {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
+        """Full names of the topics that a group has positions in, is coordinated in, or whose members say that they read them."""
+        entry = self._entries.get(group)
+        found = set() if entry is None else entry.group.topics
+        found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
         found.update(topic for topic, names in self._state.group_names.items() if group in names)
         return sorted(found)
 
@@ -402,10 +403,10 @@ class ClassicGroups:
         entry = self._entries.get(group)
         return UNOWNED if entry is None else entry.owner
 
-    def reads(self, group: str, topic: str) -> bool:
+    def has_readers(self, group: str, topic: str) -> bool:
         """Whether members of a group read a topic, as far as they say."""
         entry = self._entries.get(group)
-        return entry is not None and entry.group.reads(topic)
+        return self._coordinated(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
         self, group: str, *, by: Caller = NOBODY, level: Level = Level.WRITTEN, done: Completion[int] | None = None

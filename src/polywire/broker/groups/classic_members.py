@@ -68,11 +68,17 @@ class MemberView:
 class IdGiven:
     """Join again with this id."""
 
+    member_id: str
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A generation begins, or goes on. members: for its leader only. skip_assignment: the leader is to leave everything as it was."""
+    """A generation begins, or goes on.
 
+    member_id: whom it is told. members: for its leader only. skip_assignment: the leader is to leave everything as it was.
+    """
+
+    member_id: str
     generation: int
     protocol_type: str
     protocol: str

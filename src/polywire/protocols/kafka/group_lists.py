@@ -1,0 +1,157 @@
+"""Groups as tools see them: ListGroups, DescribeGroups, DeleteGroups (spec: kafka#describing-groups, kafka#deleting-groups).
+
+Promises: groups of all wires are told of, by name, to who may use all of their topics; long lists keep nobody waiting. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.groups.classic import Phase
+from polywire.broker.groups.classic_groups import ClassicView
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
+from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.runtime.slices import Slices
+from polywire.types import Level
+
+STATES: Final = {
+    Phase.EMPTY: "Empty",
+    Phase.PREPARING: "PreparingRebalance",
+    Phase.COMPLETING: "CompletingRebalance",
+    Phase.STABLE: "Stable",
+    Phase.DEAD: "Dead",
+}
+TYPE: Final = "classic"
+MISSING_SINCE: Final = 6  # version of DescribeGroups that says of a group that there is none
+_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
+"""Numbers of Kafka's operations on a group, and what each takes here."""
+
+
+def _may(peer: Peer, action: Action, group: str) -> bool:
+    """Whether the peer may do it with a group: with all topics that it reads or has positions in."""
+    try:
+        authorize_group(peer, action, peer.broker.classic.topics(group))
+    except BrokerError:
+        return False
+    return True
+
+
+def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
+    """Answer with what ``made`` makes of entries, with others' requests in between."""
+
+    def done(found: list[Any] | BrokerError) -> None:
+        assert not isinstance(found, BrokerError), "entries have errors of their own"
+        reply.ok(made(found))
+
+    reply.cancel = Slices(peer.broker, entries, done).cancel
+
+
+def list_groups(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """ListGroups."""
+    response = schema.response(Api.LIST_GROUPS)
+    try:
+        peer.broker.access.authorize_somewhere(peer.principal, Action.GROUP_LIST)
+    except BrokerError as error:
+        return response(error=group_error(error), groups=[])
+    states = {state.casefold() for state in request.states_filter or ()}
+    types = {type_.casefold() for type_ in request.types_filter or ()}
+    if types and TYPE not in types:
+        return response(groups=[])
+    _sliced(peer, reply, _listed(peer, response.Groups, states), lambda groups: response(groups=groups))
+    return None
+
+
+def _listed(peer: Peer, made: Any, states: set[str]) -> Iterator[Any]:
+    for name in peer.broker.classic.names():
+        view = peer.broker.classic.view(name)
+        wanted = view is not None and (not states or STATES[view.phase].casefold() in states)
+        if view is None or not wanted or not _may(peer, Action.GROUP_DESCRIBE, name):
+            yield None
+            continue
+        yield made(group_id=name, protocol_type=view.protocol_type, group_state=STATES[view.phase], group_type=TYPE)
+
+
+def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
+    """DescribeGroups."""
+    response = schema.response(Api.DESCRIBE_GROUPS)
+    version = reply.request.version
+    entries = (
+        _described(peer, response.Groups, version, name, want_operations=request.want_operations)
+        for name in request.groups
+    )
+    _sliced(peer, reply, entries, lambda groups: response(groups=groups))
+
+
+def _described(peer: Peer, made: Any, version: int, name: str, *, want_operations: bool) -> Any:
+    if not _may(peer, Action.GROUP_DESCRIBE, name):
+        return made(error=WireError.GROUP_AUTHORIZATION_FAILED, group_id=name, members=[])
+    view = peer.broker.classic.view(name)
+    operations = NO_OPERATIONS
+    if want_operations:
+        operations = sum(1 << bit for bit, action in _OPERATIONS if _may(peer, action, name))
+    if view is not None:
+        return _described_view(made, view, operations)
+    missing = version >= MISSING_SINCE
+    return made(
+        error=WireError.GROUP_ID_NOT_FOUND if missing else WireError.NONE,
+        message="no such group" if missing else None,
+        group_id=name,
+        group_state=STATES[Phase.DEAD],
+        members=[],
+        operations=operations,
+    )
+
+
+def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
+    is_stable = view.phase is Phase.STABLE
+    return made(
+        group_id=view.name,
+        group_state=STATES[view.phase],
+        protocol_type=view.protocol_type,
+        protocol_data=view.protocol if is_stable else "",
+        members=[
+            made.Members(
+                member_id=member.id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata if is_stable else b"",
+                member_assignment=member.assignment,
+            )
+            for member in view.members
+        ],
+        operations=operations,
+    )
+
+
+def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
+    """DeleteGroups: those without members, and their positions."""
+    response = schema.response(Api.DELETE_GROUPS)
+    entries = (_deleted(peer, response.Results, name) for name in request.groups_names)
+
+    def made(results: list[Any], outcome: int | BrokerError) -> None:
+        if isinstance(outcome, BrokerError):
+            results = [response.Results(group_id=result.group_id, error=wire_error(outcome)) for result in results]
+        reply.ok(response(results=results))
+
+    def done(results: list[Any] | BrokerError) -> None:
+        assert not isinstance(results, BrokerError), "entries have errors of their own"
+        peer.broker.settle(Level.WRITTEN, partial(made, results))
+
+    reply.cancel = Slices(peer.broker, entries, done).cancel
+
+
+def _deleted(peer: Peer, made: Any, name: str) -> Any:
+    try:
+        authorize_group(peer, Action.GROUP_DELETE, peer.broker.classic.topics(name))
+        peer.broker.classic.delete(name, by=peer.caller)
+    except BrokerError as error:
+        return made(group_id=name, error=group_error(error))
+    return made(group_id=name)

@@ -1,0 +1,237 @@
+"""Positions of groups: OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
+
+Promises: partitions fail one by one; what a group's members may not do fails whole. Must not know: frames, how positions are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.groups.classic_groups import Commit
+from polywire.broker.groups.offsets import Position
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, Api, WireError
+from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.types import PositionKind
+
+MANY_GROUPS_SINCE: Final = 8  # version of OffsetFetch that asks for several groups
+BY_ID_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch that names topics by id
+_NAMES: Final = ("name", "topic_id")  # by which a topic is named; the second only where several groups can be asked for
+
+
+def _topic(peer: Peer, action: Action, name: str, topic_id: bytes) -> Topic:
+    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), Denied."""
+    broker = peer.broker
+    if topic_id != NO_ID:
+        topic = broker.topic_of_id(topic_id)
+        if topic is None or not peer.permits(action, topic):
+            raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
+        return topic
+    peer.authorize(action, broker.resource(name))
+    return broker.topic(name)
+
+
+def _topic_error(error: BrokerError, version: int) -> WireError:
+    """The wire's error for a topic that cannot be used: one that is missing by its id has another."""
+    if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
+        return WireError.UNKNOWN_TOPIC_ID
+    return wire_error(error)
+
+
+# OffsetCommit
+
+
+def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """OffsetCommit."""
+    response = schema.response(Api.OFFSET_COMMIT)
+    topics = [
+        response.Topics(
+            name=asked.name,
+            topic_id=asked.topic_id,
+            partitions=[response.Topics.Partitions(index=one.index) for one in asked.partitions],
+        )
+        for asked in request.topics
+    ]
+    body = response(topics=topics)
+    try:
+        authorize_group(peer, Action.OFFSET_COMMIT, ())
+        peer.broker.classic.check_commit(
+            request.group_id,
+            request.member_id,
+            request.generation,
+            instance_id=request.instance_id,
+            by=peer.caller,
+        )
+    except BrokerError as error:
+        _refuse(topics, group_error(error))
+        return body
+    commits = _commits(peer, reply.request.version, zip(request.topics, topics, strict=True))
+
+    def done(outcome: int | BrokerError) -> None:
+        if isinstance(outcome, BrokerError):
+            _refuse(topics, wire_error(outcome))
+        reply.ok(body)
+
+    try:
+        refused = peer.broker.classic.commit(
+            request.group_id,
+            {name: stored for name, (stored, _) in commits.items()},
+            generation=max(request.generation, -1),
+            by=peer.caller,
+            done=done,
+        )
+    except BrokerError as error:
+        _refuse(topics, group_error(error))
+        return body
+    for name, why in refused.items():
+        for entry in commits[name][1]:
+            entry.error = entry.error or group_error(why)
+    return None
+
+
+def _refuse(topics: Iterable[Any], code: WireError) -> None:
+    """No partition of these was stored."""
+    for topic in topics:
+        for entry in topic.partitions:
+            entry.error = code
+
+
+def _commits(
+    peer: Peer, version: int, asked_and_entries: Iterable[tuple[Any, Any]]
+) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
+    """What can be stored, by topic's full name, and the entries of the answer that tell of it; the others say why not."""
+    found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
+    for asked, entry in asked_and_entries:
+        try:
+            topic = _topic(peer, Action.OFFSET_COMMIT, asked.name, asked.topic_id)
+        except BrokerError as error:
+            _refuse([entry], _topic_error(error, version))
+            continue
+        stored, entries = found.setdefault(topic.name.full, ({}, []))
+        for one, answered in zip(asked.partitions, entry.partitions, strict=True):
+            if not 0 <= one.index < len(topic.partitions):
+                answered.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
+            elif len((one.metadata or "").encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+                answered.error = WireError.OFFSET_METADATA_TOO_LARGE
+            else:
+                stored[one.index] = Commit(one.offset, max(one.leader_epoch, -1), one.metadata or "")
+                entries.append(answered)
+    return found
+
+
+# OffsetFetch
+
+
+def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """OffsetFetch: of one group, or several; of topics named, or all."""
+    version = reply.request.version
+    response = schema.response(Api.OFFSET_FETCH)
+    if version >= MANY_GROUPS_SINCE:
+        made = response.Groups
+        groups = [_fetched(peer, version, made, group.group_id, group.topics) for group in request.groups]
+        return response(groups=groups)
+    try:
+        authorize_group(peer, Action.OFFSET_FETCH, ())
+        topics = list(_positions(peer, version, response, request.group_id, request.topics))
+    except BrokerError as error:
+        return response(error=group_error(error), topics=[])
+    return response(topics=topics)
+
+
+def _fetched(peer: Peer, version: int, made: Any, group: str, topics: list[Any] | None) -> Any:
+    try:
+        authorize_group(peer, Action.OFFSET_FETCH, ())
+        return made(group_id=group, topics=list(_positions(peer, version, made, group, topics)))
+    except BrokerError as error:
+        return made(group_id=group, topics=[], error=group_error(error))
+
+
+def _positions(peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None) -> Iterable[Any]:
+    """An entry for each topic named, or for each that the group has positions in."""
+    if asked is None:
+        yield from _all_positions(peer, version, made, group)
+        return
+    entry_of = made.Topics.Partitions
+    for one in asked:
+        names = {field: getattr(one, field) for field in _NAMES if hasattr(one, field)}
+        held: Mapping[int, Position] = {}
+        code = WireError.NONE
+        try:
+            topic = _topic(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
+            held = peer.broker.classic.positions(group, topic.name.full)
+        except BrokerError as error:
+            code = _topic_error(error, version)
+            if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
+                code = WireError.NONE  # nobody has a position in it
+        partitions = [_entry(entry_of, index, held.get(index), code) for index in one.indexes]
+        yield made.Topics(**names, partitions=partitions)
+
+
+def _all_positions(peer: Peer, version: int, made: Any, group: str) -> Iterable[Any]:
+    for name in peer.broker.classic.topics(group):
+        topic = peer.broker.find_topic(name)
+        if topic is None or not peer.permits(Action.OFFSET_FETCH, topic):
+            continue
+        held = peer.broker.classic.positions(group, name)
+        entries = [_entry(made.Topics.Partitions, index, held[index]) for index in sorted(held)]
+        if entries:
+            names = {"name": name, "topic_id": topic.id} if version >= MANY_GROUPS_SINCE else {"name": name}
+            yield made.Topics(**names, partitions=entries)
+
+
+def _entry(made: Any, index: int, position: Position | None, code: WireError = WireError.NONE) -> Any:
+    if position is None:
+        return made(index=index, offset=NO_OFFSET, metadata="", error=code)
+    return made(
+        index=index, offset=position.offset, leader_epoch=position.epoch, metadata=position.metadata, error=code
+    )
+
+
+# OffsetDelete
+
+
+def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """OffsetDelete: positions in topics that no member of the group reads."""
+    del reply
+    response = schema.response(Api.OFFSET_DELETE)
+    classic = peer.broker.classic
+    try:
+        authorize_group(peer, Action.GROUP_DELETE, ())
+        if classic.view(request.group_id) is None:
+            raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={request.group_id!r}")
+    except BrokerError as error:
+        return response(error=group_error(error), topics=[])
+    topics = []
+    for asked in request.topics:
+        entries = [response.Topics.Partitions(index=one.index) for one in asked.partitions]
+        topics.append(response.Topics(name=asked.name, partitions=entries))
+        try:
+            peer.authorize(Action.GROUP_DELETE, peer.broker.resource(asked.name))
+            peer.broker.topic(asked.name)
+        except BrokerError as error:
+            _refuse(topics[-1:], wire_error(error))
+            continue
+        if classic.has_readers(request.group_id, asked.name):
+            _refuse(topics[-1:], WireError.GROUP_SUBSCRIBED_TO_TOPIC)
+            continue
+        for entry in entries:
+            _delete(peer, request.group_id, asked.name, entry)
+    return response(topics=topics)
+
+
+def _delete(peer: Peer, group: str, topic: str, entry: Any) -> None:
+    held = peer.broker.classic.positions(group, topic)
+    if entry.index not in held:
+        return
+    try:
+        peer.broker.delete_positions(
+            PositionKind.GROUP, group, full_name=topic, partition_number=entry.index, by=peer.caller
+        )
+    except BrokerError as error:
+        entry.error = group_error(error)

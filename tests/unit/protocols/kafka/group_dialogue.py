@@ -1,0 +1,99 @@
+"""A conversation about groups without a connection: requests encoded, decoded, carried out, and their answers encoded and decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from polywire.broker.access import Principal, Where
+from polywire.broker.actions import Action
+from polywire.broker.owners import Caller, caller_of
+from polywire.protocols.kafka import group_lists, groups, positions, schema
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.codec import decode_request, encode_response
+from polywire.protocols.kafka.messages import Api, Request
+from polywire.testing.broker import MemoryBroker
+
+HANDLERS: dict[Api, Callable[..., Any]] = {
+    Api.JOIN_GROUP: groups.join_group,
+    Api.SYNC_GROUP: groups.sync_group,
+    Api.HEARTBEAT: groups.heartbeat,
+    Api.LEAVE_GROUP: groups.leave_group,
+    Api.OFFSET_COMMIT: positions.offset_commit,
+    Api.OFFSET_FETCH: positions.offset_fetch,
+    Api.OFFSET_DELETE: positions.offset_delete,
+    Api.LIST_GROUPS: group_lists.list_groups,
+    Api.DESCRIBE_GROUPS: group_lists.describe_groups,
+    Api.DELETE_GROUPS: group_lists.delete_groups,
+}
+
+
+@dataclass
+class Address:
+    """Where a peer is."""
+
+    peer: str = "127.0.0.1:5000"
+
+
+class Told:
+    """An answer, once it is known; ``body`` is what its bytes say."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cancel: Callable[[], None] | None = None
+        self.bodies: list[Any] = []
+
+    def ok(self, body: Any) -> None:
+        frame = b"".join(bytes(part) for part in encode_response(self.request, body))
+        _, decoded = decode_response(self.request.api, self.request.version, frame[4:])
+        self.bodies.append(decoded)
+
+    @property
+    def body(self) -> Any:
+        """The only answer."""
+        [body] = self.bodies
+        return body
+
+
+class Asker:
+    """A peer of one broker."""
+
+    def __init__(
+        self, memory: MemoryBroker, *, principal: Principal | None = None, client_id: str | None = "me"
+    ) -> None:
+        self.memory = memory
+        self.broker = memory.broker
+        self.output: Any = Address()
+        self.client_id = client_id
+        self._principal = principal
+
+    @property
+    def principal(self) -> Principal:
+        return self._principal or self.broker.access.nameless(None)
+
+    @property
+    def caller(self) -> Caller:
+        return caller_of(self._principal, self.output.peer)
+
+    def authorize(self, action: Action, where: Where = None) -> None:
+        self.broker.access.authorize(self.principal, action, where)
+
+    def permits(self, action: Action, where: Where = None) -> bool:
+        return self.broker.access.permits(self.principal, action, where)
+
+    def begin(self, api: Api, version: int, **fields: Any) -> Told:
+        """Ask, and leave the answer for later."""
+        self.broker = self.memory.broker
+        sent = encode_request(api, version, 7, schema.request(api)(**fields), client_id=self.client_id)
+        told = Told(decode_request(sent[4:]))
+        body = HANDLERS[api](self, told, told.request.body)
+        if body is not None:
+            told.ok(body)
+        return told
+
+    def ask(self, api: Api, version: int, **fields: Any) -> Any:
+        """Ask, and return the answer."""
+        told = self.begin(api, version, **fields)
+        self.memory.run()
+        return told.body

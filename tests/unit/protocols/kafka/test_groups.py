@@ -1,0 +1,224 @@
+"""Members of groups on the wire: every version of every request, and each error (spec: kafka#joingroup, kafka#syncgroup)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import BrokerSettings
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import SERVED, Api, WireError
+from polywire.protocols.kafka.subscription import topics_of
+from polywire.testing.broker import MemoryBroker
+from tests.unit.protocols.kafka.group_dialogue import Asker, Told
+
+JOIN, SYNC = Api.JOIN_GROUP, Api.SYNC_GROUP
+LAST = SERVED[JOIN].last
+
+
+def versions(api: Api) -> range:
+    return range(SERVED[api].answered_from, SERVED[api].last + 1)
+
+
+def subscription(*topics: str, version: int = 3) -> bytes:
+    """What a consumer writes."""
+    names = b"".join(struct.pack(">h", len(topic.encode())) + topic.encode() for topic in topics)
+    return struct.pack(">hi", version, len(topics)) + names + struct.pack(">i", -1)
+
+
+def begin_join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -> Told:
+    asked: dict[str, Any] = {
+        "group_id": "g",
+        "session_timeout_ms": 10_000,
+        "member_id": member,
+        "protocol_type": "consumer",
+        "protocols": [schema.request(JOIN).Protocols(name="range", metadata=subscription("t"))],
+    }
+    if version:
+        asked["rebalance_timeout_ms"] = 60_000
+    return peer.begin(JOIN, version, **(asked | fields))
+
+
+def join(peer: Asker, member: str = "", *, version: int = LAST, **fields: Any) -> Any:
+    told = begin_join(peer, member, version=version, **fields)
+    peer.memory.run()
+    return told.body
+
+
+def member_of(peer: Asker, **fields: Any) -> str:
+    """A member of a generation that has begun."""
+    given = join(peer, **fields)
+    assert given.error == WireError.MEMBER_ID_REQUIRED
+    joined = join(peer, given.member_id, **fields)
+    assert joined.error == WireError.NONE
+    return str(given.member_id)
+
+
+def sync(peer: Asker, member: str, generation: int, *, version: int = 5, **fields: Any) -> Any:
+    assignment = schema.request(SYNC).Assignments(member_id=member, assignment=b"mine")
+    if version >= 5:
+        fields = {"protocol_type": "consumer", "protocol_name": "range"} | fields
+    return peer.ask(
+        SYNC,
+        version,
+        group_id="g",
+        generation_id=generation,
+        member_id=member,
+        assignments=[assignment],
+        **fields,
+    )
+
+
+@pytest.fixture
+def peer() -> Asker:
+    memory = MemoryBroker()
+    memory.broker.ensure_topic("t")
+    return Asker(memory)
+
+
+@pytest.mark.parametrize("version", versions(JOIN))
+def test_one_member_in_every_version(peer: Asker, version: int) -> None:
+    first = join(peer, version=version)
+    if version >= 4:
+        assert (first.error, first.generation_id) == (WireError.MEMBER_ID_REQUIRED, -1)
+        assert first.protocol_name == ("" if version < 7 else None)
+        first = join(peer, first.member_id, version=version)
+    assert (first.error, first.generation_id, first.protocol_name) == (WireError.NONE, 1, "range")
+    assert first.leader == first.member_id
+    assert first.member_id.startswith("me-")
+    [member] = first.members
+    assert (member.member_id, bytes(member.metadata)) == (first.member_id, subscription("t"))
+    if version >= 7:
+        assert first.protocol_type == "consumer"
+
+
+@pytest.mark.parametrize("version", versions(SYNC))
+def test_the_leader_assigns_in_every_version(peer: Asker, version: int) -> None:
+    member = member_of(peer)
+    answer = sync(peer, member, 1, version=version)
+    assert (answer.error, bytes(answer.assignment)) == (WireError.NONE, b"mine")
+    if version >= 5:
+        assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+
+
+@pytest.mark.parametrize("version", versions(Api.HEARTBEAT))
+def test_heartbeats_in_every_version(peer: Asker, version: int) -> None:
+    member = member_of(peer)
+    asked = {"group_id": "g", "generation_id": 1, "member_id": member}
+    assert peer.ask(Api.HEARTBEAT, version, **asked).error == WireError.NONE
+    assert peer.ask(Api.HEARTBEAT, version, **asked | {"generation_id": 2}).error == WireError.ILLEGAL_GENERATION
+    assert peer.ask(Api.HEARTBEAT, version, **asked | {"member_id": "x"}).error == WireError.UNKNOWN_MEMBER_ID
+    assert peer.ask(Api.HEARTBEAT, version, **asked | {"group_id": "x"}).error == WireError.UNKNOWN_MEMBER_ID
+
+
+@pytest.mark.parametrize("version", versions(Api.LEAVE_GROUP))
+def test_leaving_in_every_version(peer: Asker, version: int) -> None:
+    member = member_of(peer)
+    if version < 3:
+        asked = {"group_id": "g", "member_id": member}
+        assert peer.ask(Api.LEAVE_GROUP, version, **asked).error == WireError.NONE
+        assert peer.ask(Api.LEAVE_GROUP, version, **asked).error == WireError.UNKNOWN_MEMBER_ID
+        return
+    named = schema.request(Api.LEAVE_GROUP).Members
+    leaving = [named(member_id=member), named(member_id="x"), named(member_id="", instance_id="y")]
+    answer = peer.ask(Api.LEAVE_GROUP, version, group_id="g", members=leaving)
+    assert answer.error == WireError.NONE
+    assert [one.error for one in answer.members] == [0, WireError.UNKNOWN_MEMBER_ID, WireError.UNKNOWN_MEMBER_ID]
+
+
+def test_two_members_share_a_generation(peer: Asker) -> None:
+    first = member_of(peer)
+    sync(peer, first, 1)
+    second = join(peer).member_id
+    waiting = begin_join(peer, second)
+    peer.memory.run()
+    assert waiting.bodies == []
+    beat = peer.ask(Api.HEARTBEAT, 4, group_id="g", generation_id=1, member_id=first)
+    assert beat.error == WireError.REBALANCE_IN_PROGRESS
+    again = join(peer, first)
+    assert (again.generation_id, waiting.body.generation_id) == (2, 2)
+    assert [member.member_id for member in again.members] == [first, second]
+    assert waiting.body.members == []
+    asked = peer.begin(SYNC, 5, group_id="g", generation_id=2, member_id=second)
+    assigned = [schema.request(SYNC).Assignments(member_id=second, assignment=b"x" * 200_000)]
+    sync(peer, first, 2, version=4)
+    del assigned
+    assert asked.body.error == WireError.NONE
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"group_id": ""}, WireError.INVALID_GROUP_ID),
+        ({"group_id": "g" * 256}, WireError.INVALID_GROUP_ID),
+        ({"session_timeout_ms": 5_999}, WireError.INVALID_SESSION_TIMEOUT),
+        ({"session_timeout_ms": 1_800_001}, WireError.INVALID_SESSION_TIMEOUT),
+        ({"member_id": "x"}, WireError.UNKNOWN_MEMBER_ID),
+        ({"protocols": []}, WireError.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocol_type": ""}, WireError.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_joins_that_are_refused(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
+    for version in versions(JOIN):
+        answer = join(peer, version=version, **fields)
+        assert (answer.error, answer.generation_id, answer.members) == (code, -1, [])
+
+
+def test_a_full_group_says_so() -> None:
+    peer = Asker(MemoryBroker(BrokerSettings(members_max=1)))
+    member_of(peer)
+    assert join(peer).error == WireError.GROUP_MAX_SIZE_REACHED
+
+
+def test_assignments_of_another_protocol_or_generation(peer: Asker) -> None:
+    member = member_of(peer)
+    assert sync(peer, member, 1, protocol_name="other").error == WireError.INCONSISTENT_GROUP_PROTOCOL
+    assert sync(peer, member, 2).error == WireError.ILLEGAL_GENERATION
+    assert sync(peer, "x", 1).error == WireError.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_is_back_under_another_id(peer: Asker) -> None:
+    first = join(peer, instance_id="i")
+    assert (first.error, first.generation_id) == (WireError.NONE, 1)
+    sync(peer, first.member_id, 1, instance_id="i")
+    again = join(peer, instance_id="i")
+    assert (again.error, again.generation_id, again.skip_assignment) == (WireError.NONE, 1, True)
+    assert again.member_id != first.member_id
+    beat = {"group_id": "g", "generation_id": 1, "instance_id": "i"}
+    assert peer.ask(Api.HEARTBEAT, 4, member_id=first.member_id, **beat).error == WireError.FENCED_INSTANCE_ID
+    assert peer.ask(Api.HEARTBEAT, 4, member_id=again.member_id, **beat).error == WireError.NONE
+
+
+def test_a_name_with_members_of_another_wire_is_refused(peer: Asker) -> None:
+    peer.broker.groups.join("g", "t", "m", wire="flux")
+    assert join(peer).error == WireError.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_silent_peers_are_forgotten(peer: Asker) -> None:
+    member = member_of(peer)
+    peer.memory.advance(11)
+    beat = peer.ask(Api.HEARTBEAT, 4, group_id="g", generation_id=1, member_id=member)
+    assert beat.error == WireError.UNKNOWN_MEMBER_ID
+
+
+def test_topics_of_a_subscription() -> None:
+    for version in range(4):
+        assert topics_of(subscription("a", "é", version=version)) == {"a", "é"}
+    whole = subscription("a", "bc")
+    for cut in range(len(whole) - 4):
+        assert topics_of(whole[:cut]) == frozenset()
+    for broken in (b"", b"\xff" * 6, b"\0\3\x7f\xff\xff\xff", b"\0\0\0\0\0\1\0\1\xff"):
+        assert topics_of(broken) == frozenset()
+
+
+def test_metadata_that_is_no_subscription_keeps_nobody_out(peer: Asker) -> None:
+    member_of(peer, protocols=[schema.request(JOIN).Protocols(name="range", metadata=b"\xff\xff\xff\xff\xff\xff")])
+
+
+def test_other_types_of_groups_work_the_same(peer: Asker) -> None:
+    protocols = [schema.request(JOIN).Protocols(name="default", metadata=b"worker")]
+    member = member_of(peer, protocol_type="connect", protocols=protocols)
+    answer = sync(peer, member, 1, protocol_type="connect", protocol_name="default")
+    assert bytes(answer.assignment) == b"mine"
