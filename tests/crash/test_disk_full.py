@@ -50,7 +50,7 @@ def test_deleting_works_on_a_full_disk_and_brings_space_back(tmp_path: Path, mon
     assert refused.code is ErrorCode.DISK_FULL
     found: list[Read | BrokerError] = []
     read = broker.fetch(topic.partitions[0], 0, bytes_max=1000, then=found.append)
-    loop.run_until(lambda: read is not None or found)
+    loop.run_until(lambda: isinstance(read, Read) or found)
     broker.commit_position("full", 0, PositionKind.GROUP, "g", 1)
     with pytest.raises(Busy):
         broker.create_topic(TopicName("default", "more"))

@@ -169,7 +169,7 @@ class Pins:
                     raise Corrupt(ErrorCode.CORRUPT, "stored records are damaged")
                 offset_end = min(self.fail_at, offset_end or self.fail_at)
             read = fetch(partition, offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
-            assert read is not None
+            assert isinstance(read, Read)
             self.taken += 1
             return Read(read.chunks, read.next_offset, read.readable_offset, self)
 

@@ -37,7 +37,7 @@ from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import wire_change
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Completion, Located, Log, Loop, Need, Read, Replay
+from polywire.log.base import Completion, Handle, Located, Log, Loop, Need, Read, Replay
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.partitioner import partitions_of
 from polywire.types import Buffer, KeyHash, Level, TopicName
@@ -264,7 +264,7 @@ class Broker(TopicVerbs, PositionVerbs):
         bytes_max: int,
         then: Completion[Read],
         offset_end: int | None = None,
-    ) -> Read | None:
+    ) -> Read | Handle:
         """Stored batches from the one holding ``offset`` on, as ``PartitionLog.read`` says.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
@@ -280,7 +280,7 @@ class Broker(TopicVerbs, PositionVerbs):
         *,
         then: Completion[Located],
         offset_end: int | None = None,
-    ) -> Located | None:
+    ) -> Located | Handle:
         """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
@@ -288,8 +288,8 @@ class Broker(TopicVerbs, PositionVerbs):
         check_alive(partition)
         return partition.log.locate(offset, then, offset_end=offset_end)
 
-    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call ``wake`` once when records from ``offset`` on can be read or the partition ended; returns what cancels.
+    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once when records from ``offset`` on can be read or the partition ended, unless the handle is cancelled.
 
         Raises Missing(PARTITION_MISSING).
         """

@@ -132,7 +132,7 @@ class Attempt:
     ready_at: float
     strikes: int
     run: Callable[[], None]
-    refuse: Callable[[], None]
+    refuse: Callable[[], object]
     turn: int = field(default=0)
     name_turn: int = field(default=0)
     order: int = field(default=0)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
@@ -21,7 +21,7 @@ from argon2.exceptions import Argon2Error, InvalidHashError
 from polywire.broker.login_queue import Attempt, Backoff, LoginQueue, Origin
 from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
-from polywire.log.base import Loop
+from polywire.log.base import Handle, Loop
 
 THREADS: Final = 1  # a second one would take the last core from those who are let in already
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)  # OWASP's least: some 40 ms
@@ -70,7 +70,7 @@ class Passwords:
         self._clock = clock
         self._threads: ThreadPoolExecutor | None = None
         self._running = False
-        self._timer: Any = None
+        self._timer: Handle | None = None
         self._backoff: Final = Backoff()
         self._queue: Final = LoginQueue(waiting_max)
         self._waiting_max = waiting_max

@@ -2,7 +2,8 @@
 
 What takes time is told of by a ``Completion``, in log, broker and wires alike: a callback of one argument, the result or the BrokerError it
 ended with. It is called on the loop, exactly once unless it is taken back, and never from inside the call that began. A verb that raises
-calls none.
+calls none. What may be at hand is returned at once, and then the completion is never called. What can be taken back is a ``Handle``: after
+``cancel`` nothing is called any more.
 
 Promises: the broker sees partitions, batches and opaque changes; everything added between two commits is one atomic group.
 Must not know: topics, groups, wires.
@@ -42,14 +43,21 @@ class Need(IntEnum):
     REMOVAL = 2
 
 
+class Handle(Protocol):
+    """What was begun and can be taken back: a wait, a read that was not at hand, a timer, work in slices or off the loop."""
+
+    def cancel(self) -> object:
+        """Call nothing any more, and let go of what was held for it. Changes nothing once it was called, or cancelled before."""
+
+
 class Loop(Protocol):
     """The three things needed of an event loop; asyncio's and uvloop's loops have them."""
 
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any: ...
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any: ...
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any: ...
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle: ...
 
 
 class Pin(Protocol):
@@ -136,33 +144,34 @@ class PartitionLog(Protocol):
 
     def read(
         self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
-    ) -> Read | None:
+    ) -> Read | Handle:
         """Batches from the one holding ``offset`` on, at least one if there is any, else at most ``bytes_max`` bytes, ending with the
         batch that reaches ``offset_end``.
 
-        Returns the read when its bytes are at hand; otherwise None, and ``then`` is called later on the loop.
+        Returns the read when its bytes are at hand; otherwise ``then`` is called later on the loop, unless the handle is cancelled.
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 
-    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | None:
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
         """Where the records from ``offset`` on lie, as far as they are sealed, can be read, and are below ``offset_end``. A blob may be
         deleted, when its records were trimmed, compacted or written elsewhere, at any time after the answer.
 
-        Returns the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
+        Returns the answer when it is at hand; otherwise ``then`` is called later on the loop, unless the handle is cancelled.
         Raises Missing(OFFSET_OUT_OF_RANGE) below first_offset or above next_offset.
         """
 
-    def offset_at(self, time_us: int, then: Completion[int]) -> int | None:
+    def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
         """First offset whose append time is at or after ``time_us``; next_offset when there is none.
 
-        This and the other two look-ups return the answer when it is at hand; otherwise None, and ``then`` is called later on the loop.
+        This and the other two look-ups return the answer when it is at hand; otherwise ``then`` is called later on the loop, unless the
+        handle is cancelled.
         """
 
-    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | None:
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
         """Offset of the record that starts at this Kafka 0.7 address; next_offset for next_address; NO_OFFSET inside a record, in a hole
         or below what is kept. covering: the record that the address lies in will do, or the one behind the hole it lies in."""
 
-    def address_of_offset(self, offset: int, then: Completion[int]) -> int | None:
+    def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
         """Kafka 0.7 address of the record at ``offset``, or of the next one when it was compacted away; next_address for next_offset.
         Raises Missing(OFFSET_OUT_OF_RANGE)."""
 
@@ -336,8 +345,8 @@ class Log(Protocol):
     def commit(self) -> None:
         """Write the write batch as one group now and call the ``done`` of everything that asked for ``written`` or less."""
 
-    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends. Returns a function that cancels."""
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends, unless the handle is cancelled."""
 
     def close(self) -> None:
         """Commit, sync and stop all threads; every pending ``done`` is called first."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from polywire.log.base import Loop
+from polywire.log.base import Handle, Loop
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -44,13 +44,13 @@ class FailStopLoop:
         self._loop = loop
         self._run = run
 
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any:
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
         return self._loop.call_soon(self._run, callback, args)
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any:
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
         return self._loop.call_soon_threadsafe(self._run, callback, args)
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Any:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
         return self._loop.call_later(delay, self._run, callback, args)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import Completion, Encoding, Loop, Need, PartitionLog, Ranges, Replay
+from polywire.log.base import Completion, Encoding, Handle, Loop, Need, PartitionLog, Ranges, Replay
 from polywire.log.callbacks import Call, FailStop, FailStopLoop, Notifications
 from polywire.log.disk import Disk
 from polywire.log.journal.flusher import Flusher
@@ -526,7 +526,7 @@ class FileLog:
 
     # Waiting
 
-    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
         assert isinstance(partition, FilePartition), "a partition of this log"
         return self._waits.add(partition, offset, wake)
 

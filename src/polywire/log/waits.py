@@ -6,14 +6,41 @@ Promises: whoever waits is woken once, from among the notifications, and not at 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-from polywire.log.base import Loop
+from polywire.log.base import Handle, Loop
 from polywire.log.callbacks import Notifications
 from polywire.log.partition.partition import FilePartition
 
-_DUE: Final = 2**63  # an offset that no partition reaches: whoever waits for it is being woken already
+
+class Wait:
+    """One who waits for the record at ``offset``. Guards: it is among its partition's wakes until it is woken or cancels."""
+
+    __slots__ = ("_partition", "_waits", "_wake", "is_due", "offset")
+
+    def __init__(self, waits: Waits, partition: FilePartition, offset: int, wake: Callable[[], None]) -> None:
+        self._waits: Final = waits
+        self._partition: Final = partition
+        self._wake: Final = wake
+        self.offset = offset
+        self.is_due = False
+
+    def leave(self) -> bool:
+        """Wait no longer; whether it did."""
+        if self not in self._partition.wakes:
+            return False
+        del self._partition.wakes[self]
+        self._waits.count -= 1
+        return True
+
+    def wake(self) -> None:
+        """Its turn among the notifications."""
+        if self.leave():
+            self._wake()
+
+    def cancel(self) -> None:
+        """Wake nobody."""
+        self.leave()
 
 
 class Waits:
@@ -27,14 +54,14 @@ class Waits:
         self._notifications = notifications
         self.count = 0
 
-    def add(self, partition: FilePartition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Wake once when the record at ``offset`` can be read or the partition has ended; returns what cancels."""
-        key = object()
-        partition.wakes[key] = (offset, wake)
+    def add(self, partition: FilePartition, offset: int, wake: Callable[[], None]) -> Handle:
+        """Wake once when the record at ``offset`` can be read or the partition has ended."""
+        wait = Wait(self, partition, offset, wake)
+        partition.wakes[wait] = None
         self.count += 1
         if partition.ended or partition.readable_offset > offset:
             self.wake_due_soon(partition)
-        return partial(self._cancel, partition, key)
+        return wait
 
     def wake_due_soon(self, partition: FilePartition) -> None:
         """Look in the loop's next pass who is to be woken."""
@@ -46,17 +73,7 @@ class Waits:
         if partition is None or not partition.wakes:
             return
         readable, ended = partition.readable_offset, partition.ended
-        for key, (offset, wake) in partition.wakes.items():
-            if readable > offset or (ended and offset != _DUE):
-                partition.wakes[key] = (_DUE, wake)
-                self._notifications.add(self._wake, partition, key)
-
-    def _wake(self, partition: FilePartition, key: object) -> None:
-        found = partition.wakes.pop(key, None)
-        if found is not None:
-            self.count -= 1
-            found[1]()
-
-    def _cancel(self, partition: FilePartition, key: object) -> None:
-        if partition.wakes.pop(key, None) is not None:
-            self.count -= 1
+        for wait in partition.wakes:
+            if not wait.is_due and (ended or readable > wait.offset):
+                wait.is_due = True
+                self._notifications.add(wait.wake)

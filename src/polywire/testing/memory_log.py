@@ -16,10 +16,10 @@ from typing import Final, assert_never
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
-from polywire.log.base import NO_OFFSET, Completion, Loop, Need, PartitionLog, Publication, Ranges, Replay
+from polywire.log.base import NO_OFFSET, Completion, Handle, Loop, Need, PartitionLog, Publication, Ranges, Replay
 from polywire.records import batch as batches
 from polywire.records.columns import BatchHeader, Column
-from polywire.testing.memory_partition import MemoryPartition
+from polywire.testing.memory_partition import MemoryPartition, Wait
 from polywire.types import Buffer, Level
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0002
@@ -368,16 +368,12 @@ class MemoryLog:
 
     # Waiting
 
-    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
         waited = self.partition(partition.incarnation)
-        key = object()
-        waited.wakes[key] = (offset, wake)
+        wait = Wait(waited, offset, wake)
+        waited.wakes[wait] = None
         self._loop.call_soon(self._wake_partition, waited)
-
-        def cancel() -> None:
-            waited.wakes.pop(key, None)
-
-        return cancel
+        return wait
 
     def _wake(self) -> None:
         for partition in self._partitions.values():
@@ -385,9 +381,10 @@ class MemoryLog:
                 self._loop.call_soon(self._wake_partition, partition)
 
     def _wake_partition(self, partition: MemoryPartition) -> None:
-        for key, (offset, wake) in list(partition.wakes.items()):
-            if (partition.ended or partition.readable_offset > offset) and partition.wakes.pop(key, None) is not None:
-                wake()
+        for wait in list(partition.wakes):
+            if (partition.ended or partition.readable_offset > wait.offset) and wait in partition.wakes:
+                del partition.wakes[wait]
+                wait.wake()
 
     # Life
 

@@ -24,6 +24,21 @@ class NoPin:
         """Nothing to release."""
 
 
+class Wait:
+    """Somebody who waits for the record at ``offset``. Implements ``Handle``."""
+
+    __slots__ = ("_partition", "offset", "wake")
+
+    def __init__(self, partition: MemoryPartition, offset: int, wake: Callable[[], None]) -> None:
+        self._partition = partition
+        self.offset = offset
+        self.wake = wake
+
+    def cancel(self) -> None:
+        """Wake nobody."""
+        self._partition.wakes.pop(self, None)
+
+
 class MemoryPartition:
     """Implements ``PartitionLog``.
 
@@ -56,7 +71,7 @@ class MemoryPartition:
         self.last_append_time_us = 0
         self.headers: list[BatchHeader] = []
         self.bodies: list[bytes] = []
-        self.wakes: dict[object, tuple[int, Callable[[], None]]] = {}
+        self.wakes: dict[Wait, None] = {}
         self.ended = False
         self._current_epoch = epoch
         self._hides_unsynced = hides_unsynced
@@ -95,7 +110,7 @@ class MemoryPartition:
         bytes_max: int,
         then: Completion[Read],
         offset_end: int | None = None,
-    ) -> Read | None:
+    ) -> Read:
         """Batches from the one holding ``offset`` on; always at hand, so ``then`` is never called."""
         self._check_range(offset)
         chunks: list[memoryview] = []

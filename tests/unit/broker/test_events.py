@@ -8,6 +8,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
+from polywire.log.base import Read
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
 from polywire.testing.broker import MemoryBroker
@@ -71,7 +72,7 @@ def test_plain_records_of_the_same_turn_do_not_move_an_event() -> None:
     assert told == [0, 2, 3]
     assert places(memory, b"a") == (1, [offset])
     (read,) = [memory.broker.fetch(partition, offset, bytes_max=1, then=lambda _: None)]
-    assert read is not None
+    assert isinstance(read, Read)
     assert read.next_offset == offset + 1
     read.pin.release()
 

@@ -11,6 +11,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
+from polywire.log.base import Read
 from polywire.records import batch as batches
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
@@ -42,7 +43,7 @@ def refused(memory: MemoryBroker, batch: bytearray) -> ErrorCode:
 def test_records_get_consecutive_offsets_and_are_read_back(memory: MemoryBroker) -> None:
     assert [produced(memory, batch_of(b"a", b"b")), produced(memory, batch_of(b"c"))] == [0, 2]
     read = memory.broker.fetch(partition_of(memory), 1, bytes_max=10_000, then=lambda _: None)
-    assert read is not None
+    assert isinstance(read, Read)
     assert [batches.read_header(chunk).base_offset for chunk in read.chunks] == [0, 2]
     assert (read.next_offset, read.readable_offset) == (3, 3)
 
@@ -279,7 +280,7 @@ def test_batches_told_twice_in_recovery_change_nothing(memory: MemoryBroker) -> 
     recovered = State(memory.settings)
     recovered.restore(state)
     read = memory.broker.fetch(partition_of(memory), 0, bytes_max=10_000, then=lambda _: None)
-    assert read is not None
+    assert isinstance(read, Read)
     headers = [batches.read_header(chunk) for chunk in read.chunks]
     for header in (replace(headers[0], partition=ended.incarnation), *headers):
         recovered.replayed(header, b"p")

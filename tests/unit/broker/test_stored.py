@@ -11,7 +11,8 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import SystemClock
-from polywire.errors import Invalid
+from polywire.errors import BrokerError, Invalid
+from polywire.log.base import Read
 from polywire.log.log import FileLog
 from polywire.log.segments import compaction
 from polywire.records.batch import read_header
@@ -53,13 +54,15 @@ class Stored:
 
     def flags(self, partition: Partition) -> set[int]:
         """Flags of the first batch that is stored."""
-        answers: list[object] = []
+        answers: list[Read | BrokerError] = []
         read = partition.log.read(0, bytes_max=1, then=answers.append)
-        if read is None:
+        if not isinstance(read, Read):
             self.loop.run_until(lambda: answers)
-            read = answers[0]  # type: ignore[assignment]
-        assert len(records_of(read)) > 0  # type: ignore[arg-type]
-        return {read_header(read.chunks[0]).flags}  # type: ignore[union-attr]
+            (answer,) = answers
+            assert isinstance(answer, Read), answer
+            read = answer
+        assert len(records_of(read)) > 0
+        return {read_header(read.chunks[0]).flags}
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,8 @@ def test_readers_of_a_deleted_topic_wake(memory: MemoryBroker) -> None:
     topic = memory.broker.create_topic(ORDERS, 1)
     memory.run()
     memory.broker.wait(topic.partitions[0], 0, lambda: woken.append(1))
-    cancel = memory.broker.wait(topic.partitions[0], 0, lambda: woken.append(2))
-    cancel()
+    wait = memory.broker.wait(topic.partitions[0], 0, lambda: woken.append(2))
+    wait.cancel()
     memory.run()
     assert woken == []
     memory.broker.delete_topic(topic)

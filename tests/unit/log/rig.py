@@ -17,16 +17,19 @@ from typing import Any, TypeVar
 
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError
+from polywire.log import base
 from polywire.log.base import Completion, Encoding, Read
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.partition.partition import FilePartition
+from polywire.log.pending import Pending
 from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker, ThreadWorker
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchHeader, Record
 from polywire.records.compression import expand_body
 from polywire.records.rows import from_records, to_records
+from polywire.testing.loop import Handle
 from polywire.types import Level
 
 _T = TypeVar("_T")
@@ -45,32 +48,39 @@ class RigLoop:
     """A ``Loop`` whose callbacks run inside ``run_until``. Timers keep real time, as threads do."""
 
     def __init__(self) -> None:
-        self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._threads: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = SimpleQueue()
-        self._timers: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._soon: deque[Handle] = deque()
+        self._threads: SimpleQueue[Handle] = SimpleQueue()
+        self._timers: list[tuple[float, int, Handle]] = []
         self._order = count()
 
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self._soon.append((callback, args))
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle:
+        handle = Handle(callback, args)
+        self._soon.append(handle)
+        return handle
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
-        self._threads.put((callback, args))
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
+        handle = Handle(callback, args)
+        self._threads.put(handle)
+        return handle
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), callback, args))
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
+        handle = Handle(callback, args)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), handle))
+        return handle
 
     def run_pass(self, wait: float = 0.0) -> None:
         """What is ready now; waits for a thread or a timer when nothing is."""
         while self._timers and self._timers[0][0] <= time.monotonic():
-            self.call_soon(*_flat(heapq.heappop(self._timers)[2:]))
+            self._soon.append(heapq.heappop(self._timers)[2])
         try:
             item = self._threads.get(timeout=wait) if wait and not self._soon else self._threads.get_nowait()
             self._soon.append(item)
         except Empty:
             pass
         for _ in range(len(self._soon)):
-            callback, args = self._soon.popleft()
-            callback(*args)
+            handle = self._soon.popleft()
+            if not handle.cancelled:
+                handle.callback(*handle.args)
 
     def run_until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
         """Pass after pass until it is so."""
@@ -78,10 +88,6 @@ class RigLoop:
         while not reached():
             assert time.monotonic() < end, "the loop waited in vain"
             self.run_pass(0.002)
-
-
-def _flat(item: tuple[Callable[..., object], tuple[Any, ...]]) -> tuple[Any, ...]:
-    return (item[0], *item[1])
 
 
 class Memory:
@@ -172,17 +178,17 @@ class Rig:
             if not found.chunks:
                 return values
 
-    def look_up(self, question: Callable[[int, Callable[[int | BrokerError], None]], int | None], argument: int) -> int:
+    def look_up(self, question: Callable[[int, Completion[int]], int | base.Handle], argument: int) -> int:
         """The answer of a look-up, at once or later."""
         return self.answered(lambda then: question(argument, then))
 
-    def answered(self, ask: Callable[[Callable[[_T | BrokerError], None]], _T | None]) -> _T:
+    def answered(self, ask: Callable[[Completion[_T]], _T | base.Handle]) -> _T:
         """What a question is answered with, at once or later."""
         answers: list[_T | BrokerError] = []
         found = ask(answers.append)
-        if found is not None:
+        if not isinstance(found, Pending):
             assert not answers, "an answer comes once"
-            return found
+            return found  # type: ignore[return-value]
         self.loop.run_until(lambda: answers)
         (answer,) = answers
         if isinstance(answer, BrokerError):

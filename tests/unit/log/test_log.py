@@ -14,6 +14,7 @@ from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Read
 from polywire.log.partition.partition import FilePartition
+from polywire.log.pending import Pending
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.clock import SimulatedClock
@@ -391,13 +392,15 @@ def test_a_cold_read_is_answered_later(tmp_path: Path, monkeypatch: pytest.Monke
     rig.settle()
     monkeypatch.setattr("polywire.store.file.FileBlob.read_now", lambda *_: False)
     answers: list[Read | BrokerError] = []
-    assert partition.read(0, bytes_max=5000, then=answers.append) is None
+    assert isinstance(partition.read(0, bytes_max=5000, then=answers.append), Pending)
     assert not answers
     rig.loop.run_until(lambda: answers)
     assert isinstance(answers[0], Read)
     assert records_of(answers[0])[0].offset == 0
     rig.log._state.reader.forget(partition)
-    assert partition.read(0, bytes_max=6000, then=answers.append) is None, "what was read before is not kept"
+    assert isinstance(partition.read(0, bytes_max=6000, then=answers.append), Pending), (
+        "what was read before is not kept"
+    )
     rig.log.drop_partition(1)
     rig.log.commit()
     rig.loop.run_until(lambda: len(answers) == 2)
@@ -414,7 +417,7 @@ def test_waits_wake_once(tmp_path: Path) -> None:
     woken: list[str] = []
     rig.log.wait(partition, 0, lambda: woken.append("first"))
     rig.log.wait(partition, 1, lambda: woken.append("second"))
-    rig.log.wait(partition, 0, lambda: woken.append("cancelled"))()
+    rig.log.wait(partition, 0, lambda: woken.append("cancelled")).cancel()
     rig.append(partition, [b"a"])
     rig.log.commit()
     assert woken == ["first"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, cast
 
 from polywire.errors import BrokerError
-from polywire.log.base import NO_OFFSET, Completion, Located, SealedRange
+from polywire.log.base import NO_OFFSET, Completion, Handle, Located, SealedRange
 from polywire.log.partition.partition import FilePartition
+from polywire.log.pending import Pending, pending
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import address_of, offset_of, read_header, record_at_address, record_at_offset
 from polywire.records.compression import expand_body
@@ -59,22 +60,24 @@ class Queries(Protocol):
         """Ask the batch of a tail entry."""
 
 
-def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | None:
+def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
     """See ``PartitionLog.offset_at``."""
+    asker: Pending[int]
     number = partition.runs.find_time(time_us)
     if number > 0:  # the run before may hold later records as well
         location = partition.runs.entry(number - 1)[3]
         run = reader.segment(location).run_now(partition.incarnation)
         if run is None:  # its footer is not at hand
-            again = _asked_again(partition.offset_at, time_us, then)
-            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, then), again)
-            return None
+            asker = pending(then)
+            again = _asked_again(partition.offset_at, time_us, asker)
+            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, asker), again)
+            return asker
         if time_us <= run.last_time_us:
+            asker = pending(then)
             job = partial(_by_time, partition.incarnation, time_us)
-            reader.query(
-                (location,), job, _not_below(partition, then), _asked_again(partition.offset_at, time_us, then)
-            )
-            return None
+            again = _asked_again(partition.offset_at, time_us, asker)
+            reader.query((location,), job, _not_below(partition, asker), again)
+            return asker
     if number < len(partition.runs):
         return max(partition.runs.entry(number)[0], partition.first_offset)
     number = partition.tail.find_time(time_us)
@@ -84,36 +87,39 @@ def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Com
 
 def offset_of_address(
     partition: FilePartition, reader: Queries, address: int, then: Completion[int], *, covering: bool
-) -> int | None:
+) -> int | Handle:
     """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
-    completed = _kept(partition, then)
-    again = _asked_again(partial(partition.offset_of_address, covering=covering), address, then)
+    asker: Pending[int] = pending(then)
+    completed = _kept(partition, asker)
+    again = _asked_again(partial(partition.offset_of_address, covering=covering), address, asker)
     number = partition.tail.find_address(address)
     if number >= 0:
         found = reader.query_tail(partition, number, partial(_offset_in, address, covering), completed, again)
-        return found if found is None or found >= partition.first_offset else NO_OFFSET
+        return asker if found is None else found if found >= partition.first_offset else NO_OFFSET
     number = partition.runs.find_address(address)
     if number < 0:
         return NO_OFFSET
     job = partial(_by_address, partition.incarnation, address, covering)
     reader.query((partition.runs.entry(number)[3],), job, completed, again)
-    return None
+    return asker
 
 
-def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Completion[int]) -> int | None:
+def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Completion[int]) -> int | Handle:
     """See ``PartitionLog.address_of_offset``."""
     partition.check_range(offset)
     if offset == partition.next_offset:
         return partition.next_address
-    again = _asked_again(partition.address_of_offset, offset, then)
+    asker: Pending[int] = pending(then)
+    again = _asked_again(partition.address_of_offset, offset, asker)
     number = partition.tail.find_offset(offset)
     if number >= 0:
-        return reader.query_tail(partition, number, partial(_address_in, offset), then, again)
+        found = reader.query_tail(partition, number, partial(_address_in, offset), asker, again)
+        return asker if found is None else found
     location = partition.runs.entry(partition.runs.find_offset(offset))[3]
-    reader.query((location,), partial(_by_offset, partition.incarnation, offset), then, again)
-    return None
+    reader.query((location,), partial(_by_offset, partition.incarnation, offset), asker, again)
+    return asker
 
 
 def locate(
@@ -123,7 +129,7 @@ def locate(
     then: Completion[Located],
     *,
     offset_end: int | None,
-) -> Located | None:
+) -> Located | Handle:
     """See ``PartitionLog.locate``."""
     partition.check_range(offset)
     end = min(partition.readable_offset, partition.tail_offset)
@@ -144,11 +150,12 @@ def locate(
     ]
     if all(warm):
         return located([span for span in warm if span is not None])
-    again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, then)
+    asker: Pending[Located] = pending(then)
+    again = _asked_again(partial(partition.locate, offset_end=offset_end), offset, asker)
     reader.query(
-        locations, partial(_spans, partition.incarnation, bounds), partial(_complete_located, located, then), again
+        locations, partial(_spans, partition.incarnation, bounds), partial(_complete_located, located, asker), again
     )
-    return None
+    return asker
 
 
 # In the reader's thread
@@ -240,18 +247,18 @@ def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
 
 
 def _asked_again(
-    question: Callable[[int, Completion[_T]], _T | None],
-    argument: int,
-    then: Completion[_T],
+    question: Callable[[int, Completion[_T]], _T | Handle], argument: int, asker: Pending[_T]
 ) -> Callable[[], None]:
     """Ask once more, because a segment was replaced before it was read."""
 
     def ask() -> None:
+        if asker.is_over:
+            return
         try:
-            found: _T | BrokerError | None = question(argument, then)
+            found: _T | Handle | BrokerError = question(argument, asker)
         except BrokerError as refused:
             found = refused
-        if found is not None:
-            then(found)
+        if found is not asker:  # which waits for something else by now
+            asker(cast(_T | BrokerError, found))
 
     return ask

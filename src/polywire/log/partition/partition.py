@@ -9,12 +9,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from struct import Struct
 from typing import Final, Protocol
 
 from polywire.errors import ErrorCode, Missing
-from polywire.log.base import Completion, Located, Read
+from polywire.log.base import Completion, Handle, Located, Read
 from polywire.log.partition.run_index import RunIndex
 from polywire.log.partition.tail_index import TailIndex
 from polywire.log.segments.format import SegmentRun
@@ -29,6 +28,16 @@ _ALL: Final = 2**62
 
 Append = tuple[Buffer, Level, Completion[int] | None]
 """A batch that was added, the level it is to reach, and who is told then."""
+
+
+class Wait(Protocol):
+    """Somebody who waits for the record at ``offset``; ``is_due`` once it is to be woken."""
+
+    offset: int
+    is_due: bool
+
+    def wake(self) -> None:
+        """Its turn has come."""
 
 
 class PartitionReader(Protocol):
@@ -51,7 +60,7 @@ class PartitionReader(Protocol):
         bytes_max: int,
         then: Completion[Read],
         offset_end: int | None,
-    ) -> Read | None:
+    ) -> Read | Handle:
         """Batches from an offset on, which was checked."""
 
     def locate(
@@ -61,18 +70,18 @@ class PartitionReader(Protocol):
         then: Completion[Located],
         *,
         offset_end: int | None,
-    ) -> Located | None:
+    ) -> Located | Handle:
         """Where sealed records lie."""
 
-    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | None:
+    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | Handle:
         """First offset appended at a time or after it."""
 
     def offset_of_address(
         self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
-    ) -> int | None:
+    ) -> int | Handle:
         """Offset of the record at a Kafka 0.7 address."""
 
-    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | None:
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle:
         """Kafka 0.7 address of the record at an offset."""
 
 
@@ -135,7 +144,8 @@ class FilePartition:
         """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
         """Batches of the open write batch, in a step that is still open."""
-        self.wakes: Final[dict[object, tuple[int, Callable[[], None]]]] = {}
+        self.wakes: Final[dict[Wait, None]] = {}
+        """Who waits for records of it, in the order they came."""
         self.opened = False
         self.ended = False
 
@@ -161,7 +171,7 @@ class FilePartition:
         bytes_max: int,
         then: Completion[Read],
         offset_end: int | None = None,
-    ) -> Read | None:
+    ) -> Read | Handle:
         self.check_range(offset)
         return self._reader.read(self, offset, bytes_max, then, offset_end)
 
@@ -173,16 +183,16 @@ class FilePartition:
                 f"offset out of range offset={offset} first={self.first_offset} next={self.next_offset}",
             )
 
-    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | None:
+    def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
         return self._reader.locate(self, offset, then, offset_end=offset_end)
 
-    def offset_at(self, time_us: int, then: Completion[int]) -> int | None:
+    def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
         return self._reader.offset_at(self, time_us, then)
 
-    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | None:
+    def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
         return self._reader.offset_of_address(self, address, then, covering=covering)
 
-    def address_of_offset(self, offset: int, then: Completion[int]) -> int | None:
+    def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
         return self._reader.address_of_offset(self, offset, then)
 
     # Epochs

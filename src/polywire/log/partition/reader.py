@@ -11,12 +11,13 @@ from functools import partial
 from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Completion, Located, Read
+from polywire.log.base import Completion, Handle, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
 from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.pending import Pending, pending
 from polywire.log.segments.damage import BEGINNING, Damage, PiecePosition, read_pieces
 from polywire.log.segments.format import SegmentRun
 from polywire.log.segments.search import NO_END
@@ -245,18 +246,18 @@ class Reader:
         then: Completion[Located],
         *,
         offset_end: int | None,
-    ) -> Located | None:
+    ) -> Located | Handle:
         return lookup.locate(partition, self, offset, then, offset_end=offset_end)
 
-    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | None:
+    def offset_at(self, partition: FilePartition, time_us: int, then: Completion[int]) -> int | Handle:
         return lookup.offset_at(partition, self, time_us, then)
 
     def offset_of_address(
         self, partition: FilePartition, address: int, then: Completion[int], *, covering: bool
-    ) -> int | None:
+    ) -> int | Handle:
         return lookup.offset_of_address(partition, self, address, then, covering=covering)
 
-    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | None:
+    def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle:
         return lookup.address_of_offset(partition, self, offset, then)
 
     def _answered(
@@ -277,7 +278,7 @@ class Reader:
 
     def read(
         self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
-    ) -> Read | None:
+    ) -> Read | Handle:
         """What ``PartitionLog.read`` says; the offset was checked."""
         readable = partition.readable_offset
         end = readable if offset_end is None or offset_end > readable else offset_end
@@ -287,8 +288,9 @@ class Reader:
         if stop > start:
             stop_warm = self._warm_stop(partition, start, stop)
             if stop_warm == start:
-                self._warm_up(partition, start, partial(self._asked_again, partition, offset, bytes_max, end, then))
-                return None
+                asker: Pending[Read] = pending(then)
+                self._warm_up(partition, start, partial(self._asked_again, partition, offset, bytes_max, end, asker))
+                return asker
             if stop_warm < stop:
                 stop, size = stop_warm, sum(partition.tail.entry(number)[2] for number in range(start, stop_warm))
             chunks, slots = self._tail_chunks(partition, start, stop, size)
@@ -326,20 +328,22 @@ class Reader:
         offset: int,
         bytes_max: int,
         end: int,
-        then: Completion[Read],
+        asker: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
         """What a read waited for has come; records that were trimmed meanwhile are asked for no more."""
+        if asker.is_over:
+            return
         try:
             if fetched is not None:
                 raise fetched
             partition.check_range(offset)
-            found = self.read(partition, offset, bytes_max, then, end)
+            found = self.read(partition, offset, bytes_max, asker, end)
         except BrokerError as refused:
-            then(refused)
+            asker(refused)
             return
-        if found is not None:
-            then(found)
+        if isinstance(found, Read):
+            asker(found)
 
     def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
         pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
@@ -367,12 +371,12 @@ class Reader:
 
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
-    ) -> Read | None:
+    ) -> Read | Handle:
         """A read that begins in a segment; it goes on into later ones and the tail."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
-    def _collect(self, sealed: SealedRead, window: Window | None) -> Read | None:
-        """Take what is at hand, first of ``window``, until the read has its bytes; None while a disk is waited for. Raises Corrupt."""
+    def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
+        """Take what is at hand, first of ``window``, until the read has its bytes or waits for a disk. Raises Corrupt."""
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
         last = min(sealed.end, tail_offset)
@@ -382,8 +386,7 @@ class Reader:
             if window is None:
                 window = self._cold.find(partition.incarnation, sealed.at) or self._glance(sealed)
             if window is None:
-                self._fetch(sealed)
-                return None
+                return self._fetch(sealed)
             before = sealed.at
             position = sealed.take(window, position)
             if sealed.at == before or sealed.at < window.end or sealed.bytes_left <= 0:
@@ -407,12 +410,15 @@ class Reader:
         more = self._goes_on(sealed)
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
-    def _fetch(self, sealed: SealedRead) -> None:
+    def _fetch(self, sealed: SealedRead) -> Pending[Read]:
         """Have the disk asked for what the read lacks, and for a whole window when it is one of many that follow each other."""
+        asker: Pending[Read] = pending(sealed.then)
+        sealed.then = asker
         segments = self._segments_from(sealed.partition, sealed.at)
         key = (sealed.partition.incarnation, sealed.at)
         bytes_left, end = (WINDOW_BYTES, NO_END) if self._goes_on(sealed) else (sealed.bytes_left, sealed.end)
-        self._cold.ask(key, segments, partial(self._thawed, sealed, segments), bytes_left, end)
+        self._cold.ask(key, segments, partial(self._thawed, sealed, asker, segments), bytes_left, end)
+        return asker
 
     def _goes_on(self, sealed: SealedRead) -> bool:
         return self._cold.goes_on(sealed.partition.incarnation, sealed.offset)
@@ -446,23 +452,27 @@ class Reader:
                 return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
-    def _thawed(self, sealed: SealedRead, asked: list[Segment], window: Window | BrokerError | None) -> None:
+    def _thawed(
+        self, sealed: SealedRead, asker: Pending[Read], asked: list[Segment], window: Window | BrokerError | None
+    ) -> None:
         """The bytes are at hand, or one of the segments was replaced; one that was not, and is missing, is Corrupt."""
         partition = sealed.partition
         if not isinstance(window, Window):
             listed = [other.segment for other in self._segments.by_location.values()] if window is None else []
             if window is None and all(segment in listed for segment in asked):
                 window = blob_corrupt(asked[0].name, "a blob of these is missing")
-            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, sealed.then, window)
+            self._asked_again(partition, sealed.offset, sealed.bytes_max, sealed.end, asker, window)
+            return
+        if asker.is_over:
             return
         try:
             partition.check_range(sealed.offset)
             found = self._collect(sealed, window)
         except BrokerError as refused:
-            sealed.then(refused)
+            asker(refused)
             return
-        if found is not None:
-            sealed.then(found)
+        if isinstance(found, Read):
+            asker(found)
 
 
 class SealedRead:
@@ -475,7 +485,7 @@ class SealedRead:
         self.offset: Final = offset
         self.bytes_max: Final = bytes_max
         self.end: Final = end
-        self.then: Final = then
+        self.then = then
         self.chunks: Final[list[memoryview]] = []
         self.at = offset
         self.bytes_left = bytes_max

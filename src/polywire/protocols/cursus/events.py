@@ -247,7 +247,7 @@ class StreamRead:
             except BrokerError as error:
                 self._fail(error.message)
                 return False
-            if read is None or not self._take(read):
+            if not isinstance(read, Read) or not self._take(read):
                 return False
         self._finish()
         return False

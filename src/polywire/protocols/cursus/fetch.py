@@ -6,15 +6,15 @@ Promises: a given offset is where reading begins; nothing of a read is used afte
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Corrupt
-from polywire.log.base import Read
+from polywire.log.base import Handle, Read
 from polywire.matching import matches
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.legacy_fetch import consume_values
@@ -156,8 +156,8 @@ class ConsumeReply:
         self._answer: Answer = session.later(request.dialect, blocking=not wait_ms)
         self._open: deque[ReadCursor] = deque()
         self._reply_batch: ReplyBatch | None = None
-        self._waits: list[Callable[[], None]] = []
-        self._timer: Any = None
+        self._waits: list[Handle] = []
+        self._timer: Handle | None = None
 
     def choose(self, cursors: Iterator[ReadCursor | Refused | None]) -> None:
         """Find out what is to be read, a little at a time."""
@@ -202,8 +202,8 @@ class ConsumeReply:
 
     def _stop(self) -> None:
         """Wait no longer."""
-        for cancel in self._waits:
-            cancel()
+        for wait in self._waits:
+            wait.cancel()
         self._waits = []
         if self._timer is not None:
             self._timer.cancel()
@@ -238,7 +238,7 @@ class ConsumeReply:
                 read = broker.fetch(
                     cursor.partition, cursor.offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=stop
                 )
-                if read is None:
+                if not isinstance(read, Read):
                     return False
                 self._take(read, cursor, stop)
             except BrokerError as error:

@@ -88,7 +88,7 @@ class ValueRead:
             self._lookups += 1
             address = self._start + HEAD_BYTES * self._offset
             found = self._partition.log.offset_of_address(address, self._found, covering=True)
-            if found is None:
+            if not isinstance(found, int):
                 return
             if not self._is_nearer(found):
                 return
@@ -114,7 +114,7 @@ class ValueRead:
         except BrokerError as error:
             self._fail(error)
             return False
-        if address is not None:
+        if isinstance(address, int):
             self._reached(address)
         return False
 
@@ -142,7 +142,7 @@ class ValueRead:
                 read = broker.fetch(
                     self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=end
                 )
-                if read is None:
+                if not isinstance(read, Read):
                     return
                 if not self._take(read, end):
                     break
@@ -197,7 +197,7 @@ class ValueRead:
             address = self._partition.log.address_of_offset(self._offset, self._remembered)
         except BrokerError:
             return  # what is there was removed meanwhile
-        if address is not None:
+        if isinstance(address, int):
             self._remembered(address)
 
     def _remembered(self, address: int | BrokerError) -> None:

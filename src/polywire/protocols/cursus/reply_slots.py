@@ -75,7 +75,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(_packed(packing, bodies))
         else:
             self._work = self.session.off_loop.put(partial(_packed, packing, bodies), self._ready, _nothing)
-            self.cancel = self._work.leave
+            self.cancel = self._work.cancel
 
     def _ready(self, frames: Any) -> None:
         """The bodies were compressed."""

@@ -6,13 +6,12 @@ Must not know: sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Read
+from polywire.log.base import Handle, Read
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.errors import encode_error, refused
 from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame, topic_word
@@ -47,7 +46,6 @@ class Stream:
 
     __slots__ = (
         "_begin",
-        "_cancel",
         "_dialect",
         "_dropped",
         "_keepalive",
@@ -59,6 +57,7 @@ class Stream:
         "_records_max",
         "_session",
         "_topic",
+        "_waits_for",
     )
 
     def __init__(self, session: CursusSession, request: Request, partition: Partition, offset: int) -> None:
@@ -66,7 +65,7 @@ class Stream:
         self._session = session
         self._partition = partition
         self._offset = offset
-        self._cancel: Callable[[], None] | None = None
+        self._waits_for: Handle | None = None
         self._dropped = False
         self._pumping = False
         self._topic = topic = partition.topic.name.full
@@ -109,9 +108,9 @@ class Stream:
         if self._dropped:
             return
         self._dropped = True
-        if self._cancel is not None:
-            self._cancel()
-            self._cancel = None
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+            self._waits_for = None
         state = self._session.state
         state.stream_count -= 1
         if self._keepalive is not None:
@@ -133,7 +132,7 @@ class Stream:
         self._pumping = False
         output = self._session.output
         for _ in range(FRAMES_PER_PASS):
-            if self._dropped or self._cancel is not None or output.backlog >= output.backlog_max:
+            if self._dropped or self._waits_for is not None or output.backlog >= output.backlog_max:
                 return
             try:
                 if not self._step():
@@ -156,29 +155,24 @@ class Stream:
             raise Missing(ErrorCode.PARTITION_MISSING, "the partition was deleted")
         end = log.readable_offset
         if self._offset >= end:  # everything was pushed for now
-            self._cancel = broker.wait(self._partition, self._offset, self._woken)
+            self._waits_for = broker.wait(self._partition, self._offset, self._woken)
             return False
         if self._offset < log.first_offset:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, "what comes next was removed")
-        self._cancel = _nothing  # a read is under way
         read = broker.fetch(
             self._partition, self._offset, bytes_max=READ_BYTES_MAX, then=self._read_later, offset_end=end
         )
-        if read is None:
+        if not isinstance(read, Read):
+            self._waits_for = read
             return False
-        self._cancel = None
         self._send(read)
         return True
 
     def _read_later(self, read: Read | BrokerError) -> None:
         """The bytes had to be fetched."""
-        self._cancel = None
+        self._waits_for = None
         if isinstance(read, BrokerError):
-            if not self._dropped:
-                self._failed(read)
-            return
-        if self._dropped:
-            read.pin.release()
+            self._failed(read)
             return
         try:
             self._send(read)
@@ -202,7 +196,7 @@ class Stream:
             self._session.output.write_many(parts, released)
 
     def _woken(self) -> None:
-        self._cancel = None
+        self._waits_for = None
         self._schedule()
 
     def _failed(self, error: BrokerError) -> None:

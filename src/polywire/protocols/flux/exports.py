@@ -21,7 +21,7 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView
 from polywire.errors import BrokerError
-from polywire.log.base import Completion
+from polywire.log.base import Completion, Handle
 from polywire.protocols.flux.context import WIRE
 from polywire.store.base import Store
 from polywire.types import PositionKind
@@ -83,7 +83,7 @@ class Exports:
         self._paused_until = 0.0
         self._anew = True
         self._has_failed = False
-        self._timer: Any = None
+        self._timer: Handle | None = None
 
     def start(self) -> None:
         """Begin with all groups there are; files of an earlier start that nothing is to be said in go."""
@@ -93,7 +93,8 @@ class Exports:
 
     def stop(self) -> None:
         """Write what is behind, and end."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._worker.stop()
         self._take()
         self._begin()

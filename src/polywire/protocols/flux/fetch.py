@@ -157,7 +157,7 @@ class Reply:
                 read = session.broker.fetch(
                     self._partition, self._next, bytes_max=limit, then=self._fetched, offset_end=self._end
                 )
-                if read is None:
+                if not isinstance(read, Read):
                     return False
                 if not self._take(read):
                     self._finish()

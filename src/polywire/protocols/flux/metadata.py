@@ -18,7 +18,7 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
-from polywire.log.base import Completion
+from polywire.log.base import Completion, Handle
 from polywire.protocols.flux.context import WIRE, FluxSettings
 from polywire.protocols.flux.messages import Role, bad
 from polywire.types import Level
@@ -48,6 +48,22 @@ class _PartitionStored(msgspec.Struct, frozen=True):
     follower: bool
 
 
+class _Waiter:
+    """Somebody who waits until a record is replicated. Implements ``Handle``."""
+
+    __slots__ = ("_waiters", "offset", "wake")
+
+    def __init__(self, waiters: list[_Waiter], offset: int, wake: Callable[[], None]) -> None:
+        self._waiters = waiters
+        self.offset = offset
+        self.wake = wake
+
+    def cancel(self) -> None:
+        """Wake nobody."""
+        if self in self._waiters:
+            self._waiters.remove(self)
+
+
 @dataclass(slots=True)
 class PartitionView:
     """A partition that is not simply led by this broker without followers.
@@ -61,7 +77,7 @@ class PartitionView:
     followers: dict[int, tuple[int, float]] = field(default_factory=dict)
     floor: int = -1
     under_replicated: bool = True
-    waiters: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    waiters: list[_Waiter] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +393,9 @@ class FluxState:
         view.followers[follower] = (max(acked, min(offset, leo)), self._broker.clock.monotonic())
         now = self.recompute(partition)
         for waiter in list(view.waiters):
-            if waiter in view.waiters and self.is_replicated(partition, waiter[0]):
+            if waiter in view.waiters and self.is_replicated(partition, waiter.offset):
                 view.waiters.remove(waiter)
-                waiter[1]()
+                waiter.wake()
         return now
 
     def is_replicated(self, partition: Partition, offset: int) -> bool:
@@ -387,14 +403,9 @@ class FluxState:
         now = self.recompute(partition)
         return now.hw >= offset and not now.under_replicated
 
-    def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call ``wake`` once a follower's report completes the record; returns a function that cancels."""
+    def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once a follower's report completes the record, unless the handle is cancelled."""
         waiters = self._view(partition).waiters
-        waiter = (offset, wake)
+        waiter = _Waiter(waiters, offset, wake)
         waiters.append(waiter)
-
-        def cancel() -> None:
-            if waiter in waiters:
-                waiters.remove(waiter)
-
-        return cancel
+        return waiter

@@ -7,10 +7,10 @@ Must not know: sockets, how bulk PRODUCE works.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
+from polywire.log.base import Handle
 from polywire.protocols.flux.errors import not_leader, refused, replication_timeout
 from polywire.protocols.flux.messages import Acks, Request, acks, bad, is_plain, topic_name, usage
 from polywire.protocols.flux.reply_slots import Answer, Produced
@@ -53,15 +53,15 @@ class AcksAll:
     Invariant: the answer is filled once: by success, by an error, or by the timer.
     """
 
-    __slots__ = ("_answer", "_forget", "_offset", "_partition", "_session", "timer")
+    __slots__ = ("_answer", "_offset", "_partition", "_session", "_waits_for", "timer")
 
     def __init__(self, session: FluxSession, answer: Answer, partition: Partition) -> None:
         self._session = session
         self._answer = answer
         self._partition = partition
         self._offset = -1
-        self._forget: Callable[[], None] | None = None
-        self.timer: object = None
+        self._waits_for: Handle | None = None
+        self.timer: Handle | None = None
 
     def stored(self, offset: int | BrokerError) -> None:
         """The record is synced, or failed."""
@@ -75,7 +75,7 @@ class AcksAll:
         if self._session.state.is_replicated(self._partition, offset):
             self._succeed()
         else:
-            self._forget = self._session.state.wait_replicated(self._partition, offset, self._succeed)
+            self._waits_for = self._session.state.wait_replicated(self._partition, offset, self._succeed)
 
     def _succeed(self) -> None:
         self.cancel()
@@ -91,8 +91,8 @@ class AcksAll:
     def cancel(self) -> None:
         """Stop waiting."""
         if self.timer is not None:
-            self.timer.cancel()  # type: ignore[attr-defined]
+            self.timer.cancel()
             self.timer = None
-        if self._forget is not None:
-            self._forget()
-            self._forget = None
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+            self._waits_for = None

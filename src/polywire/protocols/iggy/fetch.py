@@ -60,7 +60,7 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
     polling = PollReply(session, answer, partition, count, (owner, name) if commit else None)
     if kind == 2:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
-        return None if start is None else polling.begin(start)
+        return polling.begin(start) if isinstance(start, int) else None
     return polling.begin(_start(session, partition, kind, value, count, (owner, name)))
 
 
@@ -153,7 +153,7 @@ class PollReply:
         state[encoder.PARTITION] = self._partition.number
         state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
         read = self._session.broker.fetch(self._partition, start, bytes_max=most, then=self._read, offset_end=end)
-        if read is not None:
+        if isinstance(read, Read):
             self._read(read)
         return None
 

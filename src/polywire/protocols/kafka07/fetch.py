@@ -15,7 +15,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
-from polywire.log.base import NO_OFFSET, Read
+from polywire.log.base import NO_OFFSET, Handle, Read
 from polywire.protocols.kafka07 import encoder, holes
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
@@ -88,7 +88,6 @@ class FetchReply:
     __slots__ = (
         "_at",
         "_authorize",
-        "_awaited",
         "_begun",
         "_blocks",
         "_bridges",
@@ -103,6 +102,7 @@ class FetchReply:
         "_reads",
         "_share",
         "_size",
+        "_waits_for",
         "_written",
     )
 
@@ -133,7 +133,7 @@ class FetchReply:
         self._written = 0
         self._reads = 0
         self._bridges = 0
-        self._awaited = 0
+        self._waits_for: Handle | None = None
 
     def run(self) -> None:
         """Go on as far as it goes without waiting; ``done`` is called when all is there."""
@@ -144,7 +144,7 @@ class FetchReply:
         end = now() + QUANTUM_S
         while self._number < len(self._fetch.entries):
             if self._number and now() >= end:
-                self._broker.loop.call_soon(self._take_turn, self._await())
+                self._waits_for = self._broker.loop.call_soon(self.run)
                 return
             if not self._answer_entry(self._fetch.entries[self._number]):
                 return
@@ -152,17 +152,8 @@ class FetchReply:
 
     def cancel(self) -> None:
         """Nobody wants the answer any more."""
-        self._await()
-
-    def _await(self) -> int:
-        """A number for a callback that is to count; those given out before do not any more."""
-        self._awaited += 1
-        return self._awaited
-
-    def _take_turn(self, ticket: int) -> None:
-        """The others had their turn."""
-        if ticket == self._awaited:
-            self.run()
+        if self._waits_for is not None:
+            self._waits_for.cancel()
 
     # One entry
 
@@ -201,14 +192,14 @@ class FetchReply:
         cursor = self._read_cursors.get(partition.incarnation)
         if cursor is not None and cursor.serves(entry.address, partition.log.first_offset):
             return self._read_from(partition, entry, cursor.offset)
-        then = partial(self._found, self._await(), partition, entry)
-        found = partition.log.offset_of_address(entry.address, then, covering=True)
-        return found is not None and self._read_from(partition, entry, found)
+        found = partition.log.offset_of_address(entry.address, partial(self._found, partition, entry), covering=True)
+        if isinstance(found, int):
+            return self._read_from(partition, entry, found)
+        self._waits_for = found
+        return False
 
-    def _found(self, ticket: int, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
+    def _found(self, partition: Partition, entry: FetchEntry, found: int | BrokerError) -> None:
         """The address was looked up."""
-        if ticket != self._awaited:
-            return
         try:
             if isinstance(found, BrokerError):
                 raise found
@@ -242,29 +233,27 @@ class FetchReply:
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
         """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
         while True:
-            then = partial(self._thawed, self._await(), partition, entry, offset)
+            then = partial(self._thawed, partition, entry, offset)
             try:
                 read = self._broker.fetch(partition, offset, bytes_max=self._bytes_wanted(entry), then=then)
             except Corrupt:
                 if not self._written:
                     raise
                 break  # what lies before the damage is sound
-            if read is None and self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
-                return False
-            if read is None or not self._write(partition, entry, offset, read):
-                break  # with None: what is there goes now, the rest will be at hand when it is asked for
+            if not isinstance(read, Read):
+                self._waits_for = read
+                if self._written < min(entry.bytes_max, SMALL_ENTRY_BYTES):
+                    return False
+                read.cancel()  # what is there goes now, the rest will be at hand when it is asked for
+                break
+            if not self._write(partition, entry, offset, read):
+                break
             offset = read.next_offset
         self._end_entry()
         return True
 
-    def _thawed(
-        self, ticket: int, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError
-    ) -> None:
+    def _thawed(self, partition: Partition, entry: FetchEntry, offset: int, read: Read | BrokerError) -> None:
         """Bytes arrived that had to be fetched."""
-        if ticket != self._awaited:
-            if isinstance(read, Read):
-                read.pin.release()
-            return
         try:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
@@ -392,7 +381,6 @@ class FetchReply:
             self._put_code(wire_error(error))
 
     def _finish(self) -> None:
-        self._await()
         if self._at > self._begun:
             self._parts.append(memoryview(self._blocks[-1])[self._begun : self._at])
         if self._fetch.is_multiple:

@@ -12,7 +12,7 @@ from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
-from polywire.log.base import Completion
+from polywire.log.base import Completion, Handle
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
 from polywire.protocols.kafka07.produce import Authorize, topic_name
 
@@ -24,10 +24,10 @@ TIME_MS_MAX: Final = (
 class OffsetsReply:
     """Finds the end, or the first address after a time, then the partition's first one: that is all a client needs, newest first.
 
-    Invariant: a callback counts only until ``cancel``.
+    Invariant: ``_waits_for`` is what the log looks for, if it does.
     """
 
-    __slots__ = ("_addresses", "_authorize", "_broker", "_cancelled", "_done", "_request")
+    __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
 
     def __init__(self, broker: Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize) -> None:
         """done: gets the addresses, or why they cannot be told."""
@@ -36,11 +36,12 @@ class OffsetsReply:
         self._request = request
         self._done = done
         self._addresses: list[int] = []
-        self._cancelled = False
+        self._waits_for: Handle | None = None
 
     def cancel(self) -> None:
         """Nobody wants the answer any more."""
-        self._cancelled = True
+        if self._waits_for is not None:
+            self._waits_for.cancel()
 
     def run(self) -> None:
         """Begin; ``done`` may be called from inside. Raises PeerError for a request that closes the connection."""
@@ -79,12 +80,12 @@ class OffsetsReply:
         """The address after the last record that is not newer; none when all are."""
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
-        if found is not None:
+        if isinstance(found, int):
             then(found)
+        else:
+            self._waits_for = found
 
     def _time_found(self, partition: Partition, found: int | BrokerError) -> None:
-        if self._cancelled:
-            return
         if isinstance(found, BrokerError):
             self._done(found)
         elif found <= partition.log.first_offset:
@@ -100,12 +101,12 @@ class OffsetsReply:
         except BrokerError as error:
             then(error)
             return
-        if found is not None:
+        if isinstance(found, int):
             then(found)
+        else:
+            self._waits_for = found
 
     def _address_found(self, partition: Partition, first: int, offset: int, found: int | BrokerError) -> None:
-        if self._cancelled:
-            return
         if isinstance(found, BrokerError):
             self._done(found)
             return

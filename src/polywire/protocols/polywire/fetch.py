@@ -6,11 +6,11 @@ an ended fetch holds neither pin, wait nor timer. Must not know: other requests 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
-from polywire.log.base import Read
+from polywire.log.base import Handle, Read
 from polywire.protocols.polywire.codec import ANSWER_BYTES_MAX, MORE, encode_head
 from polywire.protocols.polywire.messages import ANY_EPOCH, ANY_INCARNATION, Fetch, Fetched, OffsetRange, Verb
 from polywire.protocols.runtime.session import Output
@@ -49,8 +49,7 @@ class RangeFetch:
         "_partition",
         "_read",
         "_started",
-        "_stop_waiting",
-        "_waiting_read",
+        "_waits",
         "correlation",
         "over",
     )
@@ -68,8 +67,8 @@ class RangeFetch:
         self._bodies: Final = head.bodies
         self._started = False
         self._read: Read | None = None
-        self._waiting_read = False
-        self._stop_waiting: Callable[[], None] | None = None
+        self._waits: list[Handle] = []
+        """What this waits for: bytes, or records and the time they may take."""
 
     def start(self, broker: Broker, wait_ms: int) -> None:
         """Read for the first time, and wait up to ``wait_ms`` for something to read. Raises BrokerError."""
@@ -89,13 +88,14 @@ class RangeFetch:
         """Begin to read the next frame's bytes; False when they are not at hand yet (the owner is told when they are). Raises BrokerError."""
         if self.over or self._read is not None:
             return True
-        if not self._waiting_read:
+        if not self._waits:
             bytes_max = ANSWER_BYTES_MAX if self._bytes_left is None else min(ANSWER_BYTES_MAX, self._bytes_left)
             end = self._offset_end if self._offset_end >= 0 else None
-            self._read = broker.fetch(
-                self._partition, self._offset, bytes_max=bytes_max, then=self._arrived, offset_end=end
-            )
-            self._waiting_read = self._read is None
+            read = broker.fetch(self._partition, self._offset, bytes_max=bytes_max, then=self._arrived, offset_end=end)
+            if isinstance(read, Read):
+                self._read = read
+            else:
+                self._waits.append(read)
         return self._read is not None
 
     def advance(self, broker: Broker, output: Output) -> None:
@@ -114,37 +114,28 @@ class RangeFetch:
     def drop(self) -> None:
         """Forget everything; nothing more is written."""
         self.over = True
-        if self._stop_waiting is not None:
-            self._stop_waiting()
-            self._stop_waiting = None
+        self._stop_waiting()
         if self._read is not None:
             self._read.pin.release()
             self._read = None
 
     def _wait(self, broker: Broker, wait_ms: int) -> None:
-        cancel_wake = broker.wait(self._partition, self._offset, self._woken)
-        timer = broker.loop.call_later(wait_ms / 1000, self._woken)
+        self._waits.append(broker.wait(self._partition, self._offset, self._woken))
+        self._waits.append(broker.loop.call_later(wait_ms / 1000, self._woken))
 
-        def stop() -> None:
-            cancel_wake()
-            timer.cancel()
-
-        self._stop_waiting = stop
+    def _stop_waiting(self) -> None:
+        for wait in self._waits:
+            wait.cancel()
+        self._waits.clear()
 
     def _woken(self) -> None:
-        if self._stop_waiting is not None:
-            self._stop_waiting()
-            self._stop_waiting = None
-        if not self.over:
-            self._owner.ready(self)
+        self._stop_waiting()
+        self._owner.ready(self)
 
     def _arrived(self, result: Read | BrokerError) -> None:
-        self._waiting_read = False
+        self._waits.clear()
         if isinstance(result, BrokerError):
-            if not self.over:
-                self._owner.failed(self, result)
-        elif self.over:
-            result.pin.release()
+            self._owner.failed(self, result)
         else:
             self._read = result
             self._owner.ready(self)

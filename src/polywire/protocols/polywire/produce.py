@@ -242,11 +242,14 @@ def _ended(
 ) -> None:
     """The last slice is done. What was handed over may view the request until it is written."""
     ended = result if isinstance(result, BrokerError) else None
-    over = partial(session.broker.loop.call_soon, _over, session, end, unpin, ended)
+
+    def over(_: int | BrokerError) -> None:
+        session.broker.loop.call_soon(_over, session, end, unpin, ended)
+
     try:
-        session.broker.settle(Level.MEMORY, lambda _: over())
-    except BrokerError:  # the log has ended: it looks at nothing any more
-        over()
+        session.broker.settle(Level.MEMORY, over)
+    except BrokerError as error:  # the log has ended: it looks at nothing any more
+        over(error)
 
 
 def _over(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None], result: BrokerError | None) -> None:

@@ -30,10 +30,10 @@ def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: m
         return
     end = request.offset_end if request.offset_end >= 0 else None
     found = broker.locate(partition, request.offset, then=partial(_settle, session, correlation), offset_end=end)
-    if found is None:
-        session.owe()
-    else:
+    if isinstance(found, Located):
         session.answer(Verb.LOCATE, correlation, _encoded(found))
+    else:
+        session.owe()
 
 
 def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError) -> None:

@@ -206,10 +206,11 @@ class _BoundsAnswer:
 
     def _look_up(self, partition: Partition, time_us: int, then: Completion[int]) -> None:
         try:
-            found: int | BrokerError | None = partition.log.offset_at(time_us, then)
+            found = partition.log.offset_at(time_us, then)
         except BrokerError as error:
-            found = error
-        if found is not None:
+            then(error)
+            return
+        if isinstance(found, int):
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Completion
+from polywire.log.base import Completion, Handle
 from polywire.types import Level
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AppendQueue:
         self._go_on = go_on
         self._refuse = refuse
         self._until = 0.0
-        self._timer: Any = None
+        self._timer: Handle | None = None
 
     def produce(self, partition: Partition, batch: bytearray, level: Level, done: Completion[int] | None) -> None:
         """Hand a batch to the broker, or let it wait for room. It may be refused at once."""

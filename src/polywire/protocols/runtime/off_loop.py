@@ -44,6 +44,10 @@ class OffLoopWork:
         self.done: Callable[[Any], None] | None = done
         self.release = release
 
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.leave()
+
     def leave(self) -> None:
         """Make room for the next; the thread may still be at it, but nobody is told any more."""
         if self.done is not None:

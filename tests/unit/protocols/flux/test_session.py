@@ -6,6 +6,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
+from polywire.log.base import Read
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX, RUN_RECORDS_MAX, RUN_TOPICS_MAX
 from polywire.protocols.flux.session import LINE_END_S
@@ -65,7 +66,7 @@ def test_keys_are_stored() -> None:
     stored = [
         record
         for partition in topic.partitions
-        if (read := partition.log.read(0, bytes_max=1000, then=lambda _: None)) is not None
+        if isinstance(read := partition.log.read(0, bytes_max=1000, then=lambda _: None), Read)
         for chunk in read.chunks
         for record in to_records(chunk)
     ]

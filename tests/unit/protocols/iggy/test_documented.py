@@ -7,6 +7,7 @@ import os
 import pytest
 
 from polywire.errors import ErrorCode
+from polywire.log.base import Read
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import by_key, ident, messages, name, place, poll, request, to_partition
 from polywire.protocols.iggy.dialect import D0, D1C
@@ -350,7 +351,7 @@ def test_a_key_becomes_the_key_of_each_record(peer: Dialogue) -> None:
     topic = peer.world.memory.broker.topic("s.t")
     home = peer.world.memory.broker.partition_of_key(topic, b"user-1", KeyHash.XXH32)
     read = home.log.read(0, bytes_max=4096, then=lambda _: None)
-    assert read is not None
+    assert isinstance(read, Read)
     assert b"user-1user-1" in bytes(read.chunks[0])
 
 

@@ -1,0 +1,309 @@
+"""The contract of completions and handles, for each verb of both logs: called once, never inside the call that began, never after cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from polywire.errors import BrokerError, Missing, Unavailable
+from polywire.log.base import NO_OFFSET, Completion, Handle, Log, PartitionLog, Read
+from polywire.log.partition.partition import FilePartition
+from polywire.log.pending import Pending, pending
+from polywire.records.compression import Compression
+from polywire.store.file import FileBlob
+from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_log import MemoryLog
+from polywire.types import Level
+from tests.unit.log.rig import SMALL, Memory, Rig, batch_of
+
+TOKEN = b"t" * 16
+NEVER = 2**62
+PASSES = 50
+
+
+class World(Protocol):
+    """A log with one partition of two records, and the loop it runs on."""
+
+    log: Log
+    partition: PartitionLog
+
+    def run(self) -> None:
+        """Until everything due was called, and some more."""
+
+    def fail(self) -> None:
+        """The disk fails."""
+
+
+class OnFiles:
+    """The log on files."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self._rig = Rig(directory, replace(SMALL, sync_interval_ms=600_000))
+        self.log: Log = self._rig.log
+        self.partition: PartitionLog = self._rig.log.open_partition(1)
+        self._rig.append(self._rig.log.partition(1), [b"a", b"b"])
+        self._rig.settle()
+
+    def run(self) -> None:
+        told: list[object] = []
+        try:
+            self.log.barrier(Level.SYNCED, told.append)
+        except Unavailable:
+            told.append(None)
+        self._rig.loop.run_until(lambda: told)
+        for _ in range(PASSES):
+            self._rig.loop.run_pass()
+
+    def fail(self) -> None:
+        def broken(*_: object) -> int:
+            raise OSError(5, "input/output error")
+
+        self._patch.setattr("os.pwritev", broken)
+
+    def close(self) -> None:
+        self._patch.undo()
+        self._rig.log.close()
+
+
+class InMemory:
+    """The log in memory."""
+
+    def __init__(self) -> None:
+        self._loop = ManualLoop()
+        self._log = MemoryLog(self._loop, self._loop.clock, Memory())
+        self.log: Log = self._log
+        self.partition: PartitionLog = self._log.open_partition(1)
+        self.log.append(self.partition, batch_of([b"a", b"b"]), level=Level.SYNCED, done=None)
+        self.run()
+
+    def run(self) -> None:
+        self._loop.run_due()
+
+    def fail(self) -> None:
+        self._log.fail()
+
+    def close(self) -> None:
+        self.log.close()
+
+
+@pytest.fixture(params=["files", "memory"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = OnFiles(tmp_path, monkeypatch) if request.param == "files" else InMemory()
+    yield made
+    made.close()
+
+
+def append(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.append(world.partition, batch_of([b"c"]), level=level, done=done)
+
+
+def merged(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.append(world.partition, batch_of([b"c"]), level=level, done=None)
+    world.log.append(world.partition, batch_of([b"d"]), level=level, done=done)
+
+
+def change(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.change(b"change", level=level, done=done)
+
+
+def barrier(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.barrier(level, done)
+
+
+def stage(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.stage(TOKEN, world.partition, batch_of([b"c"]), expires_at_us=NEVER, level=level, done=done)
+
+
+def publish(world: World, level: Level, done: Completion[Any]) -> None:
+    world.log.stage(TOKEN, world.partition, batch_of([b"c"]), expires_at_us=NEVER, level=level, done=None)
+    world.log.publish([TOKEN], b"published", level=level, done=done)
+
+
+ADDITIONS: dict[Callable[[World, Level, Completion[Any]], None], object] = {
+    append: 2,
+    merged: 3,
+    change: NO_OFFSET,
+    barrier: NO_OFFSET,
+    stage: NO_OFFSET,
+    publish: [(1, 2, 3)],
+}
+
+
+@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize("verb", ADDITIONS, ids=lambda verb: verb.__name__)
+def test_an_addition_completes_once_and_never_inside(
+    world: World, verb: Callable[[World, Level, Completion[Any]], None], level: Level
+) -> None:
+    told: list[object] = []
+    verb(world, level, told.append)
+    assert not told, "never from inside the call that began"
+    world.log.write()
+    assert not told, "nor from a write that another addition may need"
+    world.run()
+    assert told == [ADDITIONS[verb]]
+
+
+@pytest.mark.parametrize("verb", ADDITIONS, ids=lambda verb: verb.__name__)
+def test_an_addition_that_fails_completes_once_with_the_error(
+    world: World, verb: Callable[[World, Level, Completion[Any]], None]
+) -> None:
+    told: list[object] = []
+    verb(world, Level.SYNCED, told.append)
+    world.log.change(b"so that there is something to write", level=Level.WRITTEN, done=None)
+    world.fail()
+    world.log.commit()
+    world.run()
+    assert [type(error) for error in told] == [Unavailable]
+
+
+def test_a_verb_that_raises_completes_nothing(world: World) -> None:
+    told: list[object] = []
+    with pytest.raises(Missing):
+        world.log.publish([b"u" * 16], b"change", level=Level.WRITTEN, done=told.append)
+    with pytest.raises(Missing):
+        world.partition.read(7, bytes_max=1, then=told.append)
+    world.run()
+    assert not told
+
+
+@pytest.mark.parametrize("offset", [0, 2], ids=["due", "not due"])
+def test_a_wait_wakes_once_and_never_inside_or_not_at_all(world: World, offset: int) -> None:
+    woken: list[str] = []
+    world.log.wait(world.partition, offset, lambda: woken.append("waits"))
+    world.log.wait(world.partition, offset, lambda: woken.append("takes back")).cancel()
+    assert not woken
+    append(world, Level.WRITTEN, lambda _: None)
+    world.run()
+    append(world, Level.WRITTEN, lambda _: None)
+    world.run()
+    assert woken == ["waits"]
+
+
+def test_a_wait_that_is_due_can_be_taken_back(world: World) -> None:
+    woken: list[str] = []
+    waits: list[Handle] = []
+
+    def first() -> None:
+        woken.append("first")
+        waits[0].cancel()
+        waits[0].cancel()
+
+    world.log.wait(world.partition, 2, first)
+    waits.append(world.log.wait(world.partition, 2, lambda: woken.append("second")))
+    append(world, Level.WRITTEN, lambda _: None)
+    world.run()
+    assert woken == ["first"]
+
+
+# What is at hand in memory is read by a thread where the page cache does not have it.
+
+
+def read(partition: FilePartition, then: Completion[Any]) -> object:
+    return partition.read(0, bytes_max=1, then=then)
+
+
+def locate(partition: FilePartition, then: Completion[Any]) -> object:
+    return partition.locate(0, then)
+
+
+def offset_at(partition: Any, then: Completion[Any]) -> object:
+    times = partition.runs if isinstance(partition, FilePartition) and len(partition.runs) else None
+    return partition.offset_at(1 if times is None else times.entry(0)[5] + 1, then)
+
+
+def offset_of_address(partition: FilePartition, then: Completion[Any]) -> object:
+    return partition.offset_of_address(0, then)
+
+
+def address_of_offset(partition: FilePartition, then: Completion[Any]) -> object:
+    return partition.address_of_offset(1, then)
+
+
+LOOK_UPS = (read, locate, offset_at, offset_of_address, address_of_offset)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A log whose first records are sealed and in no cache."""
+    rig = Rig(tmp_path, replace(SMALL, sync_interval_ms=600_000))
+    partition = rig.log.open_partition(1)
+    partition.compression = Compression.ZSTD
+    before = rig.log._journal.current
+    while rig.log._journal.current is before:
+        rig.append(partition, [b"x" * 1000])
+        rig.log.commit()
+    rig.settle()
+    rig.log.close()
+    rig.open()
+    monkeypatch.setattr(FileBlob, "read_now", lambda *_: False)
+    yield rig
+    rig.log.close()
+
+
+@pytest.mark.parametrize("verb", LOOK_UPS, ids=lambda verb: verb.__name__)
+def test_what_is_not_at_hand_completes_once_and_never_inside_or_not_at_all(
+    cold: Rig, verb: Callable[[FilePartition, Completion[Any]], object]
+) -> None:
+    partition = cold.log.partition(1)
+    told: list[object] = []
+    taken_back: list[object] = []
+    handle = verb(partition, taken_back.append)
+    waiting = verb(partition, told.append)
+    assert isinstance(handle, Pending)
+    assert isinstance(waiting, Pending)
+    handle.cancel()
+    assert not told, "never from inside the call that began"
+    cold.loop.run_until(lambda: told)
+    for _ in range(PASSES):
+        cold.loop.run_pass(0.001)
+    assert len(told) == 1
+    assert not isinstance(told[0], BrokerError), told
+    assert not taken_back
+    waiting.cancel()
+    handle.cancel()
+
+
+@pytest.mark.parametrize("verb", LOOK_UPS, ids=lambda verb: verb.__name__)
+def test_what_is_at_hand_is_returned_and_completes_nothing(
+    world: World, verb: Callable[[Any, Completion[Any]], object]
+) -> None:
+    told: list[object] = []
+    found = verb(world.partition, told.append)
+    assert not isinstance(found, Pending)
+    world.run()
+    assert not told
+
+
+# The parts
+
+
+class Pinned:
+    """Bytes that somebody may have to let go."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_a_read_that_was_taken_back_is_let_go() -> None:
+    told: list[object] = []
+    pin = Pinned()
+    asker: Pending[Read] = pending(told.append)
+    assert pending(asker) is asker, "asking again changes nobody's handle"
+    asker.cancel()
+    assert asker.is_over
+    asker(Read((), 0, 0, pin))
+    assert not told
+    assert pin.released == 1
+    asker = pending(told.append)
+    asker(Read((), 0, 0, pin))
+    asker.cancel()
+    assert len(told) == 1
+    assert pin.released == 1, "who got it lets it go"
