@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import PREFIX_BYTES, Refused, decoded, encoded, quote, topic_name
-from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.types import Buffer, Level
 
 LEVELS: Final = {"": Level.WRITTEN, "0": Level.MEMORY, "1": Level.WRITTEN, "-1": Level.SYNCED, "all": Level.SYNCED}

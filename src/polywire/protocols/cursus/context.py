@@ -17,8 +17,9 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
-from polywire.protocols.cursus.reply_buffers import Scratch
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
 from polywire.types import TopicName
 
@@ -174,7 +175,7 @@ class GenerationsUsed:
 class CursusState:
     """Shared by all connections of a broker's Cursus wire.
 
-    turns: next partition of a keyless record, per topic id. scratch: reused memory.
+    turns: next partition of a keyless record, per topic id. scratch: reused arrays. reply_buffers: of large replies.
     generations_used: by members of groups. repeats: of what the legacy dialect publishes, None when none are dropped.
     streams: by topic, partition and group; one may replace another. stream_count: all that are open.
     off_loop: where long frames wait for their turn. large_scratch: for the messages of the one whose turn it is.
@@ -191,6 +192,7 @@ class CursusState:
     streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
     stream_count: int = 0
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
+    reply_buffers: ReplyBuffers = field(default_factory=ReplyBuffers)
     large_scratch: Scratch = field(default_factory=Scratch)
     byte_positions: dict[int, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)

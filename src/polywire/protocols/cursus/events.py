@@ -219,7 +219,7 @@ class StreamRead:
             self._snapshot = snapshot
             self._first_version = snapshot.version + 1
         _, self._offsets = events.offsets(self._partition, self._key, self._first_version)
-        self._reply_batch = ReplyBatch(self._session.state.scratch, self._opening, decoder.RECORDS_MAX)
+        self._reply_batch = ReplyBatch(self._session.state.reply_buffers, self._opening, decoder.RECORDS_MAX)
         self._go_on()
 
     @property

@@ -216,7 +216,7 @@ class ConsumeReply:
         request = self._request
         positional = request.dialect is Dialect.POSITIONAL
         begin = opening(request.options["topic"], self._number, positional=positional)
-        self._reply_batch = ReplyBatch(self._session.state.scratch, begin, self._records_max)
+        self._reply_batch = ReplyBatch(self._session.state.reply_buffers, begin, self._records_max)
         self._open = deque(cursor for cursor in self._cursors if not cursor.is_done)
         self._go_on()
 

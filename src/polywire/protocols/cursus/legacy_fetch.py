@@ -132,7 +132,7 @@ class ValueRead:
         """Fill an answer."""
         if self._session.closed:
             return
-        self._reply_batch = ReplyBatch(self._session.state.scratch, None, 0)
+        self._reply_batch = ReplyBatch(self._session.state.reply_buffers, None, 0)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -25,8 +25,8 @@ from polywire.protocols.cursus.messages import (
     decoded,
     topic_word,
 )
-from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.cursus.session import CursusSession
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags

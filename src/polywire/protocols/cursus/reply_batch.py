@@ -15,8 +15,8 @@ from polywire.log.base import Read
 from polywire.protocols.cursus import encoder
 from polywire.protocols.cursus.batches import empty_batch, head_bytes, put_head
 from polywire.protocols.cursus.messages import frame
-from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.records.compression import expand_body
 from polywire.types import Buffer
 
@@ -39,13 +39,13 @@ class ReplyBatch:
     Invariant: what was written so far lies in ``_buffer`` up to the state's AT.
     """
 
-    __slots__ = ("_begin", "_buffer", "_put", "_scratch", "_state")
+    __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
 
-    def __init__(self, scratch: Scratch, begin: bytes | None, records_max: int) -> None:
+    def __init__(self, reply_buffers: ReplyBuffers, begin: bytes | None, records_max: int) -> None:
         """begin: opening of the batch that is made; None frames every value by itself."""
-        self._scratch = scratch
+        self._reply_buffers = reply_buffers
         self._begin = begin
-        self._buffer = scratch.take_reply()
+        self._buffer = reply_buffers.take()
         self._state = array("q", bytes(8 * encoder.PUT_WORDS))
         self._state[encoder.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
         if begin is None:
@@ -99,10 +99,10 @@ class ReplyBatch:
 
     def finish(self) -> Parts:
         """What to send: nothing when there are no records."""
-        state, scratch = self._state, self._scratch
+        state, reply_buffers = self._state, self._reply_buffers
         size = state[encoder.AT]
         if not self.written:
-            scratch.give_reply(self._buffer)
+            reply_buffers.give(self._buffer)
             return [], None
         if self._begin is not None:
             put_head(
@@ -115,9 +115,9 @@ class ReplyBatch:
             )
         if size <= SMALL_BYTES:
             data = bytes(memoryview(self._buffer)[:size])
-            scratch.give_reply(self._buffer)
+            reply_buffers.give(self._buffer)
             return [data], None
-        return [memoryview(self._buffer)[:size]], partial(scratch.give_reply, self._buffer)
+        return [memoryview(self._buffer)[:size]], partial(reply_buffers.give, self._buffer)
 
     def answer(self, answer: Answer) -> None:
         """Answer with the batch, an empty one when there are no records."""
@@ -126,4 +126,4 @@ class ReplyBatch:
 
     def drop(self) -> None:
         """Nobody wants it."""
-        self._scratch.give_reply(self._buffer)
+        self._reply_buffers.give(self._buffer)

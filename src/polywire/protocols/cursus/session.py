@@ -30,8 +30,8 @@ from polywire.protocols.cursus.messages import (
     quote,
     read_text,
 )
-from polywire.protocols.cursus.reply_buffers import Scratch
 from polywire.protocols.cursus.reply_slots import Answer
+from polywire.protocols.cursus.scratch import Scratch
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue

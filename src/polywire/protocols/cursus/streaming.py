@@ -181,7 +181,7 @@ class Stream:
         self._schedule()
 
     def _send(self, read: Read) -> None:
-        reply_batch = ReplyBatch(self._session.state.scratch, self._begin, self._records_max)
+        reply_batch = ReplyBatch(self._session.state.reply_buffers, self._begin, self._records_max)
         try:
             reply_batch.take(read, self._offset, self._partition.log.readable_offset)
         except BrokerError:

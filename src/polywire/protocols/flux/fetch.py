@@ -192,7 +192,7 @@ class Reply:
         """Put what was read into the buffer, and write it when it is a piece; whether there is more to read. Raises BrokerError."""
         state, before = self._state, self._next
         if self._buffer is None:
-            self._buffer = self._session.scratch.take_reply()
+            self._buffer = self._session.state.reply_buffers.take()
         size = state[encoder.AT]
         try:
             self._buffer, ended = encoder.put_more(read.chunks, state, self._buffer)
@@ -218,7 +218,7 @@ class Reply:
         self._begun = True
         self._state[encoder.AT] = 0
         self._session.drain = self.drained
-        self._session.output.write_many(parts, partial(self._session.scratch.give_reply, buffer))
+        self._session.output.write_many(parts, partial(self._session.state.reply_buffers.give, buffer))
 
     def _parts(self) -> Parts:
         """What the buffer holds, with what belongs before it."""
@@ -244,17 +244,17 @@ class Reply:
         self._finish()
 
     def _finish(self) -> None:
-        scratch, buffer = self._session.scratch, self._buffer
+        reply_buffers, buffer = self._session.state.reply_buffers, self._buffer
         parts = [*self._parts(), self._tail() + b"\n"]
         self._session.drain = None
         self._buffer = None
         if self._state[encoder.AT] > SMALL_REPLY_BYTES and buffer is not None:
-            self._answer.fill(parts, partial(scratch.give_reply, buffer))
+            self._answer.fill(parts, partial(reply_buffers.give, buffer))
             return
         whole = b"".join(parts)
         parts.clear()
         if buffer is not None:
-            scratch.give_reply(buffer)
+            reply_buffers.give(buffer)
         self._answer.fill([whole])
 
     def _drop(self) -> None:
@@ -262,4 +262,4 @@ class Reply:
         buffer, self._buffer = self._buffer, None
         self._session.drain = None
         if buffer is not None:
-            self._session.scratch.give_reply(buffer)
+            self._session.state.reply_buffers.give(buffer)

@@ -21,6 +21,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Completion, Handle
 from polywire.protocols.flux.context import WIRE, FluxSettings
 from polywire.protocols.flux.messages import Role, bad
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Level
 
 TERM: Final = 1  # there is no consensus, the number never changes (spec: flux#metadata-index)
@@ -95,11 +96,21 @@ class FluxState:
     Invariant: a partition without a view is led by this broker, has no follower, and its hw is its last readable offset.
     """
 
-    __slots__ = ("_broker", "_brokers", "_factors", "_index", "_sweep_above", "_views", "settings")
+    __slots__ = (
+        "_broker",
+        "_brokers",
+        "_factors",
+        "_index",
+        "_sweep_above",
+        "_views",
+        "reply_buffers",
+        "settings",
+    )
 
     def __init__(self, broker: Broker, settings: FluxSettings) -> None:
         self._broker = broker
         self.settings = settings
+        self.reply_buffers: Final = ReplyBuffers()
         self._brokers: dict[int, _BrokerStored] = {}
         self._views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
@@ -21,10 +21,6 @@ from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import PARTITION_COUNT_MAX
-
-REPLY_BUFFERS_MAX: Final = 4  # large reply buffers kept for reuse
-REPLY_BYTES: Final = 256 * 1024  # such a buffer at first
-REPLY_BYTES_KEPT: Final = 16 * 1024 * 1024  # larger ones are not kept
 
 Parts = list[bytes | memoryview]
 
@@ -56,7 +52,7 @@ class Scratch:
     Invariant: ``seats`` are zeros between calls.
     """
 
-    __slots__ = ("bounds", "groups", "ids", "out", "records", "replies", "rows", "seats", "spans", "work")
+    __slots__ = ("bounds", "groups", "ids", "out", "records", "rows", "seats", "spans", "work")
 
     def __init__(self) -> None:
         most = decoder.RUN_RECORDS_MAX
@@ -69,21 +65,11 @@ class Scratch:
         self.seats = memoryview(array("i", bytes(4 * PARTITION_COUNT_MAX)))
         self.ids = bytearray(decoder.LINE_BYTES_MAX)
         self.out = bytearray(decoder.LINE_BYTES_MAX)
-        self.replies: list[bytearray] = []
 
     def reserve_out(self, size: int) -> None:
         """Make ``out`` at least this large."""
         if len(self.out) < size:
             self.out = bytearray(size)
-
-    def take_reply(self) -> bytearray:
-        """A buffer for one large reply."""
-        return self.replies.pop() if self.replies else bytearray(REPLY_BYTES)
-
-    def give_reply(self, buffer: bytearray) -> None:
-        """The reply was sent."""
-        if len(self.replies) < REPLY_BUFFERS_MAX and len(buffer) <= REPLY_BYTES_KEPT:
-            self.replies.append(buffer)
 
 
 class Answer(ReplySlot[ReplyOwner]):

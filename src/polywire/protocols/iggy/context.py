@@ -17,6 +17,7 @@ from polywire.broker.broker import Broker
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import WIRE
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from polywire.broker.groups.coordinator import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
-
-REPLY_BYTES: Final = 256 * 1024
-REPLY_BYTES_KEPT: Final = 8 * 1024 * 1024  # of reply buffers kept for reuse: the replies that a few backlogs hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +74,15 @@ class Client(Protocol):
 
 
 class Shared:
-    """Invariant: ``clients`` are the open sessions by their number; ``_kept_bytes`` is the size of all ``_buffers``."""
+    """Invariant: ``clients`` are the open sessions by their number."""
 
     __slots__ = (
-        "_buffers",
-        "_kept_bytes",
         "broker",
         "clients",
         "directory",
         "epochs",
         "forced",
+        "reply_buffers",
         "settings",
         "started_at",
     )
@@ -99,8 +96,7 @@ class Shared:
         self.clients: Final[dict[int, Client]] = {}
         self.epochs = int(time())  # a login's number in D3: rising, also over restarts
         self.started_at: Final = time()
-        self._buffers: list[bytearray] = []
-        self._kept_bytes = 0
+        self.reply_buffers: Final = ReplyBuffers()
 
     def enter(self, session: Client, peer: str) -> int:
         """A number for a new connection: that of its address, as the reference has it, unless it is taken."""
@@ -130,17 +126,3 @@ class Shared:
             connected=True,
             by=session.caller,
         )
-
-    def take_buffer(self, size: int) -> bytearray:
-        """A buffer of at least this size for one reply."""
-        if self._buffers and len(self._buffers[-1]) >= size:
-            buffer = self._buffers.pop()
-            self._kept_bytes -= len(buffer)
-            return buffer
-        return bytearray(max(size, REPLY_BYTES))
-
-    def give_buffer(self, buffer: bytearray) -> None:
-        """The reply was sent."""
-        if self._kept_bytes + len(buffer) <= REPLY_BYTES_KEPT:
-            self._buffers.append(buffer)
-            self._kept_bytes += len(buffer)

@@ -167,11 +167,11 @@ class PollReply:
             return
         shared = self._session.shared
         room = min(self._room(read), shared.settings.reply_bytes_max)
-        buffer = shared.take_buffer(room)
+        buffer = shared.reply_buffers.take(room)
         try:
             buffer = self._write(read, buffer)
         except BrokerError as error:
-            shared.give_buffer(buffer)
+            shared.reply_buffers.give(buffer)
             self._answer.refuse(error)
             return
         finally:
@@ -189,14 +189,15 @@ class PollReply:
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
         """Write the messages; a larger buffer is returned when they need one."""
         state = self._state
-        state[encoder.CAP] = len(buffer)
+        state[encoder.CAP] = min(len(buffer), self._session.shared.settings.reply_bytes_max)
         for chunk in read.chunks:
             ended = self._write_chunk(chunk, buffer)
             while ended == encoder.FULL and state[encoder.LEFT] > 0:
-                size = self._larger(len(buffer))
+                size = self._larger(state[encoder.CAP])
                 if size == 0:
                     return buffer
-                buffer = buffer + bytes(size - len(buffer))
+                if size > len(buffer):
+                    buffer = buffer + bytes(size - len(buffer))
                 state[encoder.CAP] = size
                 ended = self._write_chunk(chunk, buffer)
             if ended == encoder.FULL:
@@ -229,16 +230,16 @@ class PollReply:
             try:
                 store(self._session, self._partition, self._commit, state[encoder.LAST], None)
             except BrokerError as error:  # what was read is not told without being stored: it is polled again
-                shared.give_buffer(buffer)
+                shared.reply_buffers.give(buffer)
                 self._answer.refuse(error)
                 return
         size = state[encoder.AT]
         front = self._front(self._count - state[encoder.LEFT])
         if size <= SMALL_REPLY_BYTES:
             self._answer.fill([front, bytes(memoryview(buffer)[:size])])
-            shared.give_buffer(buffer)
+            shared.reply_buffers.give(buffer)
         else:
-            self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.give_buffer, buffer))
+            self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
 
 
 @lru_cache(maxsize=4096)

@@ -12,12 +12,12 @@ from typing import Final
 from polywire.broker.actions import Action
 from polywire.broker.broker import Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.fetch import Blocks
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
 from polywire.protocols.kafka07.produce import Producer
 from polywire.protocols.kafka07.session import Command, KafkaSession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
 
 WIRE: Final = "kafka07"
@@ -36,13 +36,13 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 class Kafka07Factory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_blocks", "_broker", "_off_loop", "_producer")
+    __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
     def __init__(self, broker: Broker, *, off_loop: OffLoopQueue | None = None) -> None:
         """off_loop: the process's, where it has one."""
         self._broker = broker
         self._producer = Producer(broker)
-        self._blocks = Blocks()
+        self._reply_buffers = ReplyBuffers()
         self._off_loop = off_loop or OffLoopQueue(broker.loop)
 
     @property
@@ -72,4 +72,4 @@ class Kafka07Factory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         """A session for a new connection."""
-        return KafkaSession(self._broker, self._producer, self._blocks, self._off_loop, COMMANDS, output, resume)
+        return KafkaSession(self._broker, self._producer, self._reply_buffers, self._off_loop, COMMANDS, output, resume)

@@ -20,13 +20,13 @@ from polywire.protocols.kafka07 import encoder, holes
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
 from polywire.protocols.kafka07.produce import Authorize, topic_name
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.batch import longest_payload
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
 
 BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: a megabyte asked for fits with its head
-BLOCKS_KEPT: Final = 16  # free buffers kept for the next answers
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share this, the later ones find less
 SHARE_BYTES_MIN: Final = 64 * 1024  # of an entry's share
 ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024  # entries beyond get nothing: long first records can pass their share
@@ -57,32 +57,11 @@ class ReadCursor(NamedTuple):
         return self.address == address and self.offset >= first_offset
 
 
-class Blocks:
-    """Buffers of answers, reused. Guards: at most ``BLOCKS_KEPT`` free ones are kept."""
-
-    __slots__ = ("_free",)
-
-    def __init__(self) -> None:
-        self._free: list[bytearray] = []
-
-    def take(self, size: int) -> bytearray:
-        """A buffer of at least this size."""
-        if size > BLOCK_BYTES:
-            return bytearray(size)
-        return self._free.pop() if self._free else bytearray(BLOCK_BYTES)
-
-    def give(self, blocks: Sequence[bytearray]) -> None:
-        """Nobody reads these any more."""
-        for block in blocks:
-            if len(block) == BLOCK_BYTES and len(self._free) < BLOCKS_KEPT:
-                self._free.append(block)
-
-
 class FetchReply:
     """An answer in the making.
 
-    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``; no read is held between calls; a callback counts
-    only while its number is ``_awaited``.
+    Invariant: entries before ``_number`` are in ``_parts`` and ``_blocks[-1][_begun:_at]``, a block of which ``_capacity`` is used; no
+    read is held between calls; a callback counts only while its number is ``_awaited``.
     """
 
     __slots__ = (
@@ -92,14 +71,15 @@ class FetchReply:
         "_blocks",
         "_bridges",
         "_broker",
+        "_capacity",
         "_done",
         "_entry_at",
         "_fetch",
         "_number",
         "_parts",
-        "_pool",
         "_read_cursors",
         "_reads",
+        "_reply_buffers",
         "_share",
         "_size",
         "_waits_for",
@@ -109,7 +89,7 @@ class FetchReply:
     def __init__(
         self,
         broker: Broker,
-        pool: Blocks,
+        reply_buffers: ReplyBuffers,
         read_cursors: dict[int, ReadCursor],
         fetch: Fetch,
         done: Callable[[Parts, Release], None],
@@ -119,12 +99,13 @@ class FetchReply:
         """done: gets the answer's parts and what to call once they were sent."""
         self._authorize = authorize
         self._broker = broker
-        self._pool = pool
+        self._reply_buffers = reply_buffers
         self._read_cursors = read_cursors
         self._fetch = fetch
         self._done = done
         self._share = max(ANSWER_BYTES_MAX // max(len(fetch.entries), 1), SHARE_BYTES_MIN)
         self._blocks: list[bytearray] = []
+        self._capacity = 0
         self._parts: list[memoryview] = []
         self._begun = self._at = 0
         self._entry_at = NOT_BEGUN
@@ -217,7 +198,7 @@ class FetchReply:
             self._put_code(WireError.NONE)
             return True
         wanted = HEAD_BYTES + min(entry.bytes_max, self._share)
-        if len(self._blocks[-1]) - self._at < min(wanted, SHARE_BYTES_MIN):
+        if self._capacity - self._at < min(wanted, SHARE_BYTES_MIN):
             self._open_block(BLOCK_BYTES)
         self._begin_entry()
         self._written = self._reads = self._bridges = 0
@@ -228,7 +209,7 @@ class FetchReply:
         return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
 
     def _room(self, entry: FetchEntry) -> int:
-        return min(min(entry.bytes_max, self._share) - self._written, len(self._blocks[-1]) - self._at)
+        return min(min(entry.bytes_max, self._share) - self._written, self._capacity - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
         """Read and write until the entry has its bytes; False when bytes have to be fetched first."""
@@ -349,7 +330,8 @@ class FetchReply:
     def _open_block(self, size: int) -> None:
         if self._at > self._begun:
             self._parts.append(memoryview(self._blocks[-1])[self._begun : self._at])
-        self._blocks.append(self._pool.take(size))
+        self._capacity = max(size, BLOCK_BYTES)
+        self._blocks.append(self._reply_buffers.take(self._capacity))
         self._begun = self._at = 0
 
     def _begin_entry(self) -> None:
@@ -366,7 +348,7 @@ class FetchReply:
         """An entry without bytes, whatever was begun of it."""
         if self._entry_at != NOT_BEGUN:
             self._at, self._entry_at = self._entry_at, NOT_BEGUN
-        if len(self._blocks[-1]) - self._at < HEAD_BYTES:
+        if self._capacity - self._at < HEAD_BYTES:
             self._open_block(BLOCK_BYTES)
         self._blocks[-1][self._at : self._at + HEAD_BYTES] = answer_head(0, error)
         self._at += HEAD_BYTES
@@ -385,7 +367,11 @@ class FetchReply:
             self._parts.append(memoryview(self._blocks[-1])[self._begun : self._at])
         if self._fetch.is_multiple:
             self._blocks[0][:HEAD_BYTES] = answer_head(self._size)
-        self._done(self._parts, partial(self._pool.give, self._blocks))
+        self._done(self._parts, self._give_back)
+
+    def _give_back(self) -> None:
+        for block in self._blocks:
+            self._reply_buffers.give(block)
 
 
 def _out_of_range(address: int) -> Missing:

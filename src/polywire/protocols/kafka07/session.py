@@ -22,7 +22,7 @@ from polywire.log.base import Completion
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
-from polywire.protocols.kafka07.fetch import Blocks, FetchReply, Parts, ReadCursor, Release
+from polywire.protocols.kafka07.fetch import FetchReply, Parts, ReadCursor, Release
 from polywire.protocols.kafka07.messages import (
     Fetch,
     Offsets,
@@ -39,6 +39,7 @@ from polywire.protocols.kafka07.produce import Peer, Producer
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue, OffLoopWork
+from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.sequential import CLOSED, SequentialSession
 from polywire.protocols.runtime.session import QUANTUM_S, Output
 from polywire.types import Level
@@ -72,7 +73,6 @@ class KafkaSession(SequentialSession):
 
     __slots__ = (
         "_append_queue",
-        "_blocks",
         "_commands",
         "_dirty",
         "_is_inside",
@@ -82,6 +82,7 @@ class KafkaSession(SequentialSession):
         "_principal",
         "_producer",
         "_read_cursors",
+        "_reply_buffers",
         "_storing",
     )
 
@@ -89,7 +90,7 @@ class KafkaSession(SequentialSession):
         self,
         broker: Broker,
         producer: Producer,
-        blocks: Blocks,
+        reply_buffers: ReplyBuffers,
         off_loop: OffLoopQueue,
         commands: Mapping[RequestType, Command],
         output: Output,
@@ -97,7 +98,7 @@ class KafkaSession(SequentialSession):
     ) -> None:
         super().__init__(broker, output, resume)
         self._producer = producer
-        self._blocks = blocks
+        self._reply_buffers = reply_buffers
         self._off_loop = off_loop
         self._commands = commands
         self._large: OffLoopWork | None = None
@@ -180,7 +181,7 @@ class KafkaSession(SequentialSession):
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("a negative fetch size", fatal=True)
         answering = FetchReply(
-            self.broker, self._blocks, self._read_cursors, request, self._answered, authorize=self._authorize
+            self.broker, self._reply_buffers, self._read_cursors, request, self._answered, authorize=self._authorize
         )
         self._pending = answering
         answering.run()
