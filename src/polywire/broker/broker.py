@@ -45,6 +45,8 @@ from polywire.types import Buffer, KeyHash, Level, TopicName
 if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
 
+_PRODUCER_COUNT_BITS: Final = 32  # of a producer's id: how many one start gives out
+
 
 class Broker(TopicVerbs, PositionVerbs):
     """One broker over one log.
@@ -60,6 +62,7 @@ class Broker(TopicVerbs, PositionVerbs):
         "_expiry",
         "_log",
         "_plain_bytes_max",
+        "_producer_ids",
         "_retention",
         "_state",
         "_topic_work",
@@ -101,6 +104,7 @@ class Broker(TopicVerbs, PositionVerbs):
         self._admission = Admission(log, state, settings, elapsed, self.owners)
         self.appended = 0
         """Batches taken so far, stored or staged: how a connection knows that its peer produces."""
+        self._producer_ids = 0
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging: Final = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
@@ -247,6 +251,21 @@ class Broker(TopicVerbs, PositionVerbs):
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
         """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
+
+    def new_producer_id(self) -> int:
+        """A number of 63 bits that no producer has had here, and none will have: the number of this start, and a count."""
+        self._producer_ids += 1
+        return self._log.epoch << _PRODUCER_COUNT_BITS | self._producer_ids
+
+    def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """What a sequence stands for that wraps around behind 2^31 - 1, as ``Producers.unwrapped`` says; to be stored as it is.
+
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
+        """
+        now_us = self.elapsed.now_us()
+        return self._state.producers.unwrapped(
+            partition.incarnation, producer, epoch=epoch, sequence=sequence, now_us=now_us
+        )
 
     def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
         """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""

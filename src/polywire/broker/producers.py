@@ -11,6 +11,9 @@ A batch takes part when it names a producer, has a producer epoch of 0 or more a
     within [first, last]     a duplicate: answered with the original offset, or -1 when the window has forgotten its place
     anything else            Invalid(SEQUENCE_GAP): what lies before ``first`` was never seen, so it is not called a duplicate
 
+A wire whose sequences wrap around (Kafka's do, behind 2^31 - 1) has them unwrapped first: ``unwrapped`` continues them where the producer is,
+so what is stored counts on. There a new epoch begins at 0 and nowhere else.
+
 Promises: the state follows from the batches alone, so recovery derives it from a snapshot and replayed headers.
 Must not know: wires, topics.
 """
@@ -31,6 +34,7 @@ from polywire.types import Level
 
 PLACE_UNKNOWN = -1
 JUST_NOW_US = -1  # when a batch that came back in recovery was seen, until it is known which time it is
+WRAP: Final = 1 << 31  # sequences of wires that wrap are below
 FIRST_SEQUENCE_MAX = 1  # of a new epoch: the `polywire` wire and Kafka count from 0, Cursus from 1
 
 
@@ -125,6 +129,24 @@ class Producers:
             if remembered.base <= base and last <= remembered.last:
                 return remembered
         return settled(base, last, PLACE_UNKNOWN)
+
+    def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
+        """The sequence that one below WRAP stands for: of all that it may be, the nearest to what comes next.
+
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
+        """
+        known = self._living((incarnation, producer), now_us)
+        if known is None or epoch < known.epoch:
+            return sequence
+        if epoch > known.epoch:
+            if sequence:
+                raise Invalid(
+                    ErrorCode.SEQUENCE_GAP,
+                    f"a new epoch of a producer begins at 0 producer={producer!r} epoch={epoch} got={sequence}",
+                )
+            return 0
+        laps = (known.last + 1 - sequence + WRAP // 2) // WRAP
+        return sequence + max(laps, 0) * WRAP
 
     def owner(self, incarnation: int, producer: bytes) -> int:
         """Whose producer it is; what recovery has made of its batches is nobody's."""

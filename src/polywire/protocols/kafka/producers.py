@@ -1,0 +1,44 @@
+"""Idempotent producers: InitProducerId, and what their sequences stand for (spec: kafka#idempotent-producers).
+
+Promises: an id is never given twice; sequences that wrap around are stored as ones that count on. Must not know: frames, windows.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.records.header import stamp_producer
+
+_IDENTITY: Final = Struct(">cq")  # the letter tells ids of this wire from those of others
+
+
+def init_producer_id(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """InitProducerId: a new id, whatever the producer had before."""
+    del reply
+    response = schema.response(Api.INIT_PRODUCER_ID)
+    if request.transactional_id is not None:
+        return response(error=WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1)
+    try:
+        peer.broker.access.authorize_somewhere(peer.principal, Action.PRODUCE)
+    except BrokerError as error:
+        denied = wire_error(error, denied=WireError.CLUSTER_AUTHORIZATION_FAILED)
+        return response(error=denied, producer_id=-1, producer_epoch=-1)
+    return response(producer_id=peer.broker.new_producer_id(), producer_epoch=0)
+
+
+def stamp_sequence(
+    broker: Broker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
+) -> None:
+    """Have a batch of a producer, before it is produced, say which of all sequences it begins with. Raises Invalid(SEQUENCE_GAP)."""
+    producer = _IDENTITY.pack(b"k", producer_id)
+    unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
+    stamp_producer(batch, 0, producer_epoch, unwrapped)
