@@ -25,7 +25,7 @@ from polywire.broker.groups.commits import Commits
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import ITSELF, NOBODY, Caller, Owners
-from polywire.broker.produce import ADMISSION, PRODUCER_BIT, Admission
+from polywire.broker.produce import PRODUCER_BIT, Admission, admission_fields
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
@@ -242,7 +242,7 @@ class Broker(TopicVerbs, PositionVerbs):
         Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
-        length, _, columns, body_bytes = ADMISSION.unpack_from(batch)
+        length, _, columns, body_bytes = admission_fields(batch)
         if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
             self._admission.produce(partition, batch, by=by, level=level, done=done)
         else:

@@ -7,7 +7,6 @@ that path. The bytes were already validated by ``records``. Must not know: wires
 from __future__ import annotations
 
 from functools import partial
-from struct import Struct
 from typing import Final
 
 from polywire.broker.owners import Caller, Owners, heir
@@ -20,12 +19,12 @@ from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Log
 from polywire.records import batch as batches
 from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
+from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level
 
-# Decision 0001: u32 length at 4, flags at 8, columns at 12; i64 producer epoch at 56, u64 base sequence at 64; u32 raw body size at 76.
-ADMISSION: Final = Struct("<4xIII60xI")
+admission_fields: Final = header_fields("length", "flags", "columns", "body_bytes_raw")
 PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
-_PRODUCER: Final = Struct("<28xI24xqQ")
+_producer_fields: Final = header_fields("flags", "columns", "record_count", "producer_epoch", "base_sequence")
 _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 
@@ -34,8 +33,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
 
     Raises Invalid(INVALID_BATCH) when the body is compressed and hides who the producer is.
     """
-    _, flags, columns, _ = ADMISSION.unpack_from(batch)
-    record_count, epoch, base = _PRODUCER.unpack_from(batch)
+    flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
         return None
     if flags & _COMPRESSED:
@@ -67,7 +65,7 @@ class Admission:
         size = len(batch)
         if size < HEADER_BYTES:
             raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
-        length, flags, _, body_bytes = ADMISSION.unpack_from(batch)
+        length, flags, _, body_bytes = admission_fields(batch)
         if length != size:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"batch has another length than it says bytes={size} length={length}"

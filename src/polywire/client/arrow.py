@@ -12,7 +12,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -42,6 +41,7 @@ from polywire.records.columns import (
     HeaderKind,
 )
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
 ROWS_MAX: Final = 50_000  # rows of one record batch: what Spark takes fastest with 100-byte records
@@ -74,7 +74,7 @@ _VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
 _KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
 _NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
 # Decision 0001: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
-_FACTS: Final = Struct("<4xII16xIQ8xq28xI")
+_facts: Final = header_fields("length", "flags", "record_count", "base_offset", "append_time_us", "offset_span")
 
 
 class _BatchRows(NamedTuple):
@@ -113,7 +113,7 @@ def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
         return
     data = chunk.data
     for at in walk(data).tolist():
-        length, flags, record_count, base_offset, append_time_us, offset_span = _FACTS.unpack_from(data, at)
+        length, flags, record_count, base_offset, append_time_us, offset_span = _facts(data, at)
         if base_offset + offset_span <= chunk.offset or base_offset >= chunk.offset_end:
             continue
         source, place = data, at
@@ -135,7 +135,7 @@ def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
     """Of headers alone: rows without any column. A compacted batch is there as a whole."""
     at = 0
     while at + HEADER_BYTES <= len(chunk.data):
-        length, flags, record_count, base_offset, append_time_us, _ = _FACTS.unpack_from(chunk.data, at)
+        length, flags, record_count, base_offset, append_time_us, _ = _facts(chunk.data, at)
         size = length if flags & _COMPACTED else HEADER_BYTES
         if flags & _COMPACTED:
             yield from _runs(replace(chunk, data=chunk.data[at : at + size], bodies=True))

@@ -37,6 +37,7 @@ from polywire.protocols.polywire.messages import BY_KEY, Failure, Head, Verb
 from polywire.records.batch import walk
 from polywire.records.columns import Record
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 from polywire.records.rows import from_records, to_records
 from polywire.types import Assignor, Buffer, Level, PositionKind
 
@@ -51,6 +52,7 @@ ABILITIES: Final = frozenset(Ability)
 _H = TypeVar("_H", bound=Head)
 _E = TypeVar("_E", bound=messages.KeptEntry)
 _I = TypeVar("_I", TransactionInfo, WriterInfo)
+_flags: Final = header_fields("flags")
 
 
 class _Pending:
@@ -563,7 +565,7 @@ def _places(answer: messages.Produced, chosen: bytes) -> list[Produced]:
 def _records(payload: bytes) -> list[Record]:
     records: list[Record] = []
     for at in walk(payload):
-        if int.from_bytes(payload[at + 8 : at + 12], "little") & 6:
+        if _flags(payload, at)[0] & 6:
             records += to_records(expand_body(memoryview(payload)[at:], EXPANDED_BYTES_MAX))
         else:
             records += to_records(payload, at)

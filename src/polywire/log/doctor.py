@@ -24,12 +24,14 @@ from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, BlobMissing, Store, aligned_buffer
 from polywire.store.files import COPY_MODE, read_file, replace_file
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
 COPY_BYTES: Final = 1024 * 1024  # of a blob that is written anew, at once
+_length: Final = header_fields("length")
 
 
 class Severity(Enum):
@@ -142,7 +144,7 @@ def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
     at = run.position
     while at < run.stop:
         header = segment.stored(at, min(at + HEADER_BYTES, run.stop))
-        length = int.from_bytes(header[4:8], "little") if check_header(header, 0) else run.stop - at
+        length = _length(header)[0] if check_header(header, 0) else run.stop - at
         if not check_header(header, 0) or not check_body(segment.stored(at, min(at + length, run.stop)), 0):
             yield Damage(segment.name, run.partition, at, at + length, 0, 0)
         at += length

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Final
 
 from polywire.errors import ErrorCode, Missing
@@ -18,8 +17,9 @@ from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePar
 from polywire.log.partition.reader import PublishedBatch, PublishedGroup, Reader
 from polywire.log.partition.run_index import RunIndex
 from polywire.log.segments.segment_set import SegmentSet
+from polywire.records.fields import header_fields
 
-_NUMBERS: Final = Struct("<32xQQq")  # of a batch's header (decision 0001): offset, address, time
+_numbers: Final = header_fields("base_offset", "base_address", "append_time_us")
 LOST_AT_ONCE_MAX: Final = 8  # runs that one change loses at once: a topic loses those of thousands of partitions
 
 
@@ -128,7 +128,7 @@ class LogState:
     def attach(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
         """A staged batch became part of its partition, with this header, in a group of this slot."""
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
-        offset, address, time_us = _NUMBERS.unpack_from(header)
+        offset, address, time_us = _numbers(header)
         batch.published = True
         partition.published.append(number)
         partition.tail.append(offset, number << PUBLISHED_SHIFT, batch.length, PUBLISHED, address, time_us)

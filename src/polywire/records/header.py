@@ -128,6 +128,27 @@ def _require_header(lent: Lent, at: cython.Py_ssize_t) -> cython.void:
         raise Invalid(ErrorCode.INVALID_BATCH, f"no whole batch header at={at} size={lent.size}")
 
 
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def number_header(
+    p: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    partition: cython.ulonglong,
+    epoch: cython.uint,
+    base_offset: cython.ulonglong,
+    base_address: cython.ulonglong,
+    append_time_us: cython.longlong,
+) -> cython.void:
+    """Number the batch at ``at`` in place and renew its header checksum; the caller knows that the header is there."""
+    store_u64(p, at + 16, partition)
+    store_u32(p, at + 24, epoch)
+    store_u64(p, at + 32, base_offset)
+    store_u64(p, at + 40, base_address)
+    store_i64(p, at + 48, append_time_us)
+    seal_header(p, at)
+
+
 def stamp(
     batch: Buffer, at: int, partition: int, epoch: int, base_offset: int, base_address: int, append_time_us: int
 ) -> None:
@@ -135,12 +156,7 @@ def stamp(
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
     _require_header(lent, place)
-    store_u64(lent.p, place + 16, partition)
-    store_u32(lent.p, place + 24, epoch)
-    store_u64(lent.p, place + 32, base_offset)
-    store_u64(lent.p, place + 40, base_address)
-    store_i64(lent.p, place + 48, append_time_us)
-    seal_header(lent.p, place)
+    number_header(lent.p, place, partition, epoch, base_offset, base_address, append_time_us)
 
 
 def stamp_producer(batch: Buffer, at: int, producer_epoch: int, base_sequence: int) -> None:

@@ -34,7 +34,19 @@ from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.polywire.records.checksum import xxh64_raw
-    from cython.cimports.polywire.records.header import body_matches, seal_header
+    from cython.cimports.polywire.records.fields import (
+        load_address_span,
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_header_checksum,
+        load_length,
+        load_offset_span,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
+    from cython.cimports.polywire.records.header import is_sound, number_header
     from cython.cimports.polywire.records.memory import (
         Lent,
         lend,
@@ -49,7 +61,19 @@ if cython.compiled:
     )
 else:
     from polywire.records.checksum import xxh64_raw
-    from polywire.records.header import body_matches, seal_header
+    from polywire.records.fields import (
+        load_address_span,
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_header_checksum,
+        load_length,
+        load_offset_span,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
+    from polywire.records.header import is_sound, number_header
     from polywire.records.memory import (
         Lent,
         lend,
@@ -78,7 +102,7 @@ _BYTES_MAX = cython.declare(cython.Py_ssize_t, 16777216)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # a batch of this size or more gains little from merging
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
-_NO_PRODUCER = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+_NO_PRODUCER = cython.declare(cython.longlong, -1)
 _SHIFT = cython.declare(
     cython.Py_ssize_t, 8
 )  # seed, header and directory are hashed in one piece, without the checksum between them
@@ -223,23 +247,23 @@ class GroupHead:
         batch is read-only). Raises Invalid(INVALID_BATCH) for anything but one whole batch."""
         lent: Lent = lend(batch)
         size: cython.Py_ssize_t = lent.size
-        if size < _BATCH_HEADER_BYTES or size & 7 or load_u32(lent.p, 0) != _BATCH_MAGIC or load_u32(lent.p, 4) != size:
+        if (
+            size < _BATCH_HEADER_BYTES
+            or size & 7
+            or load_u32(lent.p, 0) != _BATCH_MAGIC
+            or load_length(lent.p, 0) != size
+        ):
             raise Invalid(ErrorCode.INVALID_BATCH, f"not one whole batch size={size}")
         header: bytearray | None = None
         readonly: cython.bint = lent.view.readonly if cython.compiled else lent.p.readonly  # type: ignore[attr-defined, unused-ignore]
         if readonly:
             header = bytearray(batch[:104])
             lent = lend_writable(header)
-        store_u64(lent.p, 16, partition)
-        store_u32(lent.p, 24, epoch)
-        store_u64(lent.p, 32, base_offset)
-        store_u64(lent.p, 40, base_address)
-        store_i64(lent.p, 48, time_us)
-        seal_header(lent.p, 0)
-        self._enter(1, size, partition, 0, load_u64(lent.p, 96))
-        if load_u32(lent.p, 12) & _PRODUCER_BIT:
+        number_header(lent.p, 0, partition, epoch, base_offset, base_address, time_us)
+        self._enter(1, size, partition, 0, load_header_checksum(lent.p, 0))
+        if load_columns(lent.p, 0) & _PRODUCER_BIT:
             self._producers = True
-        return load_u32(lent.p, 84), load_u32(lent.p, 80), header
+        return load_offset_span(lent.p, 0), load_address_span(lent.p, 0), header
 
     def entry(self, kind: int, partition: int, argument: int, content: Buffer) -> None:
         """Enter an entry that is covered by a checksum of its own. Its bytes must be written padded to a multiple of 8."""
@@ -269,14 +293,11 @@ class GroupHead:
                 continue
             partition: cython.ulonglong = load_u64(of.p, row)
             for at in range(start + 16, end, 104):
-                store_u64(lent.p, at + 16, partition)
-                store_u32(lent.p, at + 24, epoch)
-                store_u64(lent.p, at + 32, load_u64(of.p, row + 8))
-                store_u64(lent.p, at + 40, load_u64(of.p, row + 16))
-                store_u64(lent.p, at + 48, load_u64(of.p, row + 24))
-                seal_header(lent.p, at)
-                store_u64(of.p, row + 8, load_u64(of.p, row + 8) + load_u32(lent.p, at + 84))
-                store_u64(of.p, row + 16, load_u64(of.p, row + 16) + load_u32(lent.p, at + 80))
+                offset: cython.ulonglong = load_u64(of.p, row + 8)
+                address: cython.ulonglong = load_u64(of.p, row + 16)
+                number_header(lent.p, at, partition, epoch, offset, address, load_i64(of.p, row + 24))
+                store_u64(of.p, row + 8, offset + load_offset_span(lent.p, at))
+                store_u64(of.p, row + 16, address + load_address_span(lent.p, at))
             self._enter(3, end - start, partition, 0, xxh64_raw(lent.p, start, end - start))
             start = end
 
@@ -312,13 +333,13 @@ def mergeable_records(batch: Buffer) -> tuple[int, int]:
     """(record count, columns) of a small plain batch without a producer, which may be merged with others of the same columns; else (0, 0).
     One that carries numbers, as somebody fetched it, is left alone: merging takes numbers seriously, and a peer may send any."""
     lent: Lent = lend(batch)
-    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_u32(lent.p, 8) > 1:
+    if lent.size < _BATCH_HEADER_BYTES or lent.size >= _SMALL_BYTES or load_flags(lent.p, 0) > 1:
         return 0, 0
-    if load_u64(lent.p, 16) != 0 or load_u32(lent.p, 24) != 0:
+    if load_partition(lent.p, 0) != 0 or load_epoch(lent.p, 0) != 0:
         return 0, 0
-    if load_u32(lent.p, 12) & _PRODUCER_BIT or load_u64(lent.p, 56) != _NO_PRODUCER:
+    if load_columns(lent.p, 0) & _PRODUCER_BIT or load_producer_epoch(lent.p, 0) != _NO_PRODUCER:
         return 0, 0
-    return load_u32(lent.p, 28), load_u32(lent.p, 12)
+    return load_record_count(lent.p, 0), load_columns(lent.p, 0)
 
 
 # ---- reading back ---------------------------------------------------------------------------------------------------------------
@@ -371,12 +392,7 @@ def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
 @cython.exceptval(check=False)
 def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.bint:
     """Whether ``length`` bytes at ``at`` are one batch whose header and body verify."""
-    if length < _BATCH_HEADER_BYTES or load_u32(p, at) != _BATCH_MAGIC or load_u32(p, at + 4) != length:
-        return False
-    body: cython.Py_ssize_t = load_u32(p, at + 72)
-    if (_BATCH_HEADER_BYTES + body + 7) & ~7 != length or load_u64(p, at + 96) != xxh64_raw(p, at, 96):
-        return False
-    return body_matches(p, at)
+    return is_sound(p, at, at + length) and load_length(p, at) == length
 
 
 @cython.cfunc
@@ -389,7 +405,7 @@ def _entry_fits(
     kind: cython.uint = load_u32(p, entry)
     checksum: cython.ulonglong = load_u64(p, entry + 24)
     if kind == 1:
-        return _batch_fits(p, at, length) and load_u64(p, at + 96) == checksum
+        return _batch_fits(p, at, length) and load_header_checksum(p, at) == checksum
     if kind == 2:
         return length > 120 and xxh64_raw(p, at, 120) == checksum and _batch_fits(p, at + 16, length - 16)
     return xxh64_raw(p, at, length) == checksum

@@ -28,8 +28,10 @@ from polywire.log.settings import PAGE_BYTES
 from polywire.records.batch import check_body, check_header
 from polywire.records.checksum import xxh64
 from polywire.records.columns import HEADER_BYTES
+from polywire.records.fields import header_fields
 
 _HEADER: Final = Struct("<IIQQQQ")
+_checksum: Final = header_fields("header_checksum")
 _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 
@@ -134,7 +136,7 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
         batch = entry.kind == EntryKind.BATCH
         at = 0 if batch else TOKEN_BYTES
         if batch or entry.kind == EntryKind.STAGED:
-            sealed = int.from_bytes(content[96:104], "little") if batch else xxh64(content[: at + HEADER_BYTES])
+            sealed = _checksum(content)[0] if batch else xxh64(content[: at + HEADER_BYTES])
             if sealed != entry.checksum or not check_header(content, at):
                 return None
             if not check_body(content, at):

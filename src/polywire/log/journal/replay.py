@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode
@@ -27,12 +26,13 @@ from polywire.log.segments.segment_set import Sealed, segment_name
 from polywire.log.state import Contents, Image, LogState
 from polywire.records.batch import check_header, layout, read_header
 from polywire.records.columns import HEADER_BYTES, Column
+from polywire.records.fields import header_fields
 from polywire.store.base import CHUNK_BYTES, BlobMissing, Store, aligned_buffer
 from polywire.types import Buffer
 
-_NUMBERS: Final = Struct(
-    "<12xI8xI4xQQq24xII"
-)  # columns, epoch, offset, address, time; address span, offset span (decision 0001)
+_length: Final = header_fields("length")
+_columns: Final = header_fields("columns")
+_numbers: Final = header_fields("epoch", "base_offset", "base_address", "append_time_us", "address_span", "offset_span")
 _PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
 _ALL: Final = 2**63 - 1
 
@@ -155,8 +155,7 @@ class Player:
         position = run.position
         while position < run.stop:
             header = bytes(item.segment.stored(position, min(position + HEADER_BYTES, run.stop)))
-            length = int.from_bytes(header[4:8], "little")
-            if not check_header(header, 0) or position + length > run.stop:
+            if not check_header(header, 0) or position + (length := _length(header)[0]) > run.stop:
                 raise Corrupt(
                     ErrorCode.CORRUPT, f"staged batches are broken segment={item.segment.name!r} position={position}"
                 )
@@ -216,7 +215,7 @@ class Player:
 
     def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
         """(offset, address, time, offset span, address span) of a header. Raises Corrupt when it does not follow its partition."""
-        _, epoch, offset, address, time_us, address_span, offset_span = _NUMBERS.unpack_from(header)
+        epoch, offset, address, time_us, address_span, offset_span = _numbers(header)
         if offset != partition.next_offset or address != partition.next_address:
             raise Corrupt(
                 ErrorCode.CORRUPT,
@@ -232,7 +231,7 @@ class Player:
         partition.last_append_time_us = time_us
 
     def _replay_producer(self, batch: Buffer) -> None:
-        if _NUMBERS.unpack_from(batch)[0] & _PRODUCER_BIT:
+        if _columns(batch)[0] & _PRODUCER_BIT:
             header = read_header(batch)
             columns = layout(batch)
             at, size = columns[2 * Column.PRODUCER_ID], columns[2 * Column.PRODUCER_ID + 1]
@@ -260,13 +259,11 @@ class Player:
             header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
             offset, address, time_us, span, address_span = self._follow(partition, header)
             if offset + span > self._gone.get(partition.incarnation, 0):
-                if not 0 <= missing <= number or batches[number - missing].length != int.from_bytes(
-                    header[4:8], "little"
-                ):
+                if not 0 <= missing <= number or batches[number - missing].length != _length(header)[0]:
                     raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
                 batch = batches[number - missing]
                 self._state.attach(partition, header, batch, serial)
-                if _NUMBERS.unpack_from(header)[0] & _PRODUCER_BIT:
+                if _columns(header)[0] & _PRODUCER_BIT:
                     self._replay_producer(self._state.reader.tail_batch(partition, len(partition.tail) - 1))
             self._advance(partition, offset + span, address + address_span, time_us)
 

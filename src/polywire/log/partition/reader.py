@@ -26,6 +26,7 @@ from polywire.log.segments.segment_set import SegmentSet
 from polywire.log.worker import Worker
 from polywire.records.batch import check_body, read_header
 from polywire.records.columns import HEADER_BYTES, BatchFlags
+from polywire.records.fields import header_fields
 from polywire.store.base import blob_corrupt
 from polywire.store.mark import DataDirectory
 from polywire.types import Buffer
@@ -33,7 +34,7 @@ from polywire.types import Buffer
 FOOTERS_FETCHED_MAX: Final = 16  # at once, for retention: the reader's thread has others to serve
 EXTENTS_MAX: Final = 8  # more scattered pieces than this, if small, are copied into one chunk
 EXTENT_BYTES_MIN: Final = 4096
-_OFFSET_AT: Final = 32  # in a batch's header (decision 0001)
+_offset: Final = header_fields("base_offset")
 COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 _T = TypeVar("_T")
@@ -72,8 +73,7 @@ class PublishedBatch:
     @property
     def offset(self) -> int:
         """Its first offset."""
-        at = self._at + _OFFSET_AT
-        return int.from_bytes(memoryview(self.group.headers)[at : at + 8], "little")
+        return int(_offset(self.group.headers, self._at)[0])
 
 
 class NoPin:

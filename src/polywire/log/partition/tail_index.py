@@ -15,6 +15,12 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_append_time_us,
+        load_base_address,
+        load_base_offset,
+        load_length,
+    )
     from cython.cimports.polywire.records.memory import (
         Lent,
         lend,
@@ -26,6 +32,7 @@ if cython.compiled:
         store_u64,
     )
 else:
+    from polywire.records.fields import load_append_time_us, load_base_address, load_base_offset, load_length
     from polywire.records.memory import (
         Lent,
         lend,
@@ -297,12 +304,12 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
         tail: TailIndex = tails[index]
         for at in range(start, end, 104):
             tail._add(
-                load_i64(lent.p, at + 32),
+                load_base_offset(lent.p, at),
                 load_i64(positions_at.p, 8 * attached),
-                load_u32(lent.p, at + 4),
+                load_length(lent.p, at),
                 slot,
-                load_i64(lent.p, at + 40),
-                load_i64(lent.p, at + 48),
+                load_base_address(lent.p, at),
+                load_append_time_us(lent.p, at),
             )
             attached += 1
         start = end

@@ -16,9 +16,37 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_address_span,
+        load_append_time_us,
+        load_base_address,
+        load_base_offset,
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_length,
+        load_offset_span,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
     from cython.cimports.polywire.records.header import body_matches, header_matches
     from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 else:
+    from polywire.records.fields import (
+        load_address_span,
+        load_append_time_us,
+        load_base_address,
+        load_base_offset,
+        load_columns,
+        load_epoch,
+        load_flags,
+        load_length,
+        load_offset_span,
+        load_partition,
+        load_producer_epoch,
+        load_record_count,
+    )
     from polywire.records.header import body_matches, header_matches
     from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
 
@@ -82,7 +110,7 @@ def _is_batch(
         and length >= _HEADER_BYTES
         and length <= size - at
         and load_u32(p, at) == _MAGIC
-        and load_u32(p, at + 4) == length
+        and load_length(p, at) == length
     )
 
 
@@ -209,9 +237,9 @@ def copy_batches(
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
     """Enter the batch at ``at`` into the run's state, and an index entry for it when its stride has none."""
-    offset: cython.longlong = load_i64(p, at + 32)
-    address: cython.longlong = load_i64(p, at + 40)
-    time_us: cython.longlong = load_i64(p, at + 48)
+    offset: cython.longlong = load_base_offset(p, at)
+    address: cython.longlong = load_base_address(p, at)
+    time_us: cython.longlong = load_append_time_us(p, at)
     position: cython.longlong = load_i64(run, 0)
     if load_i64(run, 24) < 0:
         store_i64(run, 24, offset)
@@ -226,11 +254,11 @@ def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, en
         store_i64(run, 8, position)
         store_i64(run, 16, load_i64(run, 16) + 1)
     if load_i64(run, 32) >= 0:
-        store_i64(run, 32, offset + load_u32(p, at + 84))
-    store_i64(run, 0, position + load_u32(p, at + 4))
-    store_i64(run, 48, address + load_u32(p, at + 80))
+        store_i64(run, 32, offset + load_offset_span(p, at))
+    store_i64(run, 0, position + load_length(p, at))
+    store_i64(run, 48, address + load_address_span(p, at))
     store_i64(run, 64, time_us)
-    store_i64(run, 72, load_i64(run, 72) + load_u32(p, at + 28))
+    store_i64(run, 72, load_i64(run, 72) + load_record_count(p, at))
 
 
 @cython.cfunc
@@ -251,11 +279,11 @@ def _survey(
         at: cython.longlong = load_i64(starts, index * 8)
         if (
             not _is_batch(p, size, at, load_i64(sizes, index * 8))
-            or load_i64(p, at + 16) != load_i64(run, 88)
-            or load_i64(p, at + 32) < load_i64(run, 32)
+            or load_partition(p, at) != load_i64(run, 88)
+            or load_base_offset(p, at) < load_i64(run, 32)
         ):
             return -1 - index
-        if load_u32(p, at + 24) != load_i64(run, 80):
+        if load_epoch(p, at) != load_i64(run, 80):
             return index
         _enter(run, p, at, entries)
         index += 1
@@ -321,17 +349,17 @@ def _merge_stop(
             length >= _SMALL_BYTES
             or total + length > bytes_max
             or not _is_batch(p, size, at, length)
-            or load_u32(p, at + 8) > 1  # compressed or compacted
-            or (load_u32(p, at + 12) & _PRODUCER_ID) != 0
-            or load_i64(p, at + 56) != -1  # a producer's epoch
-            or (index > begun and (load_i64(p, at + 32) != next_offset or load_i64(p, at + 40) != next_address))
-            or load_u32(p, at + 24) != load_u32(p, first + 24)
-            or load_i64(p, at + 48) != load_i64(p, first + 48)
+            or load_flags(p, at) > 1  # compressed or compacted
+            or (load_columns(p, at) & _PRODUCER_ID) != 0
+            or load_producer_epoch(p, at) != -1  # a producer's epoch
+            or (index > begun and (load_base_offset(p, at) != next_offset or load_base_address(p, at) != next_address))
+            or load_epoch(p, at) != load_epoch(p, first)
+            or load_append_time_us(p, at) != load_append_time_us(p, first)
         ):
             break
         total += length
-        next_offset = load_i64(p, at + 32) + load_u32(p, at + 84)
-        next_address = load_i64(p, at + 40) + load_u32(p, at + 80)
+        next_offset = load_base_offset(p, at) + load_offset_span(p, at)
+        next_address = load_base_address(p, at) + load_address_span(p, at)
         index += 1
     return index if index > begun else begun + 1
 

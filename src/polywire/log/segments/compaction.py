@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from struct import Struct
 from typing import Final
 
 from polywire.log.partition.partition import FilePartition
@@ -25,6 +24,7 @@ from polywire.log.segments.writer import Part, RunSource, StoredParts, write_seg
 from polywire.records.batch import keep
 from polywire.records.columns import BatchFlags
 from polywire.records.compression import Compression, compress_body, expand_body
+from polywire.records.fields import header_fields
 from polywire.store.base import Store
 from polywire.types import Buffer
 
@@ -35,7 +35,8 @@ HOLE_MAX: Final = 1 << 30  # offsets or address bytes without any record; a batc
 YIELD_BATCHES: Final = 64  # looked at before the loop's thread may have the interpreter
 NEVER: Final = 2**62
 
-_FACTS: Final = Struct("<8xI16xIQQ32xII")
+_facts: Final = header_fields("flags", "record_count", "base_offset", "base_address", "address_span", "offset_span")
+_length: Final = header_fields("length")
 """Flags, records, offset, address, address span, offset span (decision 0001)."""
 
 
@@ -87,7 +88,7 @@ class Compaction:
             for batch in self._left_to_note(part):
                 plain = expand_body(batch)
                 if self._table.note(plain) != NOTED_ALL:
-                    return _FACTS.unpack_from(batch)[2], True
+                    return _facts(batch)[2], True
                 time.sleep(0)
         return sources[-1][1].next_offset, False
 
@@ -100,7 +101,7 @@ class Compaction:
             if stopped == NOTED_ALL:
                 return
             at += stopped
-            length = int.from_bytes(chunk[at + 4 : at + 8], "little")
+            length = _length(chunk, at)[0]
             yield chunk[at : at + length]
             at += length
 
@@ -137,7 +138,7 @@ class _KeptParts(Iterable[Part]):
         for part in self._parts:
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
             for number, counted in enumerate(counts):
-                facts = _FACTS.unpack_from(part.base, part.positions[number])
+                facts = _facts(part.base, part.positions[number])
                 kept = len(self._rows(_batch_of(part, number))) if counted == COMPRESSED else counted
                 if kept < facts[1]:
                     return facts[2] + facts[5] < self._end or facts[1] > kept + 1  # the last record stays in any case
@@ -154,7 +155,7 @@ class _KeptParts(Iterable[Part]):
             counts = self._table.count_kept(part.base, part.positions, **self._limits)
             begun = 0  # of a stretch that stays as it is
             for number, kept in enumerate(counts):
-                _, records, offset, address, address_span, span = _FACTS.unpack_from(part.base, part.positions[number])
+                _, records, offset, address, address_span, span = _facts(part.base, part.positions[number])
                 if kept == records and covered == (offset, address):
                     covered = (offset + span, address + address_span)
                     continue
@@ -164,7 +165,7 @@ class _KeptParts(Iterable[Part]):
                     time.sleep(0)
                 batch = self._kept(_batch_of(part, number), covered)
                 if batch is not None:
-                    _, _, offset, address, address_span, span = _FACTS.unpack_from(batch)
+                    _, _, offset, address, address_span, span = _facts(batch)
                     covered = (offset + span, address + address_span)
                     yield Part(batch, array("q", (0,)), array("q", (len(batch),)), verified=True)
             yield from _stretch(part, begun, len(counts))
@@ -172,7 +173,7 @@ class _KeptParts(Iterable[Part]):
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
         """What stays of one batch, with the hole before it; None when nothing does. The group's last record stays in any case, and one where
         a hole would grow too wide: so every hole is one before a record."""
-        flags, records, offset, address, address_span, span = _FACTS.unpack_from(batch)
+        flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)
         rows = self._rows(plain)
         last = offset + span == self._end

@@ -15,6 +15,7 @@ from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.polywire.records.checksum import crc32_raw, xxh64_raw
+    from cython.cimports.polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import (
         Lent,
@@ -30,6 +31,7 @@ if cython.compiled:
     )
 else:
     from polywire.records.checksum import crc32_raw, xxh64_raw
+    from polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from polywire.records.header import fill_layout
     from polywire.records.memory import (
         Lent,
@@ -111,8 +113,8 @@ def _note(
 ) -> cython.longlong:
     """Enter the keys of one batch whose columns are at ``columns``; returns how many were new."""
     found: cython.longlong = 0
-    base: cython.longlong = load_i64(p, at + 32)
-    count: cython.longlong = load_u32(p, at + 28)
+    base: cython.longlong = load_base_offset(p, at)
+    count: cython.longlong = load_record_count(p, at)
     index: cython.longlong
     slot: cython.Py_ssize_t
     if cython.compiled:
@@ -149,11 +151,11 @@ def _stays(
     slot: cython.Py_ssize_t
     if columns[6] < 0 or not _present(p, columns, 10, index):
         return True
-    offset = load_i64(p, at + 32) + (load_u32(p, columns[50] + 4 * index) if columns[50] >= 0 else index)
+    offset = load_base_offset(p, at) + (load_u32(p, columns[50] + 4 * index) if columns[50] >= 0 else index)
     slot = _find(table, mask, p, columns, index, identity)
     if load_i64(table, slot + 16) > offset + 1:
         return False
-    return offset >= limits[0] or load_i64(p, at + 48) >= limits[1] or _present(p, columns, 4, index)
+    return offset >= limits[0] or load_append_time_us(p, at) >= limits[1] or _present(p, columns, 4, index)
 
 
 @cython.cfunc
@@ -176,7 +178,7 @@ def _keep_rows(
         identity = cython.declare(cython.ulonglong[2])
     else:
         identity = [0, 0]
-    for index in range(load_u32(p, at + 28)):
+    for index in range(load_record_count(p, at)):
         if _stays(table, mask, p, at, columns, index, limits, identity):
             if rows_at >= 0:
                 store_u32(rows, rows_at + 4 * found, index)
@@ -218,7 +220,7 @@ class KeyOffsetMap:
         with cython.nogil:
             while at < lent.size:
                 length = fill_layout(lent.p, at, lent.size, columns)
-                if length < 0 or 4 * (self._count + load_u32(lent.p, at + 28)) > 3 * self._mask:
+                if length < 0 or 4 * (self._count + load_record_count(lent.p, at)) > 3 * self._mask:
                     break
                 self._count += _note(table.p, self._mask, lent.p, at, columns)
                 at += length
@@ -268,7 +270,7 @@ class KeyOffsetMap:
             raise ValueError("no whole plain batch")
         limits[0] = noted_end
         limits[1] = null_time_us
-        count: cython.longlong = load_u32(lent.p, 28)
+        count: cython.longlong = load_record_count(lent.p, 0)
         rows: bytearray = bytearray(4 * count)
         target: Lent = lend_writable(rows)
         with cython.nogil:

@@ -14,6 +14,14 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_address_span,
+        load_append_time_us,
+        load_base_address,
+        load_base_offset,
+        load_length,
+        load_offset_span,
+    )
     from cython.cimports.polywire.records.memory import (
         Lent,
         lend,
@@ -24,6 +32,14 @@ if cython.compiled:
         store_i64,
     )
 else:
+    from polywire.records.fields import (
+        load_address_span,
+        load_append_time_us,
+        load_base_address,
+        load_base_offset,
+        load_length,
+        load_offset_span,
+    )
     from polywire.records.memory import (
         Lent,
         lend,
@@ -58,7 +74,7 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
     """Length of the whole batch at ``at``, or -1 when there is none before ``size``."""
     if at < 0 or at + _HEADER_BYTES > size or load_u32(p, at) != _MAGIC:
         return -1
-    length: cython.Py_ssize_t = load_u32(p, at + 4)
+    length: cython.Py_ssize_t = load_length(p, at)
     if length < _HEADER_BYTES or length % 8 != 0 or at + length > size:
         return -1
     return length
@@ -77,13 +93,13 @@ def _scan(
             return -1
         reached: cython.longlong
         if field == 0:
-            reached = load_i64(p, at + 32) + load_u32(p, at + 84)
+            reached = load_base_offset(p, at) + load_offset_span(p, at)
         elif field == 1:
             reached = at + length
         elif field == 2:
-            reached = load_i64(p, at + 40) + load_u32(p, at + 80)
+            reached = load_base_address(p, at) + load_address_span(p, at)
         else:
-            reached = load_i64(p, at + 48)
+            reached = load_append_time_us(p, at)
         if reached > key:
             return at
         at += length
@@ -125,9 +141,9 @@ def scan_read(
         length: cython.Py_ssize_t = _batch_bytes(p, at, lent.size)
         if length < 0:
             return -1, -1, offset
-        if at > start and (at + length - start > bytes_max or load_i64(p, at + 32) >= offset_end):
+        if at > start and (at + length - start > bytes_max or load_base_offset(p, at) >= offset_end):
             break
-        next_offset = load_i64(p, at + 32) + load_u32(p, at + 84)
+        next_offset = load_base_offset(p, at) + load_offset_span(p, at)
         at += length
     return start, at, next_offset
 

@@ -27,6 +27,7 @@ from polywire.log.segments.damage import (
 from polywire.log.segments.format import ENTRY, SegmentInfo, SegmentRun, read_footer, read_info
 from polywire.log.segments.search import BY_ADDRESS, BY_OFFSET, BY_POSITION, BY_TIME, NO_END, find_entry, scan_to
 from polywire.records.batch import first_damaged
+from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, BlobMissing, Store, blob_corrupt
 
 ENTRY_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024  # index entries of 32 GB of segments
@@ -34,6 +35,8 @@ FOOTER_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024  # runs of a gigabyte of segmen
 RUNS_RECENT_MAX: Final = 4096  # decoded runs kept, of all segments together: some 2 MB
 
 _T = TypeVar("_T")
+_offset: Final = header_fields("base_offset")
+_place: Final = header_fields("length", "base_address")
 
 
 class _Cache(Generic[_T]):
@@ -359,7 +362,7 @@ class Segment:
         for piece in self._fresh_pieces(partition, start, stop):
             at = scan_to(piece.data, 0, BY_TIME, time_us - 1)
             if at < len(piece.data):
-                return int.from_bytes(piece.data[at + 32 : at + 40], "little")
+                return int(_offset(piece.data, at)[0])
         number = find_entry(entries, run.index_start, run.index_count, BY_POSITION, stop)
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
@@ -379,8 +382,9 @@ class Segment:
             if at == len(chunk):
                 damage = piece.damage
                 continue
-            if int.from_bytes(chunk[at + 40 : at + 48], "little") <= address:
-                return chunk[at : at + int.from_bytes(chunk[at + 4 : at + 8], "little")]
+            length, begin = _place(chunk, at)
+            if begin <= address:
+                return chunk[at : at + length]
             break
         if damage is not None:  # it lies where the address would be
             raise damage.error()

@@ -51,8 +51,9 @@ from polywire.log.segments.search import split_batches
 from polywire.log.segments.segment import Segment
 from polywire.records.batch import first_damaged, merge
 from polywire.records.checksum import xxh64
-from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
+from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import Compression, compress_body
+from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
@@ -66,6 +67,7 @@ MERGED_BYTES_MAX: Final = 256 * 1024  # merged batches stay small enough to be f
 logger: Final = structlog.get_logger("polywire.log")
 
 Key = TypeVar("Key", bound=Hashable)
+_beginning: Final = header_fields("epoch", "base_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +281,8 @@ class _SegmentWriter:
             self._entries += bytes(size - len(self._entries))
 
     def _begin_epoch(self, base: Buffer, position: int) -> None:
-        header = memoryview(base)[position : position + HEADER_BYTES]
-        epoch = int.from_bytes(header[24:28], "little")
-        self._epochs += EPOCH.pack(epoch, 0, int.from_bytes(header[32:40], "little"))
+        epoch, offset = _beginning(base, position)
+        self._epochs += EPOCH.pack(epoch, 0, offset)
         self._state[RUN_EPOCH] = epoch
 
     def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
@@ -354,7 +355,7 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
             logger.error(
                 "damaged batch found while sealing; it is kept as it is",
                 partition=source.partition,
-                offset=int.from_bytes(memoryview(part.base)[position + 32 : position + 40], "little"),
+                offset=_beginning(part.base, position)[1],
                 size=part.lengths[whole.start],
             )
             yield whole

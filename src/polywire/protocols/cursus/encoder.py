@@ -15,6 +15,13 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.fields import (
+        load_base_offset,
+        load_base_sequence,
+        load_flags,
+        load_producer_epoch,
+        load_record_count,
+    )
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import (
         Lent,
@@ -23,11 +30,17 @@ if cython.compiled:
         load_i32,
         load_i64,
         load_u32,
-        load_u64,
         move,
         store_i64,
     )
 else:
+    from polywire.records.fields import (
+        load_base_offset,
+        load_base_sequence,
+        load_flags,
+        load_producer_epoch,
+        load_record_count,
+    )
     from polywire.records.header import fill_layout
     from polywire.records.memory import (
         Lent,
@@ -36,7 +49,6 @@ else:
         load_i32,
         load_i64,
         load_u32,
-        load_u64,
         move,
         store_i64,
     )
@@ -162,7 +174,7 @@ def _put_message(
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """One record as a message; where it ends. The caller has made sure of the room."""
-    epoch: cython.longlong = load_i64(p, batch + 56)
+    epoch: cython.longlong = load_producer_epoch(p, batch)
     length: cython.longlong
     _put_u64(out, at, offset)
     _put_u64(out, at + 8, sequence)
@@ -194,8 +206,8 @@ def _put_rows(
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """The records of one batch from the state's row on; DONE, FULL, the bytes of room the next one needs, or -1 for nonsense."""
-    count: cython.Py_ssize_t = load_u32(p, batch + 28)
-    base: cython.longlong = load_u64(p, batch + 32)
+    count: cython.Py_ssize_t = load_record_count(p, batch)
+    base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
     at: cython.Py_ssize_t = load_i64(state, 48)
     written: cython.longlong = load_i64(state, 56)
@@ -228,7 +240,7 @@ def _put_rows(
             break
         sequence = 0
         if places[12] >= 0:
-            sequence = load_i64(p, places[14] + 8 * row) if places[14] >= 0 else load_i64(p, batch + 64) + row
+            sequence = load_i64(p, places[14] + 8 * row) if places[14] >= 0 else load_base_sequence(p, batch) + row
         at = _put_message(p, places, batch, row, offset, sequence, out, at)
         if written == 0:
             store_i64(state, 64, sequence)
@@ -278,10 +290,10 @@ def _put_chunk(chunk: Buffer, state: Lendable, out: Buffer, *, alone: bool) -> i
         places = [0] * 54
     while load_i64(numbers.p, 32) < source.size:
         batch = load_i64(numbers.p, 32)
-        if source.size - batch >= 104 and load_u32(source.p, batch + 8) & 6:
+        if source.size - batch >= 104 and load_flags(source.p, batch) & 6:
             return COMPRESSED
         length = fill_layout(source.p, batch, source.size, places)
-        if length < 0 or places[1] != 4 * load_u32(source.p, batch + 28) + 4:
+        if length < 0 or places[1] != 4 * load_record_count(source.p, batch) + 4:
             raise ValueError(f"no readable batch position={batch}")
         if alone:
             code = _put_value_rows(source.p, places, batch, numbers.p, target.p, target.size)
@@ -308,8 +320,8 @@ def _put_value_rows(
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """The values of one batch from the state's row on; answers as ``_put_rows``."""
-    count: cython.Py_ssize_t = load_u32(p, batch + 28)
-    base: cython.longlong = load_u64(p, batch + 32)
+    count: cython.Py_ssize_t = load_record_count(p, batch)
+    base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
     at: cython.Py_ssize_t = load_i64(state, 48)
     code: cython.Py_ssize_t = 0

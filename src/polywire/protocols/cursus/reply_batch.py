@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import partial
-from struct import Struct
 from typing import Final
 
 from polywire.log.base import Read
@@ -18,6 +17,7 @@ from polywire.protocols.cursus.messages import frame
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 from polywire.types import Buffer
 
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024  # keys and values of one frame (spec: cursus#consume), one record always
@@ -27,7 +27,7 @@ VALUES_BYTES_MAX: Final = (
 SMALL_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 
-_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+_length: Final = header_fields("length")
 
 Parts = tuple[list[Buffer], Callable[[], None] | None]
 """Bytes to send, and what to call once they were sent."""
@@ -83,7 +83,7 @@ class ReplyBatch:
                 self._grow(code)
                 continue
             position = state[encoder.POSITION]
-            (length,) = _LENGTH.unpack_from(chunk, position)
+            (length,) = _length(chunk, position)
             expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
             state[encoder.POSITION] = 0
             if not self._take_chunk(memoryview(expanded)):

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import cython
 
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.flux.decoder import after_character
+    from cython.cimports.polywire.records.fields import load_base_offset, load_flags, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
-    from cython.cimports.polywire.records.memory import Lent, lend, load_u32, load_u64
+    from cython.cimports.polywire.records.memory import Lent, lend, load_u32
 else:
     from polywire.protocols.flux.decoder import after_character
+    from polywire.records.fields import load_base_offset, load_flags, load_record_count
     from polywire.records.header import fill_layout
-    from polywire.records.memory import Lent, lend, load_u32, load_u64
+    from polywire.records.memory import Lent, lend, load_u32
 
 if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
@@ -46,7 +48,7 @@ DONE: Final = 0  # what it returns
 STOPPED: Final = 1
 COMPRESSED: Final = 2
 
-_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
+_length: Final = header_fields("length")
 
 _START = cython.declare(cython.Py_ssize_t, 0)
 _END = cython.declare(cython.Py_ssize_t, 1)
@@ -285,8 +287,8 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
 )
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
     """Write the records of the batch at ``batch`` from ``state``'s row on; 0 at its end, else what ``put_chunk`` returns, -1 when corrupt."""
-    count = cython.declare(cython.Py_ssize_t, load_u32(p, batch + 28))
-    base = cython.declare(cython.longlong, load_u64(p, batch + 32))
+    count = cython.declare(cython.Py_ssize_t, load_record_count(p, batch))
+    base = cython.declare(cython.longlong, load_base_offset(p, batch))
     offset = cython.declare(cython.longlong)
     row = cython.declare(cython.Py_ssize_t)
     begin = cython.declare(cython.Py_ssize_t)
@@ -356,7 +358,7 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
         places = [0] * 54
     while state[_POSITION] < lent.size:
         batch = state[_POSITION]
-        if lent.size - batch >= 104 and load_u32(lent.p, batch + 8) & 6:
+        if lent.size - batch >= 104 and load_flags(lent.p, batch) & 6:
             return COMPRESSED
         length = fill_layout(lent.p, batch, lent.size, places)
         code = -1 if length < 0 else _put_rows(data, lent.p, places, batch, state, out)
@@ -406,7 +408,7 @@ def _put_chunk(chunk: memoryview, state: array[int], out: bytearray) -> tuple[in
     while (code := put_chunk(chunk, state, out)) not in (DONE, STOPPED):
         if code == COMPRESSED:
             position = state[POSITION]
-            (length,) = _LENGTH.unpack_from(chunk, position)
+            (length,) = _length(chunk, position)
             expanded = expand_body(chunk[position : position + length], EXPANDED_BYTES_MAX)
             state[POSITION] = 0
             code, out = _put_chunk(memoryview(expanded), state, out)

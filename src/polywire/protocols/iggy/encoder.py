@@ -22,6 +22,7 @@ from polywire.records.memory import Lendable
 if cython.compiled:
     from cython.cimports.polywire.protocols.iggy.decoder import gather_checksums
     from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import (
         Lent,
@@ -41,6 +42,7 @@ if cython.compiled:
 else:
     from polywire.protocols.iggy.decoder import gather_checksums
     from polywire.records.checksum import crc32_raw
+    from polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from polywire.records.header import fill_layout
     from polywire.records.memory import (
         Lent,
@@ -410,9 +412,9 @@ def _put_classic(
     form: cython.int,
 ) -> cython.int:
     """The messages of one batch in a form of D0 to D2."""
-    base: cython.longlong = load_i64(p, at + 32)
-    append_time: cython.longlong = load_i64(p, at + 48)
-    count: cython.Py_ssize_t = load_u32(p, at + 28)
+    base: cython.longlong = load_base_offset(p, at)
+    append_time: cython.longlong = load_append_time_us(p, at)
+    count: cython.Py_ssize_t = load_record_count(p, at)
     head: cython.Py_ssize_t = 64 if form == 2 else (45 if form == 4 else 56)
     row: cython.Py_ssize_t = _first_row(p, places, base, count, state[0])
     place: cython.Py_ssize_t
@@ -487,9 +489,9 @@ def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
     """The messages of one batch as records of D3: a new one whenever a time does not fit the one before."""
-    base: cython.longlong = load_i64(source.p, at + 32)
-    append_time: cython.longlong = load_i64(source.p, at + 48)
-    count: cython.Py_ssize_t = load_u32(source.p, at + 28)
+    base: cython.longlong = load_base_offset(source.p, at)
+    append_time: cython.longlong = load_append_time_us(source.p, at)
+    count: cython.Py_ssize_t = load_record_count(source.p, at)
     row: cython.Py_ssize_t = _first_row(source.p, places, base, count, state[0])
     start: cython.Py_ssize_t = -1
     origin: cython.longlong = 0

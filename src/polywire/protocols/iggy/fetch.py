@@ -22,14 +22,15 @@ from polywire.protocols.iggy.offsets import store
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 from polywire.types import PositionKind
 
 COUNT_MAX: Final = 1_000_000  # messages of one poll; what its bytes allow is less
 SMALL_REPLY_BYTES: Final = 64 * 1024  # below this a copy is cheaper than keeping a buffer busy
 MESSAGE_BYTES_MIN: Final = 128  # bytes a message's head and headers take beyond what is stored of it, mostly
 _POLLED: Final = Struct("<IQI")
-_LENGTH: Final = Struct("<4xI")  # decision 0001: u32 length at 4
-_SIZES: Final = Struct("<4xI20xI")  # and u32 records at 28
+_length: Final = header_fields("length")
+_sizes: Final = header_fields("length", "record_count")
 _SEEDS: Final = Struct("<qq")
 
 
@@ -182,7 +183,7 @@ class PollReply:
         """Bytes the reply will take, if all its messages are like those of the first batch."""
         if not read.chunks:
             return 0
-        length, records = _SIZES.unpack_from(read.chunks[0])
+        length, records = _sizes(read.chunks[0])
         count = min(self._count, read.next_offset - self._state[encoder.NEXT])
         return int(count * (length // max(records, 1) + MESSAGE_BYTES_MIN)) + MESSAGE_BYTES_MIN
 
@@ -218,7 +219,7 @@ class PollReply:
         ended = encoder.put_chunk(chunk, 0, buffer, state, form)
         while ended == encoder.COMPRESSED:
             at = state[encoder.POSITION]
-            size = _LENGTH.unpack_from(chunk, at)[0]
+            size = _length(chunk, at)[0]
             ended = encoder.put_chunk(expand_body(chunk[at : at + size]), 0, buffer, state, form)
             if ended == encoder.DONE:
                 ended = encoder.put_chunk(chunk, at + size, buffer, state, form)

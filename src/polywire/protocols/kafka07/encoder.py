@@ -20,10 +20,12 @@ from polywire.types import Buffer
 
 if cython.compiled:
     from cython.cimports.polywire.records.checksum import crc32_raw
+    from cython.cimports.polywire.records.fields import load_base_address, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
     from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, move
 else:
     from polywire.records.checksum import crc32_raw
+    from polywire.records.fields import load_base_address, load_record_count
     from polywire.records.header import fill_layout
     from polywire.records.memory import Lent, lend, lend_writable, load_i32, load_u32, load_u64, move
 
@@ -144,8 +146,8 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
         places = [0] * 54
     if fill_layout(p, at, size, places) < 0:
         return 4
-    count: cython.Py_ssize_t = load_u32(p, at + 28)
-    base: cython.longlong = load_u64(p, at + 40)
+    count: cython.Py_ssize_t = load_record_count(p, at)
+    base: cython.longlong = load_base_address(p, at)
     begins: cython.longlong = base
     record: cython.Py_ssize_t
     head: cython.Py_ssize_t

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from struct import Struct
 from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
@@ -25,6 +24,7 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.batch import longest_payload
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
 
 BLOCK_BYTES: Final = 1024 * 1024 + 4096  # of an answer's buffer: a megabyte asked for fits with its head
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024  # of a MULTIFETCH: its entries share this, the later ones find less
@@ -43,7 +43,7 @@ NOT_BEGUN: Final = -1
 Parts = Sequence[memoryview]
 Release = Callable[[], None]
 
-_PLACE: Final = Struct("<4xI24xQ")  # decision 0001: u32 length at 4, u64 base offset at 32
+_place: Final = header_fields("length", "base_offset")
 
 
 class ReadCursor(NamedTuple):
@@ -283,7 +283,7 @@ class FetchReply:
             if reason == encoder.DONE:
                 return reason, NO_OFFSET
             chunk = chunks[number]
-            length, offset = _PLACE.unpack_from(chunk, position)
+            length, offset = _place(chunk, position)
             if reason == encoder.HOLE and self._bridge([chunk[position:], *chunks[number + 1 :]], entry):
                 continue
             if reason != encoder.PACKED:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import fill_spans, validate
 from polywire.records.columns import BatchFlags, Column
+from polywire.records.fields import header_fields
 from polywire.records.partitioner import partitions_of
 from polywire.records.split import split
 from polywire.types import Buffer, KeyHash
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
 
 # Decision 0001: u32 flags at byte 8, columns at 12, record count at 28.
-_FACTS: Final = Struct("<8xII12xI")
+_facts: Final = header_fields("flags", "columns", "record_count")
 
 
 def _bits(*columns: Column) -> int:
@@ -63,7 +64,7 @@ class Part:
 
     @property
     def record_count(self) -> int:
-        return int(_FACTS.unpack_from(self.batch)[2])
+        return int(_facts(self.batch)[2])
 
 
 def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
@@ -75,7 +76,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
     while at < len(payload):
         length = validate(payload, at)
         batch = payload[at : at + length]
-        flags, columns, _ = _FACTS.unpack_from(batch)
+        flags, columns, _ = _facts(batch)
         if flags & _REFUSED_FLAGS or columns & REFUSED_COLUMNS:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"batch has what clients may not send flags={flags:#x} columns={columns:#x}"
@@ -94,7 +95,7 @@ def split_by_key(
     Each part is made when it is asked for, None where what has to be done before the first takes its time. A batch without any key goes whole
     to the partition whose turn it is. Raises Missing(PARTITION_MISSING) when the topic has none.
     """
-    _, columns, record_count = _FACTS.unpack_from(batch)
+    _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())
     if not columns & _KEY_BIT or len(partitions) == 1:
         partition = partitions[next(round_robin) % len(partitions)]
