@@ -210,6 +210,15 @@ class Codec(IntEnum):
     ZSTD = 4
 
 
+class Refused(Exception):
+    """A part of a request that gets an error instead of what it asks for."""
+
+    def __init__(self, error: WireError, message: str) -> None:
+        super().__init__(message)
+        self.error: Final = error
+        self.message: Final = message
+
+
 class Request(NamedTuple):
     """A decoded request. body: a record made from the table; None for a version of API_VERSIONS that nobody here knows."""
 

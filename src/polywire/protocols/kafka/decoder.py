@@ -1,0 +1,549 @@
+"""Record batches of Kafka, version 2, into stored batches: one call checks a batch, one builds it.
+
+Promises: no Python object per record; every length is checked before it is followed; columns are sized before they are taken. Must not know:
+sockets, the broker, how records were compressed.
+
+A batch, numbers big-endian; the CRC covers what is behind it::
+
+    i64 base offset | i32 length of what follows | i32 leader epoch | i8 magic 2 | u32 CRC-32C | i16 attributes | i32 last offset delta |
+    i64 first time, ms | i64 greatest time | i64 producer id | i16 producer epoch | i32 base sequence | i32 record count | records
+
+Attributes: bits 0-2 codec, 3 times are those of appending, 4 transactional, 5 control. A record, all lengths and deltas zigzag varints::
+
+    length | u8 attributes | time delta | offset delta | key length, key | value length, value | header count | headers
+    header: name length, name | value length, value                                                  a length of -1 is null
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import cython
+
+from polywire.errors import BrokerError, ErrorCode
+from polywire.protocols.kafka.messages import Refused, WireError
+from polywire.records.memory import Lendable
+from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.kafka.crc32c import crc32c_raw
+    from cython.cimports.polywire.records.build import allocate, finish
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+else:
+    from polywire.protocols.kafka.crc32c import crc32c_raw
+    from polywire.records.build import allocate, finish
+    from polywire.records.memory import (
+        Lent,
+        clear,
+        lend,
+        lend_writable,
+        load_i32,
+        load_i64,
+        move,
+        store_i64,
+        store_u32,
+        store_u64,
+    )
+
+BATCH_HEAD_BYTES: Final = 61
+BATCH_BYTES_MAX: Final = 1_048_588  # of a batch as it was sent, what the reference broker takes by default
+
+_HEAD_BYTES = cython.declare(cython.Py_ssize_t, 61)
+_LOG_BYTES = cython.declare(cython.Py_ssize_t, 12)  # base offset and length, which the length does not count
+_NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262_144)
+_RECORD_BYTES_MIN = cython.declare(cython.longlong, 7)
+_SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)
+_COLUMN_COUNT = cython.declare(cython.int, 27)
+_NO_TIME = cython.declare(cython.longlong, -(2**63))
+_TIME_MS_MAX = cython.declare(cython.longlong, 2**62 // 1000)
+_DELTA_MAX = cython.declare(cython.longlong, 2**61)
+_I32_MAX = cython.declare(cython.longlong, 2_147_483_647)
+_MASK32 = cython.declare(cython.longlong, 0xFFFFFFFF)
+_MASK64: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class BatchHead(NamedTuple):
+    """What the head of a batch says. end: the position behind the batch. codec: how what follows the head is compressed."""
+
+    end: int
+    codec: int
+    record_count: int
+    has_append_time: bool
+    is_transactional: bool
+    first_time_ms: int
+    max_time_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+class Built(NamedTuple):
+    """A stored batch, not numbered yet; the greatest time of its records in ms (-1: none has one), and how many have no key."""
+
+    batch: bytearray
+    max_time_ms: int
+    null_keys: int
+
+
+# The head
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _load(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.longlong:
+    """A signed number of ``size`` bytes."""
+    i: cython.int
+    x: cython.longlong = p[at]
+    x -= (x >> 7) << 8
+    for i in range(1, size):
+        x = (x * 256) | p[at + i]
+    return x
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint:
+    return crc32c_raw(p, 21, end - 21) == _load(p, 17, 4) & _MASK32
+
+
+def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
+    """The head of the one batch that the records of a partition are in a PRODUCE request.
+
+    bytes_max: of the batch as it was sent. Raises Refused for a batch that is none, damaged, too large, or that a producer may not send.
+    Large ones are read without the GIL.
+    """
+    if records is None or len(records) == 0:
+        raise Refused(WireError.INVALID_RECORD, "there is no batch")
+    lent: Lent = lend(records)
+    end: cython.longlong
+    attributes: cython.longlong
+    count: cython.longlong
+    matches: cython.bint
+    if lent.size < _HEAD_BYTES or _load(lent.p, 8, 4) < _HEAD_BYTES - _LOG_BYTES or lent.p[16] != 2:
+        raise Refused(WireError.CORRUPT_MESSAGE, f"no batch of version 2 bytes={lent.size}")
+    end = _LOG_BYTES + _load(lent.p, 8, 4)
+    if end > bytes_max:
+        raise Refused(WireError.MESSAGE_TOO_LARGE, f"a batch is too large bytes={end} limit={bytes_max}")
+    if end > lent.size or lent.size - end >= _HEAD_BYTES:
+        raise Refused(WireError.INVALID_RECORD, f"not exactly one batch bytes={lent.size} batch={end}")
+    if end < _NOGIL_BYTES_MIN:
+        matches = _crc_matches(lent.p, end)
+    else:
+        with cython.nogil:
+            matches = _crc_matches(lent.p, end)
+    if not matches:
+        raise Refused(WireError.CORRUPT_MESSAGE, "a batch does not have its checksum")
+    attributes = _load(lent.p, 21, 2)
+    count = _load(lent.p, 57, 4)
+    reason = ""
+    if attributes & 32:
+        reason = "producers do not write control batches"
+    elif attributes & 7 > 4:
+        reason = f"unknown compression codec={attributes & 7}"
+    elif count < 1 or _load(lent.p, 23, 4) != count - 1:
+        reason = f"the count of records does not fit count={count} last={_load(lent.p, 23, 4)}"
+    elif _load(lent.p, 0, 8) != 0:
+        reason = f"the base offset is not 0 offset={_load(lent.p, 0, 8)}"
+    elif _load(lent.p, 43, 8) < -1 or (_load(lent.p, 43, 8) >= 0 and _load(lent.p, 53, 4) < 0):
+        reason = f"a producer has no sequence producer={_load(lent.p, 43, 8)} sequence={_load(lent.p, 53, 4)}"
+    if reason:
+        raise Refused(WireError.INVALID_RECORD, reason)
+    return BatchHead(
+        end,
+        attributes & 7,
+        count,
+        attributes & 8 != 0,
+        attributes & 16 != 0,
+        _load(lent.p, 27, 8),
+        _load(lent.p, 35, 8),
+        _load(lent.p, 43, 8),
+        _load(lent.p, 51, 2),
+        _load(lent.p, 53, 4),
+    )
+
+
+# The records
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _varint(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    shift_max: cython.int,
+    found: cython.p_longlong,
+) -> cython.Py_ssize_t:
+    """Put a zigzag number into ``found``; position behind it, -1 when it has no end before ``end`` or more bytes than it may have."""
+    x: cython.ulonglong = 0
+    byte: cython.ulonglong
+    shift: cython.int = 0
+    while at < end and shift <= shift_max:
+        byte = p[at]
+        at += 1
+        x |= (byte & 127) << shift
+        if byte < 128:
+            if cython.compiled:
+                found[0] = cython.cast(cython.longlong, x >> 1) ^ -cython.cast(cython.longlong, x & 1)
+            else:
+                x &= _MASK64
+                found[0] = (x >> 1) ^ -(x & 1)
+            return at
+        shift += 7
+    return -1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _sized(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, found: cython.p_longlong
+) -> cython.Py_ssize_t:
+    """Go over bytes behind their length, which is put into ``found``; position behind them, -1 when they do not fit."""
+    at = _varint(p, at, end, 28, found)
+    if at < 0 or found[0] < -1 or found[0] > end - at:
+        return -1
+    return at + found[0] if found[0] > 0 else at
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure_headers(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    count: cython.longlong,
+    sums: cython.p_longlong,
+    found: cython.p_longlong,
+) -> cython.Py_ssize_t:
+    """Add a record's headers to ``sums``; position behind them, -1 when they do not fit."""
+    sums[4] += count
+    while count > 0:
+        at = _sized(p, at, end, found)
+        if at < 0 or found[0] < 0:
+            return -1
+        sums[5] += found[0]
+        at = _sized(p, at, end, found)
+        if at < 0:
+            return -1
+        if found[0] > 0:
+            sums[6] += found[0]
+        count -= 1
+    return at
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure_payload(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    end: cython.Py_ssize_t,
+    span: cython.p_uchar,
+    place: cython.Py_ssize_t,
+    sums: cython.p_longlong,
+    which: cython.int,
+    found: cython.p_longlong,
+) -> cython.Py_ssize_t:
+    """Enter a key (``which`` 1) or a value (0) into ``span`` and the sums; position behind it, -1 when it does not fit."""
+    at = _sized(p, at, end, found)
+    if at < 0:
+        return -1
+    if found[0] >= 0:
+        sums[which] += found[0]
+        store_u32(span, place, at - found[0])
+    else:
+        sums[2 + which] += 1
+    store_u32(span, place + 4, found[0] & _MASK32)
+    return at
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure_time(
+    delta: cython.longlong, base_time: cython.longlong, timed: cython.bint, sums: cython.p_longlong
+) -> cython.longlong:
+    """The time of a record in microseconds; one that nothing here can hold is counted."""
+    time: cython.longlong = base_time
+    if timed and -_DELTA_MAX <= delta <= _DELTA_MAX:
+        time += delta
+    elif timed:
+        sums[9] += 1
+    if time > _TIME_MS_MAX or time < -_TIME_MS_MAX:
+        sums[9] += 1
+        return _NO_TIME
+    if time == -1:
+        sums[7] += 1
+        return _NO_TIME
+    if time > sums[8]:
+        sums[8] = time
+    return time * 1000
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _measure(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    base_time: cython.longlong,
+    timed: cython.bint,
+    spans: cython.p_uchar,
+    sums: cython.p_longlong,
+) -> cython.bint:
+    """Whether all records are sound. They are entered into ``spans``: i64 time, i32 position and length of key and of value, position and
+    count of headers.
+
+    timed: the deltas of times count. sums: bytes of values and of keys, null values, null keys, headers, bytes of their names and of their
+    values, records without time, greatest time, times out of range.
+    """
+    end: cython.Py_ssize_t
+    place: cython.Py_ssize_t = 0
+    if cython.compiled:
+        found = cython.declare(cython.longlong[1])
+    else:
+        found = [0]
+    for _ in range(count):
+        at = _varint(p, at, stop, 28, found)
+        if at < 0 or found[0] < 0 or found[0] > stop - at:
+            return False
+        end = at + found[0]
+        at = _varint(p, at + 1, end, 63, found)
+        if at < 0:
+            return False
+        store_i64(spans, place, _measure_time(found[0], base_time, timed, sums))
+        at = _varint(p, at, end, 28, found)
+        if at < 0:
+            return False
+        at = _measure_payload(p, at, end, spans, place + 8, sums, 1, found)
+        if at < 0:
+            return False
+        at = _measure_payload(p, at, end, spans, place + 16, sums, 0, found)
+        if at < 0:
+            return False
+        at = _varint(p, at, end, 28, found)
+        if at < 0 or found[0] < 0 or found[0] > end - at:
+            return False
+        store_u32(spans, place + 24, at)
+        store_u32(spans, place + 28, found[0])
+        if found[0] > 0:
+            at = _measure_headers(p, at, end, found[0], sums, found)
+        if at != end:
+            return False
+        place += _SPAN_BYTES
+    return at == stop
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill(
+    p: cython.p_uchar,
+    offsets_at: cython.Py_ssize_t,
+    bytes_at: cython.Py_ssize_t,
+    validity_at: cython.Py_ssize_t,
+    source: cython.p_const_uchar,
+    spans: cython.p_const_uchar,
+    count: cython.Py_ssize_t,
+) -> cython.void:
+    """Copy the keys or the values (``spans`` begins at them) into their columns."""
+    length: cython.longlong
+    end: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    if validity_at >= 0:
+        clear(p, validity_at, (count + 7) >> 3)
+    store_u32(p, offsets_at, 0)
+    for i in range(count):
+        length = load_i32(spans, _SPAN_BYTES * i + 4)
+        if length >= 0:
+            move(p, bytes_at + end, source, load_i32(spans, _SPAN_BYTES * i), length)
+            end += length
+            if validity_at >= 0:
+                p[validity_at + (i >> 3)] |= 1 << (i & 7)
+        store_u32(p, offsets_at + 4 * i + 4, end)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_headers(
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    source: cython.p_const_uchar,
+    end: cython.Py_ssize_t,
+    spans: cython.p_const_uchar,
+    count: cython.Py_ssize_t,
+) -> cython.void:
+    """Copy the headers of all records into their columns: names are text, values raw or null."""
+    names: cython.Py_ssize_t = 0
+    values: cython.Py_ssize_t = 0
+    entry: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    if cython.compiled:
+        found = cython.declare(cython.longlong[1])
+    else:
+        found = [0]
+    store_u32(p, places[22], 0)
+    store_u32(p, places[26], 0)
+    store_u32(p, places[32], 0)
+    for i in range(count):
+        at = load_i32(spans, _SPAN_BYTES * i + 24)
+        for _ in range(load_i32(spans, _SPAN_BYTES * i + 28)):
+            at = _sized(source, at, end, found)
+            move(p, places[28] + names, source, at - found[0], found[0])
+            names += found[0]
+            p[places[24] + entry] = 2
+            at = _sized(source, at, end, found)
+            p[places[30] + entry] = 0
+            if found[0] >= 0:
+                move(p, places[34] + values, source, at - found[0], found[0])
+                values += found[0]
+                p[places[30] + entry] = 1
+            entry += 1
+            store_u32(p, places[26] + 4 * entry, names)
+            store_u32(p, places[32] + 4 * entry, values)
+        store_u32(p, places[22] + 4 * i + 4, entry)
+
+
+@cython.cfunc
+def _arrange(
+    places: cython.p_longlong,
+    sums: cython.p_const_longlong,
+    count: cython.Py_ssize_t,
+    has_producer: cython.bint,
+    has_times: cython.bint,
+) -> cython.void:
+    """Sizes of the columns."""
+    i: cython.int
+    for i in range(_COLUMN_COUNT):
+        places[2 * i + 1] = -1
+    places[1] = 4 * count + 4
+    places[3] = sums[0]
+    if sums[2] > 0:
+        places[5] = (count + 7) >> 3
+    if sums[3] < count:
+        places[7] = 4 * count + 4
+        places[9] = sums[1]
+        if sums[3] > 0:
+            places[11] = (count + 7) >> 3
+    if has_producer:
+        places[13] = 9
+    if has_times:
+        places[19] = 8 * count
+    if sums[4] > 0:
+        places[23] = 4 * count + 4
+        places[25] = sums[4]
+        places[27] = 4 * sums[4] + 4
+        places[29] = sums[5]
+        places[31] = sums[4]
+        places[33] = 4 * sums[4] + 4
+        places[35] = sums[6]
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_all(
+    p: cython.p_uchar,
+    places: cython.p_const_longlong,
+    source: cython.p_const_uchar,
+    stop: cython.Py_ssize_t,
+    spans: cython.p_const_uchar,
+    count: cython.Py_ssize_t,
+) -> cython.void:
+    i: cython.Py_ssize_t
+    if cython.compiled:
+        _fill(p, places[0], places[2], places[4], source, spans + 16, count)
+        if places[6] >= 0:
+            _fill(p, places[6], places[8], places[10], source, spans + 8, count)
+    else:
+        _fill(p, places[0], places[2], places[4], source, spans[16:], count)
+        if places[6] >= 0:
+            _fill(p, places[6], places[8], places[10], source, spans[8:], count)
+    if places[18] >= 0:
+        for i in range(count):
+            store_i64(p, places[18] + 8 * i, load_i64(spans, _SPAN_BYTES * i))
+    if places[22] >= 0:
+        _fill_headers(p, places, source, stop, spans, count)
+
+
+@cython.cfunc
+def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cython.void:
+    """The producer of a batch: its id behind the letter that tells ids of this wire from others, its epoch and first sequence."""
+    i: cython.int
+    producer_id: cython.longlong = head.producer_id  # type: ignore[attr-defined]
+    p[at] = 107  # k
+    for i in range(8):
+        p[at + 1 + i] = (producer_id >> (56 - 8 * i)) & 255
+    store_i64(p, 56, head.producer_epoch)  # type: ignore[attr-defined]
+    store_u64(p, 64, head.base_sequence)  # type: ignore[attr-defined]
+
+
+def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
+    """A stored batch of the records of a batch, which lie between ``start`` and ``stop`` and are not compressed any more.
+
+    keep_times: records keep the time their producer gave them. Raises Refused for records that are broken, or too large when stored.
+    """
+    source: Lent = lend(plain)
+    at: cython.Py_ssize_t = start
+    end: cython.Py_ssize_t = stop
+    count: cython.Py_ssize_t = head.record_count
+    base_time: cython.longlong = head.max_time_ms if head.has_append_time else head.first_time_ms
+    timed: cython.bint = not head.has_append_time
+    i: cython.int
+    if cython.compiled:
+        places = cython.declare(cython.longlong[54])
+        sums = cython.declare(cython.longlong[10])
+        for i in range(10):
+            sums[i] = 0
+    else:
+        places = [0] * 54
+        sums = [0] * 10
+    sums[8] = -1
+    if at < 0 or at > end or end > source.size:
+        raise ValueError(f"records outside of their buffer start={start} stop={stop} size={source.size}")
+    if count > (end - at) // _RECORD_BYTES_MIN or end - at > _I32_MAX:
+        raise Refused(WireError.INVALID_RECORD, f"too few bytes for the records count={count} bytes={end - at}")
+    if base_time > _DELTA_MAX or base_time < -_DELTA_MAX:
+        raise Refused(WireError.INVALID_TIMESTAMP, f"a time is out of range time={base_time}")
+    spans: Lent = lend_writable(bytearray(_SPAN_BYTES * count))
+    if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums):
+        raise Refused(WireError.INVALID_RECORD, f"the records of a batch are broken count={count}")
+    if sums[9] > 0:
+        raise Refused(WireError.INVALID_TIMESTAMP, "a time is out of range")
+    _arrange(places, sums, count, head.producer_id >= 0, keep_times and sums[7] < count)
+    try:
+        batch = allocate(places, count)
+    except BrokerError as error:
+        too_large = error.code is ErrorCode.RECORD_TOO_LARGE
+        raise Refused(WireError.MESSAGE_TOO_LARGE if too_large else WireError.INVALID_RECORD, error.message) from None
+    target: Lent = lend_writable(batch)
+    _fill_all(target.p, places, source.p, end, spans.p, count)
+    if places[12] >= 0:
+        _put_producer(target.p, places[12], head)
+    finish(target.p, places, count)
+    return Built(batch, sums[8], sums[3])
