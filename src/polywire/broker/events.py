@@ -20,7 +20,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.clock import Clock
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
-from polywire.log.base import Completion, Log
+from polywire.log.base import Completion, WriteBatch
 from polywire.types import Buffer, Level
 
 ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
@@ -33,7 +33,9 @@ class Events:
 
     __slots__ = ("_admission", "_clock", "_forgot_at", "_log", "_settings", "_state")
 
-    def __init__(self, log: Log, state: State, admission: Admission, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(
+        self, log: WriteBatch, state: State, admission: Admission, settings: BrokerSettings, clock: Clock
+    ) -> None:
         self._log = log
         self._state = state
         self._admission = admission

@@ -15,7 +15,7 @@ from polywire.broker.sliced import SlicedWork
 from polywire.broker.topics import Partition
 from polywire.clock import Clock
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Completion, Log
+from polywire.log.base import Completion, WriteBatch
 from polywire.types import Level
 
 
@@ -35,7 +35,7 @@ def check_alive(partition: Partition) -> None:
         raise _missing(partition)
 
 
-def ask_bounds(log: Log, partition: Partition, then: Completion[Bounds]) -> None:
+def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
     """Take the end as it is now and call ``then`` with it once it is synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
@@ -68,7 +68,7 @@ class ManyBounds:
 
     def __init__(
         self,
-        log: Log,
+        log: WriteBatch,
         sliced: SlicedWork,
         clock: Clock,
         partitions: Sequence[Partition],

@@ -16,7 +16,7 @@ from polywire.broker.state import State, is_tracked
 from polywire.broker.topics import Partition
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
-from polywire.log.base import Completion, Log
+from polywire.log.base import Completion, WriteBatch
 from polywire.records import batch as batches
 from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
 from polywire.records.fields import header_fields
@@ -48,7 +48,9 @@ class Admission:
 
     __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
 
-    def __init__(self, log: Log, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners) -> None:
+    def __init__(
+        self, log: WriteBatch, state: State, settings: BrokerSettings, clock: ElapsedClock, owners: Owners
+    ) -> None:
         self._log = log
         self._state = state
         self._settings = settings

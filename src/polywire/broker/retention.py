@@ -10,7 +10,7 @@ from polywire.broker.catalog import Catalog
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.clock import Clock
 from polywire.errors import Busy
-from polywire.log.base import Log, Loop
+from polywire.log.base import Loop, Partitions
 
 
 def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
@@ -25,7 +25,7 @@ class Retention:
 
     __slots__ = ("_catalog", "_clock", "_log", "_loop", "_queue", "_settings", "_stopped")
 
-    def __init__(self, log: Log, catalog: Catalog, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+    def __init__(self, log: Partitions, catalog: Catalog, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         self._log = log
         self._catalog = catalog
         self._settings = settings

@@ -24,7 +24,7 @@ from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
-from polywire.log.base import Completion, Log, Publication, Ranges
+from polywire.log.base import Completion, Publication, Ranges, Staging
 from polywire.types import Buffer, Level
 
 TOKEN_BYTES: Final = 16
@@ -153,7 +153,7 @@ class StagedPublish:
     __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
 
     def __init__(
-        self, log: Log, state: State, settings: BrokerSettings, clock: ElapsedClock, *, owners: Owners
+        self, log: Staging, state: State, settings: BrokerSettings, clock: ElapsedClock, *, owners: Owners
     ) -> None:
         self._log = log
         self._state = state

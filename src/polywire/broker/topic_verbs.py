@@ -17,50 +17,34 @@ dropped count for the limit of partitions, so however fast topics come and go me
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 from polywire.broker import changes
-from polywire.broker.catalog import Catalog
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.quotas import Kind
-from polywire.broker.settings import BrokerSettings, TopicSettings
+from polywire.broker.settings import TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
-from polywire.broker.state import State
+from polywire.broker.topic_lookup import TopicLookup
 from polywire.broker.topic_work import AT_ONCE_MAX, retry_while_busy
 from polywire.broker.topics import Partition, Topic
+from polywire.broker.write_batch import ENTRY_BYTES, WriteBatchVerbs
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Completion, Log, Need, PartitionLog
+from polywire.log.base import Completion, Need, PartitionLog
 from polywire.types import Level, TopicName
-
-ENTRY_BYTES: Final = 40  # a directory entry of a journal group (decision 0002), and its padding
 
 Then = Callable[[Topic], None]
 """Called with a topic as soon as what was asked for can be used."""
 
 
-class TopicVerbs(ABC):
+class TopicVerbs(TopicLookup, WriteBatchVerbs):
     """A base of ``Broker``, whose state these verbs use."""
 
     __slots__ = ()
 
-    settings: BrokerSettings
     clock: Clock
-    _catalog: Catalog
-    _log: Log
-    _state: State
     _topic_work: OrderedWork
-
-    @abstractmethod
-    def topic(self, full_name: str) -> Topic:
-        """See ``Broker``."""
-
-    @abstractmethod
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """See ``Broker``."""
 
     # Topics begin
 

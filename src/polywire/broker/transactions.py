@@ -23,7 +23,7 @@ from polywire.broker.topics import Partition
 from polywire.broker.transaction_state import Scope, Transaction
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
-from polywire.log.base import NO_OFFSET, Completion, Log, Need, Ranges
+from polywire.log.base import NO_OFFSET, Completion, Need, Ranges, Staging
 from polywire.types import Buffer, Level
 
 _NO_TOKEN: Final = b""
@@ -40,7 +40,7 @@ class Transactions:
 
     def __init__(
         self,
-        log: Log,
+        log: Staging,
         state: State,
         *,
         admission: Admission,

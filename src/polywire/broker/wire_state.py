@@ -5,18 +5,23 @@ Promises: a value has an owner, whose share it counts for; what a wire keeps for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polywire.broker.changes import WireStateSet
 from polywire.broker.owners import ITSELF, Caller, heir
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State, key_size
+from polywire.broker.write_batch import WriteBatchVerbs
 from polywire.errors import Busy, ErrorCode, Invalid
+from polywire.log.base import Completion
+from polywire.types import Level
 
 
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """The change that keeps a value, or with None removes it. Raises as ``Broker.set_wire_state``."""
+    """The change that keeps a value, or with None removes it. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -31,3 +36,36 @@ def wire_change(
     size = key_size(key, value) if new else len(value) - len(kept[key])
     state.quotas.admit(Kind.KEYS, by, size, count=int(new), owner=owner)
     return WireStateSet(wire, key, value, heir(owner, by))
+
+
+class WireStateVerbs(WriteBatchVerbs):
+    """A base of ``Broker``, whose state these verbs use."""
+
+    __slots__ = ()
+
+    settings: BrokerSettings
+
+    def wire_state(self, wire: str) -> Mapping[str, bytes]:
+        """A live view of what a wire keeps here."""
+        return self._state.wire_state(wire)
+
+    def set_wire_state(
+        self,
+        wire: str,
+        key: str,
+        value: bytes | None,
+        *,
+        by: Caller = ITSELF,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Keep a value for a wire, None removes it. ``by``: for whom, where that is not the wire itself.
+
+        Raises Invalid(INVALID_REQUEST), Busy(BUSY) when there are too many keys, or too many bytes of one owner.
+        """
+        change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
+        self.change_all([change], level=level, done=done)
+
+    def wire_owner(self, wire: str, key: str) -> int:
+        """Whose value it is."""
+        return self._state.wire_owner(wire, key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polywire.cli.record_lines import parse_time_us
-from polywire.client.base import Client, PartitionBounds
+from polywire.client.base import PartitionBounds, TopicClient
 from polywire.client.consume import Bound
 from polywire.errors import ErrorCode, Invalid, Missing
 
@@ -53,7 +53,7 @@ def parse_start(text: str) -> Start:
         ) from error
 
 
-async def spans(client: Client, topic: str, *, partition: int | None, start: Start) -> list[Span]:
+async def spans(client: TopicClient, topic: str, *, partition: int | None, start: Start) -> list[Span]:
     """What to read of every partition, or of the one asked for. Raises Missing(PARTITION_MISSING), and what the client raises."""
     bounds = [part for part in await client.bounds(topic) if partition in (None, part.partition)]
     if not bounds:
@@ -61,7 +61,7 @@ async def spans(client: Client, topic: str, *, partition: int | None, start: Sta
     return [Span(part.partition, await _offset(client, topic, part, start), part.next_offset) for part in bounds]
 
 
-async def _offset(client: Client, topic: str, part: PartitionBounds, start: Start) -> int:
+async def _offset(client: TopicClient, topic: str, part: PartitionBounds, start: Start) -> int:
     match start:
         case Bound.EARLIEST:
             return part.first_offset

@@ -82,24 +82,8 @@ class Membership:
     partitions: tuple[int, ...]
 
 
-class Client(Protocol):
-    """An asynchronous client of one broker over one wire; ``client.connect.connect`` makes one.
-
-    Methods raise the kinds of ``polywire.errors``: Unavailable when the connection is lost (nobody knows then whether what was asked was
-    done), Denied without the permission, Invalid(INVALID_REQUEST), before anything is sent, for what the wire cannot do (``abilities``).
-
-    Example:
-        client = await connect("127.0.0.1:9555")
-        [place] = await client.produce("orders", [Record(b"hello", key=b"a")])
-        [record] = await client.fetch("orders", place.partition, place.offset, records_max=1)
-    """
-
-    @property
-    def abilities(self) -> frozenset[Ability]:
-        """What this wire can do."""
-
-    async def close(self) -> None:
-        """Close the connection; pending calls fail with Unavailable. Calling it again does nothing."""
+class TopicClient(Protocol):
+    """Topics over one wire, and where their partitions begin and end."""
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Make a topic.
@@ -148,6 +132,10 @@ class Client(Protocol):
             Missing: TOPIC_MISSING.
         """
 
+
+class RecordClient(Protocol):
+    """Records over one wire: written and read."""
+
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
@@ -182,6 +170,10 @@ class Client(Protocol):
             Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE: below the first offset or above the next one.
             Corrupt: stored bytes are damaged; the message tells the ``next_offset`` to go on at.
         """
+
+
+class GroupClient(Protocol):
+    """Groups over one wire: their members and their positions."""
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
         """Become a member of a group that shares a topic's partitions, or come back as the same one.
@@ -250,3 +242,23 @@ class Client(Protocol):
             topic: full name.
             partition: its number, from 0.
         """
+
+
+class Client(TopicClient, RecordClient, GroupClient, Protocol):
+    """An asynchronous client of one broker over one wire; ``client.connect.connect`` makes one.
+
+    Methods raise the kinds of ``polywire.errors``: Unavailable when the connection is lost (nobody knows then whether what was asked was
+    done), Denied without the permission, Invalid(INVALID_REQUEST), before anything is sent, for what the wire cannot do (``abilities``).
+
+    Example:
+        client = await connect("127.0.0.1:9555")
+        [place] = await client.produce("orders", [Record(b"hello", key=b"a")])
+        [record] = await client.fetch("orders", place.partition, place.offset, records_max=1)
+    """
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What this wire can do."""
+
+    async def close(self) -> None:
+        """Close the connection; pending calls fail with Unavailable. Calling it again does nothing."""

@@ -238,37 +238,14 @@ class Publication(Protocol):
         """Give back everything taken; not to be called once it is published."""
 
 
-class Log(Protocol):
-    """All partitions of one shard. Everything called between two commits becomes one group, in call order.
-
-    The first addition to an empty write batch schedules ``commit`` on the loop.
-    """
-
-    @property
-    def epoch(self) -> int:
-        """Number of this start."""
-
-    @property
-    def congested(self) -> bool:
-        """Whether producers should be read no further for now: sealing or syncing is behind. Never because the disk is full."""
-
-    def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when the log is not congested (any more)."""
+class Partitions(Protocol):
+    """The partitions of one shard: they begin and end, and what they hold is removed or waited for."""
 
     def partition(self, incarnation: int) -> PartitionLog:
         """An open partition. Raises Missing(PARTITION_MISSING)."""
 
     def incarnations(self) -> Sequence[int]:
         """All open partitions."""
-
-    def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
-        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the write batch first if
-        they would not fit. Nobody is notified in here, nor in any other addition: what the caller has looked up before stays true.
-
-        need: what for; changes, and beyond them removals, may use what is kept free for them where space is short. What was reserved is
-            there for these additions, whatever they are.
-        Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
-        """
 
     def open_partition(self, incarnation: int) -> PartitionLog:
         """Begin a partition, empty, at offset 0."""
@@ -284,6 +261,36 @@ class Log(Protocol):
         is the newest of its key for longer than this. Offsets and addresses of what stays do not change. Raises
         Missing(PARTITION_MISSING)."""
 
+    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends, unless the handle is cancelled."""
+
+
+class WriteBatch(Protocol):
+    """What is added to one shard. Everything called between two commits becomes one group, in call order.
+
+    The first addition to an empty write batch schedules ``commit`` on the loop.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Number of this start."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether producers should be read no further for now: sealing or syncing is behind. Never because the disk is full."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call back once, on the loop, when the log is not congested (any more)."""
+
+    def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
+        """Make sure that the additions of the next calls, ``size`` bytes in all, land in one group: writes the write batch first if
+        they would not fit. Nobody is notified in here, nor in any other addition: what the caller has looked up before stays true.
+
+        need: what for; changes, and beyond them removals, may use what is kept free for them where space is short. What was reserved is
+            there for these additions, whatever they are.
+        Raises Invalid(RECORD_TOO_LARGE) above the group limit, Busy(DISK_FULL) when space is short.
+        """
+
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
         """Add a batch (validated, unnumbered). A writable batch is numbered in place and must stay untouched until commit; small ones
         of one partition are merged. ``done`` gets the offset of this batch's first record once ``level`` is reached.
@@ -293,6 +300,23 @@ class Log(Protocol):
 
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         """Add an opaque state change, replayed through ``Replay.apply``."""
+
+    def barrier(self, level: Level, done: Completion[int]) -> None:
+        """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
+
+    def write(self) -> None:
+        """Write the write batch as one group now; whoever waits for it is notified later, not from in here."""
+
+    def commit(self) -> None:
+        """Write the write batch as one group now and call the ``done`` of everything that asked for ``written`` or less."""
+
+
+class Staging(WriteBatch, Protocol):
+    """Batches that wait under tokens, and what is added with them when they are published."""
 
     def stage(
         self,
@@ -332,21 +356,9 @@ class Log(Protocol):
     def abandon(self, tokens: Sequence[bytes]) -> None:
         """Drop staged batches; unknown tokens are ignored."""
 
-    def barrier(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything committed so far has reached ``level`` (syncing now if need be)."""
 
-    @property
-    def uncommitted(self) -> bool:
-        """Whether something was added since the last commit: only without it does ``next_offset`` count everything."""
-
-    def write(self) -> None:
-        """Write the write batch as one group now; whoever waits for it is notified later, not from in here."""
-
-    def commit(self) -> None:
-        """Write the write batch as one group now and call the ``done`` of everything that asked for ``written`` or less."""
-
-    def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once, on the loop, when readable_offset > offset or the partition ends, unless the handle is cancelled."""
+class Log(Partitions, Staging, Protocol):
+    """All of one shard. What a caller needs of it is a port of its own above."""
 
     def close(self) -> None:
         """Commit, sync and stop all threads; every pending ``done`` is called first."""

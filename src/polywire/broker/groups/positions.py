@@ -5,30 +5,24 @@ Promises: positions of a topic that does not exist yet wait under its name. Must
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from polywire.broker import changes
 from polywire.broker.groups.commits import Commits
 from polywire.broker.owners import NOBODY, Caller, Owners
-from polywire.broker.state import State
 from polywire.broker.topics import Topic
+from polywire.broker.write_batch import WriteBatchVerbs
 from polywire.log.base import Completion
 from polywire.types import Level, PositionKind
 
 
-class PositionVerbs(ABC):
+class PositionVerbs(WriteBatchVerbs):
     """A base of ``Broker``, whose state these verbs use."""
 
     __slots__ = ()
 
     owners: Owners
     _commits: Commits
-    _state: State
-
-    @abstractmethod
-    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """See ``Broker``."""
 
     def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
         """The next offset a consumer or group will read, None when it never committed."""

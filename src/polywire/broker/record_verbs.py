@@ -1,0 +1,135 @@
+"""The broker's verbs about records: the part of its facade that stores and reads them.
+
+Promises: a plain batch is handed to the log with one look at its header. Must not know: wires, how the log keeps its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from polywire.broker.fetch import Bounds, ManyBounds, ask_bounds, check_alive
+from polywire.broker.owners import NOBODY, Caller
+from polywire.broker.produce import PRODUCER_BIT, Admission, admission_fields
+from polywire.broker.sliced import SlicedWork
+from polywire.broker.state import State
+from polywire.broker.topics import Partition
+from polywire.clock import Clock, ElapsedClock
+from polywire.log.base import Completion, Handle, Located, Log, PartitionLog, Read
+from polywire.types import Buffer, Level
+
+_PRODUCER_COUNT_BITS: Final = 32  # of a producer's id: how many one start gives out
+
+
+class Append(Protocol):
+    """``WriteBatch.append``, looked up once."""
+
+    def __call__(
+        self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None
+    ) -> None: ...
+
+
+class RecordVerbs:
+    """A base of ``Broker``, whose log and state these verbs use. ``appended``: batches taken so far, stored or staged, by which a
+    connection knows that its peer produces."""
+
+    __slots__ = ("_producer_ids", "appended")
+
+    appended: int
+    clock: Clock
+    elapsed: ElapsedClock
+    sliced: SlicedWork
+    _admission: Admission
+    _append: Append
+    _log: Log
+    _plain_bytes_max: int
+    _producer_ids: int
+    _state: State
+
+    def produce(
+        self, partition: Partition, batch: Buffer, *, by: Caller = NOBODY, level: Level, done: Completion[int] | None
+    ) -> None:
+        """Append one validated batch; ``done`` gets the offset of its first record once ``level`` is reached.
+
+        A batch that names a producer with an epoch and consecutive sequences is appended once only; a repeat is answered with the
+        original's offset (-1 when that is no longer remembered) at its level. A writable batch is numbered in place.
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED),
+        Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
+        """
+        self.appended += 1
+        length, _, columns, body_bytes = admission_fields(batch)
+        if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
+            self._admission.produce(partition, batch, by=by, level=level, done=done)
+        else:
+            self._append(partition.log, batch, level=level, done=done)
+
+    def new_producer_id(self) -> int:
+        """A number of 63 bits that no producer has had here, and none will have: the number of this start, and a count."""
+        self._producer_ids += 1
+        return self._log.epoch << _PRODUCER_COUNT_BITS | self._producer_ids
+
+    def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
+        """Epoch and last sequence of a producer in a partition, None when nothing of it is remembered."""
+        return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
+
+    def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """What a sequence stands for that wraps around behind 2^31 - 1, as ``Producers.unwrapped`` says; to be stored as it is.
+
+        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not begin at 0.
+        """
+        now_us = self.elapsed.now_us()
+        return self._state.producers.unwrapped(
+            partition.incarnation, producer, epoch=epoch, sequence=sequence, now_us=now_us
+        )
+
+    def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
+        """Where a producer's record with this sequence was stored, -1 when that is not remembered any more."""
+        return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Completion[Read],
+        offset_end: int | None = None,
+    ) -> Read | Handle:
+        """Stored batches from the one holding ``offset`` on, as ``PartitionLog.read`` says.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        """
+        if partition.ended:
+            check_alive(partition)
+        return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
+
+    def locate(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        then: Completion[Located],
+        offset_end: int | None = None,
+    ) -> Located | Handle:
+        """Where sealed records lie as files, as ``PartitionLog.locate`` says; only for who may fetch them.
+
+        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        """
+        check_alive(partition)
+        return partition.log.locate(offset, then, offset_end=offset_end)
+
+    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once when records from ``offset`` on can be read or the partition ended, unless the handle is cancelled.
+
+        Raises Missing(PARTITION_MISSING).
+        """
+        check_alive(partition)
+        return self._log.wait(partition.log, offset, wake)
+
+    def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
+        """As ``bounds``, of many partitions at once, in their order; Missing(PARTITION_MISSING) when one of them has ended."""
+        ManyBounds(self._log, self.sliced, self.clock, partitions, then)
+
+    def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
+        """Call ``then`` with first and next offset, epoch and next address as of now, once synced. Raises Missing(PARTITION_MISSING)."""
+        ask_bounds(self._log, partition, then)
