@@ -20,6 +20,8 @@ SPELLED := src tests docs changes deploy examples benchmarks tools $(wildcard *.
 CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard requirements/interop/*.lock))
 FUZZ_SECONDS ?= 30
+SIM_COUNT ?= 0
+SIM_FIRST ?= 0
 WORKERS ?= 2
 # Modules stay together, and begin in the order that tests/conftest.py gives: the longest first.
 SPREAD := --dist loadscope --no-loadscope-reorder
@@ -27,7 +29,7 @@ PYTEST_ARGS ?=
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 AUDIT_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz bench docs audit sbom demo wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim bench docs audit sbom demo wheel-test lock clean distclean spark
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -86,6 +88,9 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30)
 		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
 		FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTHON) -m tests.fuzz.$$target; \
 	done
+
+sim: dev ## Run the log in simulated worlds until a promise is broken; SEED=7 tells one run, SIM_COUNT=100 ends after so many
+	$(PYTHON) -m polywire.testing.sim $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
 
 bench: dev ## Measure this machine and print the table
 	$(PYTHON) -m benchmarks

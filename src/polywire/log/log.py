@@ -102,7 +102,7 @@ class FileLog:
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
         self._broker_state: Encoding | None = None
-        self._rests_on = self._marked_synced = sequence
+        self._rests_on = self._removed_at = self._marked_synced = sequence
         """The last group that did more than append: a snapshot taken now holds what it did."""
         self._flusher = Flusher(
             journal,
@@ -382,14 +382,14 @@ class FileLog:
         except OSError as error:
             self._fail(storage_failed(error))
             return False
-        self._sequence = sequence
-        self._checksum = head.checksum
+        self._sequence, self._checksum = sequence, head.checksum
         slot = journal.current
         assert slot is not None, "it was just written"
         draft.settle(self._state.contents[slot.serial], slot.serial, position + len(first))
         self._flusher.wrote(sequence, position, head.size)
         if not draft.only_appends or head.producers:
             self._rests_on = sequence
+            self._removed_at = sequence if draft.removes else self._removed_at
             if draft.state_changed or head.producers:
                 self._broker_state = None
         if self._waits.count and not self._hides_unsynced:
@@ -463,13 +463,13 @@ class FileLog:
         return self._broker_state, self._rests_on
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        # Recovery begins behind the slot. It needs this group and what the snapshot rests on: if that lies in the slot, this group alone.
-        alone = snapshot[1] <= slot.last
+        # Recovery begins behind the slot. It needs this group, and what snapshot and segments rest on: what was removed is not in them.
         if not self._write_apart():
             return
+        alone = (rests_on := max(snapshot[1], self._removed_at)) <= slot.last
         if not alone:
             self._flusher.spare(slot)
-        self._name(sealed_content(new, ()), slot.last, None if alone else done, snapshot)
+        self._name(sealed_content(new, ()), slot.last, None if alone else done, (snapshot[0], rests_on))
         if alone and self._failure is None:
             self._flusher.sync_last(slot, done)
 

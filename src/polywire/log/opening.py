@@ -63,6 +63,7 @@ def open_log(
     """
     try:
         make_directories(files, directory)
+        _sync_names(files, directory)
         data_directory = DataDirectory.owned(directory, files)
         unlock = _lock(files, directory, data_directory)
     except OSError as error:
@@ -77,6 +78,13 @@ def open_log(
             raise storage_failed(error) from error
         undone.pop_all()
         return log
+
+
+def _sync_names(files: Files, directory: Path) -> None:
+    """Make the names of the data directory, and those in it, durable: a process that was killed may have left that undone."""
+    with suppress(PermissionError):  # who may not look above it has not made it
+        files.sync_directory(directory.parent)
+    files.sync_directory(directory)
 
 
 def lock_directory(directory: Path, files: Files = SYSTEM_FILES) -> Callable[[], None]:
@@ -345,7 +353,7 @@ class _Opening:
         head.entry(EntryKind.START, 0, 0, b"")
         _enter(head, parts, EntryKind.SEALED, chain.sealed, sealed_content((), ()))
         if chain.snapshot is not None:
-            _enter(head, parts, EntryKind.SNAPSHOT, chain.broker_sequence, chain.snapshot.encode("ascii"))
+            _enter(head, parts, EntryKind.SNAPSHOT, chain.rests_on, chain.snapshot.encode("ascii"))
         if not self._journal.free:
             last = chain.groups[-1]
             self._journal.go_on(last.slot, last.position + last.length)

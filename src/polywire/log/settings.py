@@ -69,7 +69,7 @@ class LogSettings:
 
         Where all slots wait for a disk without space, positions would use it up; freeing a slot, or a segment, takes a group.
         """
-        kept = min(KEPT_BYTES, self.slot_bytes // 8) + 2 * PAGE_BYTES
+        kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES  # half of it must do to name segments
         return kept, kept * 3 // 4, kept // 2
 
     @property

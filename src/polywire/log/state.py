@@ -113,8 +113,10 @@ class LogState:
                 self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
-        """A pass of compaction has ended here."""
-        partition.clean_offset = self.clean[partition.incarnation] = offset
+        """A pass of compaction has ended here; a partition may have ended before it."""
+        partition.clean_offset = offset
+        if not partition.ended:
+            self.clean[partition.incarnation] = offset
 
     # Staging
 

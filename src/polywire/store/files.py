@@ -220,4 +220,6 @@ def make_directories(files: Files, path: Path) -> None:
         make_directories(files, path.parent)
         made = files.make_directory(path)
     if made:
+        with suppress(PermissionError):  # whoever made the one above may have been killed before this
+            files.sync_directory(path.parent.parent)
         files.sync_directory(path.parent)

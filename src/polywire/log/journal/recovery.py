@@ -65,13 +65,13 @@ class Chain:
     """What recovery has to go by. ``groups`` follow ``sealed``, the sequence everything up to which is in segments.
 
     snapshot: name of the newest snapshot's blob, None when there is none.
-    broker_sequence: the broker's state in the snapshot is that after this group.
+    rests_on: the last group that the snapshot, or the segments it lists, depend on.
     checksum: of the last group of all.
     """
 
     start: int
     sealed: int
-    broker_sequence: int
+    rests_on: int
     snapshot: str | None
     groups: Sequence[FoundGroup]
     checksum: int
@@ -85,10 +85,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """``broker_sequence`` is also how far the chain must reach for the snapshot to hold nothing that was lost."""
+    """``rests_on`` is how far the chain must reach: the snapshot holds nothing of groups that were lost, and the segments lack nothing that
+    was removed by these."""
 
     sealed: int
-    broker_sequence: int
+    rests_on: int
     snapshot: str | None
     checksum: int
 
@@ -105,7 +106,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     for naming in _namings(found_groups):
         groups = list(_follow(found_groups, naming.sealed, through=through))
         sequence = groups[-1].sequence if groups else naming.sealed
-        if sequence >= naming.broker_sequence:
+        if sequence >= naming.rests_on:
             break
     else:
         raise Corrupt(ErrorCode.CORRUPT, f"journal names no state that can be reached start={start}")
@@ -113,7 +114,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     if through is None:
         torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
     checksum = groups[-1].checksum if groups else naming.checksum
-    return Chain(start, naming.sealed, naming.broker_sequence, naming.snapshot, groups, checksum, torn)
+    return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn)
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
@@ -180,15 +181,15 @@ def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
 
 
 def _read_naming(group: FoundGroup) -> _Naming:
-    sealed = broker_sequence = group.sequence - 1
+    sealed = rests_on = group.sequence - 1
     name = None
     for entry in read_directory(group.slot.view, group.position):
         if entry.kind == EntryKind.SEALED:
-            sealed = broker_sequence = entry.argument
+            sealed = rests_on = entry.argument
         elif entry.kind == EntryKind.SNAPSHOT:
-            broker_sequence = entry.argument
+            rests_on = entry.argument
             name = bytes(group.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
-    return _Naming(sealed, broker_sequence, name, group.checksum)
+    return _Naming(sealed, rests_on, name, group.checksum)
 
 
 def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:

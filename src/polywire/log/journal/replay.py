@@ -45,6 +45,8 @@ class Player:
         self._state = state
         self._replay = replay
         self._chain = chain
+        self._broker_sequence = chain.rests_on
+        """The broker's state that was restored is that after this group."""
         self._expiries: dict[tuple[bytes, int], int] = {}
         """By token and segment: a token may have been used before."""
         self._published: list[bytes] = []
@@ -78,13 +80,16 @@ class Player:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._replay.restore(snapshot.broker)
+        self._broker_sequence = snapshot.broker_sequence
         self._expiries = {(token, number): expires_at_us for token, expires_at_us, number in snapshot.tokens}
         at = 0
         while at < len(snapshot.partitions):
             partition = self._state.make(packed_incarnation(snapshot.partitions, at))
             at = partition.unpack(snapshot.partitions, at)
         for incarnation, offset in snapshot.clean.items():
-            self._state.cleaned(self._state.partitions[incarnation], offset)
+            compacted = self._state.partitions.get(incarnation)
+            if compacted is not None:  # some snapshots tell of partitions that had ended
+                self._state.cleaned(compacted, offset)
         new, removed = self._named()
         self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
@@ -185,7 +190,7 @@ class Player:
                 self._state.unstage(bytes(view[at : at + TOKEN_BYTES]) for at in range(0, len(view), TOKEN_BYTES))
             case EntryKind.CHANGE:
                 self._unstage_published()
-                if group.sequence > self._chain.broker_sequence:
+                if group.sequence > self._broker_sequence:
                     self._replay.apply(bytes(view))
             case EntryKind.OPEN:
                 made = self._state.make(entry.partition)

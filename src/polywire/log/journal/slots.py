@@ -110,12 +110,14 @@ class FileJournal:
     """The slots of one directory. Guards: the current slot is written at ``position`` and nowhere else; free slots hold nothing needed."""
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
-        self.files = files
+        self._files = files
         self._directory = directory
         self._slot_bytes = slot_bytes
         self._slot_count_max = slot_count_max
         self._serial = 0
         self._making = 0
+        self._planned = 0
+        """The highest number of a slot that is being made, while one is."""
         self.slots: Final[dict[int, Slot]] = {}
         """Every slot that holds something needed, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
@@ -130,34 +132,36 @@ class FileJournal:
 
     def open_all(self) -> list[Slot]:
         """Open every slot that exists; each counts as needed until ``release``. Raises Corrupt, Unavailable, OSError."""
-        make_directories(self.files, self._directory)
-        for name in self.files.names(self._directory):
+        make_directories(self._files, self._directory)
+        for name in self._files.names(self._directory):
             if name.startswith("."):  # a slot or a seed that was being made
-                self.files.unlink(self._directory / name)
-        self.seed = find_seed(self.files, self._directory, has_slots=any(self._slot_paths()))
+                self._files.unlink(self._directory / name)
+        # Who was killed before it could do this has left names that a power loss takes.
+        self._files.sync_directory(self._directory)
+        self.seed = find_seed(self._files, self._directory, has_slots=any(self._slot_paths()))
         for slot in self._open_slots():
             slot.lock()
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
         """Open every slot that exists, to be read: nothing is changed. Raises Corrupt, OSError."""
-        self.seed = read_seed(self.files, self._directory) if any(self._slot_paths()) else 0
+        self.seed = read_seed(self._files, self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
 
     def _slot_paths(self) -> list[Path]:
-        names = self.files.names(self._directory)
+        names = self._files.names(self._directory)
         return [self._directory / name for name in sorted(names) if name.startswith("slot-") and name.endswith(_SUFFIX)]
 
     def _open_slots(self) -> Iterator[Slot]:
         for path in self._slot_paths():
-            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed, self.files)
+            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed, self._files)
             self._use(slot)
             slot.check_readable()
             yield slot
 
     def keep_seed(self) -> None:
         """Make sure that there are two sound copies of the seed; call it once groups verified by it, or there were none. Raises OSError."""
-        keep_seed(self.files, self._directory, self.seed)
+        keep_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
         """Whether nothing was ever written to any slot but perhaps the group of a start, which holds nothing."""
@@ -187,11 +191,12 @@ class FileJournal:
 
     def plan_slot(self) -> Callable[[], Slot]:
         """A job that makes one more slot; for any thread. Give its result to ``add``."""
-        numbers = {slot.number for slot in (*self.slots.values(), *self.free)}
-        number = next(number for number in range(len(numbers) + self._making, 1 << 16) if number not in numbers)
+        taken = {slot.number for slot in (*self.slots.values(), *self.free)}
+        first = self._planned + 1 if self._making else 0  # two that are made at a time must not be one file
+        self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
         self._making += 1
         path = self._directory / f"slot-{number:04d}{_SUFFIX}"
-        return lambda: make_slot(path, number, self._slot_bytes, self.seed, self.files)
+        return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
         """A slot was made, or could not be."""
@@ -207,7 +212,7 @@ class FileJournal:
         if slot.size == self._slot_bytes and self.count < self._slot_count_max:
             self.free.append(slot)
         else:
-            self.files.unlink(slot.path)
+            self._files.unlink(slot.path)
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
@@ -227,7 +232,7 @@ class FileJournal:
     def lend(self, slot: Slot) -> None:
         """Leave a slot of which only readers need anything to them, nameless: another takes its place. The caller closes it in the end."""
         del self.slots[slot.serial], self.views[slot.serial]
-        self.files.unlink(slot.path)
+        self._files.unlink(slot.path)
 
     def close(self) -> None:
         """Close every file."""

@@ -33,6 +33,9 @@ _PADDING: Final = bytes(8)
 _Result = TypeVar("_Result")
 
 
+_REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON})
+
+
 class Draft:
     """The group that is being written. Guards: ``parts`` are the bytes of the entries in ``head``, in order."""
 
@@ -46,6 +49,7 @@ class Draft:
         "only_appends",
         "parts",
         "placed",
+        "removes",
         "state",
         "state_changed",
         "synced",
@@ -74,6 +78,7 @@ class Draft:
         self.synced: list[Call] = []
         self.state_changed = False
         self.only_appends = True
+        self.removes = False
 
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
         """Complete with ``result`` once the group has its level."""
@@ -103,6 +108,7 @@ class Draft:
     def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
         """Enter anything that is no batch."""
         self.only_appends &= kind >= EntryKind.SEALED
+        self.removes |= kind in _REMOVING
         self.head.entry(kind, partition, argument, content)
         size = len(content)
         if size:

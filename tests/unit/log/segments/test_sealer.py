@@ -14,6 +14,7 @@ from polywire.log.settings import LogSettings
 from polywire.log.worker import attempt
 from polywire.store.system_files import SystemMapping
 from polywire.types import Buffer, Level
+from tests.crash.disk import JournalDisk
 from tests.unit.log.rig import SMALL, batch_of
 from tests.unit.log.schedule import ManualRig
 
@@ -102,4 +103,53 @@ def test_a_flush_covers_the_group_that_frees_a_slot(tmp_path: Path, monkeypatch:
     assert told
     rig.step("sync")
     assert flushed[0][0] <= positions[1] < flushed[0][1]
+    rig.kill()
+
+
+def test_segments_without_what_was_trimmed_count_with_the_trim_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss that takes a trim takes the segments that were made behind it as well."""
+    disk = JournalDisk(monkeypatch)
+    rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
+    partition, values = rig.log.open_partition(1), list[bytes]()
+    slot = rig.log._journal.current
+    while rig.log._journal.current is slot:
+        values.append(b"%d" % len(values) + b"." * 2000)
+        rig.append(partition, values[-1:])
+        rig.log.commit()
+    rig.passes(1)  # the sealer encodes the broker's state, and has not looked yet what is to be sealed
+    rig.log.trim(1, len(values) - 2)
+    rig.log.commit()
+    values.append(b"." * 6000)  # what names the segments lies on another page than the trim
+    rig.append(partition, values[-1:])
+    rig.log.commit()
+    rig.passes()
+    rig.step("seal")
+    rig.workers["sync"].step()
+    rig.kill()
+    disk.lose_power(tmp_path, None)
+    rig.open()
+    found = rig.log.partition(1)
+    assert rig.read(found, found.first_offset) == values[found.first_offset : found.next_offset]
+    rig.kill()
+
+
+def test_a_partition_that_ended_while_it_was_compacted_is_in_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = ManualRig(tmp_path, monkeypatch, SETTINGS)
+    ended, kept = rig.log.open_partition(1), rig.log.open_partition(2)
+    rig.log.commit()
+    rig.log.drop_partition(1)
+    rig.log.commit()
+    rig.log._state.cleaned(ended, 7)  # as the pass does that was under way
+    assert not rig.log._state.clean
+    rig.log._state.clean[1] = 7  # as snapshots of earlier versions have it
+    values = list[bytes]()
+    fill_slot(rig, kept, values)
+    rig.drain()
+    rig.kill()
+    rig.open()
+    assert rig.read(rig.log.partition(2)) == values
     rig.kill()

@@ -1,0 +1,87 @@
+"""``python -m polywire.testing.sim``: run the log in a simulated world, and tell what happened.
+
+Promises: ends with 1 at the first run that breaks a promise, and says which number replays it. Must not know: what happens in a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+import structlog
+
+from polywire.testing.sim.model import Violation
+from polywire.testing.sim.world import STEPS, World
+
+LINES_SHOWN = 60  # of a failed run
+PROGRESS_RUNS = 25  # between two lines that say how far it is
+
+
+def main() -> int:
+    """Tell the story of one run, or count runs until one fails."""
+    parser = argparse.ArgumentParser(prog="python -m polywire.testing.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="run this one and tell its story")
+    parser.add_argument("--steps", type=int, default=STEPS, help="how long a run is")
+    parser.add_argument("--first", type=int, default=0, help="without --seed: the first of the runs")
+    parser.add_argument("--count", type=int, default=0, help="without --seed: how many runs; 0 for ever")
+    parser.add_argument("--quiet", action="store_true", help="with --seed: tell only how it ends")
+    given = parser.parse_args()
+    structlog.configure(processors=[_drop])  # what the log writes for operators is no event
+    if given.seed is not None:
+        return _tell(given.seed, given.steps, quiet=given.quiet)
+    return _count(given.first, given.count, given.steps)
+
+
+def _drop(*_: object) -> dict[str, object]:
+    raise structlog.DropEvent
+
+
+def _tell(seed: int, steps: int, *, quiet: bool) -> int:
+    world = World(seed, steps=steps, show=None if quiet else _say)
+    try:
+        world.run()
+    except Violation as violation:
+        _say(f"seed {seed} broke a promise: {violation}")
+        return 1
+    finally:
+        _say(f"seed {seed} steps={steps} events={world.story.number} digest={world.story.digest()}")
+    return 0
+
+
+def _count(first: int, count: int, steps: int) -> int:
+    totals: Counter[str] = Counter()
+    seed, begun = first, time.monotonic()
+    while not count or seed < first + count:
+        world = World(seed, steps=steps)
+        kept = False
+        try:
+            world.run()
+            kept = True
+        except Violation as violation:
+            _say(f"seed {seed} broke a promise: {violation}")
+            return 1
+        finally:
+            if not kept:
+                _say("\n".join(list(world.story.lines)[-LINES_SHOWN:]))
+                _say(f"replay: python -m polywire.testing.sim --seed {seed} --steps {steps}")
+        totals += world.story.counts
+        seed += 1
+        done = seed - first
+        rate = done / (time.monotonic() - begun)
+        if done % PROGRESS_RUNS and done != count:
+            continue
+        _say(f"{done} runs, {totals.total()} events, {totals['killed']} kills, {rate:.1f} runs/s")
+    for event, number in sorted(totals.items()):
+        _say(f"{event:14} {number}")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

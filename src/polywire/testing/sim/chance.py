@@ -1,0 +1,61 @@
+"""Where every decision of a run comes from: numbers that follow from one, the same on every machine and in every version of Python.
+
+Promises: two of one seed give the same numbers for ever (SplitMix64, https://doi.org/10.1145/2714064.2660195). Must not know: what is
+decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+_T = TypeVar("_T")
+
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+_WHOLE: Final = 1 << 53
+
+
+class Chance:
+    """One sequence of numbers."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed * _STEP & _MASK
+
+    def number(self) -> int:
+        """The next number below 2 ** 64."""
+        self._state = mixed = self._state + _STEP & _MASK
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+        return mixed ^ mixed >> 31
+
+    def below(self, end: int) -> int:
+        """A number from 0 on, below ``end``."""
+        return self.number() * end >> 64
+
+    def share(self) -> float:
+        """A number from 0 on, below 1."""
+        return (self.number() >> 11) / _WHOLE
+
+    def happens(self, probability: float) -> bool:
+        """Whether something of this probability happens now."""
+        return self.share() < probability
+
+    def one_of(self, items: Sequence[_T]) -> _T:
+        """One of these, each as likely as any other."""
+        return items[self.below(len(items))]
+
+    def weighted(self, items: Sequence[_T], weights: Sequence[float]) -> _T:
+        """One of these, as likely as its weight says."""
+        left = self.share() * sum(weights)
+        for item, weight in zip(items, weights, strict=True):
+            left -= weight
+            if left < 0:
+                return item
+        return items[-1]
+
+    def token(self, size: int) -> bytes:
+        """So many bytes."""
+        return b"".join(self.number().to_bytes(8, "little") for _ in range(-(-size // 8)))[:size]

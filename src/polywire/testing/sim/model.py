@@ -1,0 +1,233 @@
+"""What a log must hold: everything that was asked for, in order, and how much of it was acknowledged at which level.
+
+Promises: judges what a start has found and what a reader was given; whatever cannot be explained by what was asked for, acknowledged and
+lost is a ``Violation``. Must not know: how the log does it, when anything happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from polywire.records.columns import Record
+from polywire.types import Level
+
+
+class Violation(AssertionError):
+    """The log broke a promise."""
+
+
+def require(holds: object, promise: str, **facts: object) -> None:
+    """Insist on a promise. Raises Violation."""
+    if not holds:
+        raise Violation(" ".join([promise, *(f"{name}={value!r}" for name, value in facts.items())]))
+
+
+Content = tuple[bytes | None, bytes | None]
+"""Key and value of a record."""
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """How far something was acknowledged: ``written`` survives a kill, ``synced`` a power loss."""
+
+    written: int = 0
+    synced: int = 0
+
+    def note(self, reached: int, level: Level) -> None:
+        """Everything below ``reached`` is acknowledged."""
+        if level is not Level.MEMORY:  # which survives nothing
+            self.written = max(self.written, reached)
+        if level is Level.SYNCED:
+            self.synced = max(self.synced, reached)
+
+    def floor(self, *, powerless: bool) -> int:
+        """What must be there after a stop."""
+        return self.synced if powerless else self.written
+
+
+@dataclass(slots=True)
+class KeptPartition:
+    """One partition. ``records`` are all that were asked for, by offset; ``gone`` those that compaction took.
+
+    first: where it begins by what was asked for; ``first_known`` by what was acknowledged. opened, dropped: whether that was asked for, and
+        acknowledged. shown: what readers have seen is below this offset.
+    """
+
+    incarnation: int
+    keyed: bool
+    records: list[Content] = field(default_factory=list)
+    appended: Acknowledged = field(default_factory=Acknowledged)
+    gone: set[int] = field(default_factory=set)
+    first: int = 0
+    trimmed: Acknowledged = field(default_factory=Acknowledged)
+    opened: Acknowledged = field(default_factory=Acknowledged)
+    dropped: bool = False
+    dropped_known: Acknowledged = field(default_factory=Acknowledged)
+    shown: int = 0
+
+    def check_records(self, found: list[Record], first: int, end: int) -> None:
+        """Judge what was read of offsets [first, end)."""
+        offset = first
+        for record in found:
+            require(offset <= record.offset < end, "records come in order, once", expected=offset, found=record.offset)
+            self._check_hole(offset, record.offset)
+            asked = self.records[record.offset] if record.offset < len(self.records) else None
+            require(asked == (record.key, record.value), "a record is what was appended", offset=record.offset)
+            require(record.offset not in self.gone, "what was compacted away stays away", offset=record.offset)
+            offset = record.offset + 1
+        self._check_hole(offset, end)
+
+    def _check_hole(self, start: int, stop: int) -> None:
+        """Only a record whose key has a newer one, or the newest null of a key, may be missing."""
+        for offset in range(start, stop):
+            require(self.keyed, "every offset has its record", partition=self.incarnation, offset=offset)
+            key, value = self.records[offset]
+            newer = any(later == key for later, _ in self.records[offset + 1 :])
+            require(newer or value is None, "the newest record of a key stays", offset=offset, key=key)
+            self.gone.add(offset)
+
+
+@dataclass(slots=True)
+class Staged:
+    """What lies staged under one token."""
+
+    partition: int
+    contents: list[Content]
+    known: Acknowledged = field(default_factory=Acknowledged)
+    leaving: bool = False
+    """Whether publishing or abandoning it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """One thing that was asked for, in the order of all: it reaches up to ``end`` of a partition, or of the changes."""
+
+    partition: int
+    """0 for the changes."""
+    end: int
+
+
+class Model:
+    """Guards: what is kept here is what the log has, and what was asked for since the last start."""
+
+    def __init__(self) -> None:
+        self.partitions: Final[dict[int, KeptPartition]] = {}
+        self.incarnations = 0
+        """The last one that was used."""
+        self.changes: Final[list[bytes]] = []
+        self.changed: Final = Acknowledged()
+        self.tokens: Final[dict[bytes, Staged]] = {}
+        self.additions: Final[list[Addition]] = []
+        self.publications: Final[list[tuple[list[bytes], int, list[Addition]]]] = []
+        """Tokens, end of the changes, and what reaches how far with them."""
+
+    def open(self, incarnation: int, *, keyed: bool) -> KeptPartition:
+        """A partition begins."""
+        self.incarnations = incarnation
+        self.partitions[incarnation] = kept = KeptPartition(incarnation, keyed)
+        return kept
+
+    def append(self, kept: KeptPartition, contents: list[Content]) -> int:
+        """Records are appended; the offset of the first."""
+        first = len(kept.records)
+        kept.records += contents
+        self.additions.append(Addition(kept.incarnation, len(kept.records)))
+        return first
+
+    def change(self, change: bytes) -> int:
+        """A change is added; how many there are then."""
+        self.changes.append(change)
+        self.additions.append(Addition(0, len(self.changes)))
+        return len(self.changes)
+
+    def publish(self, tokens: list[bytes], change: bytes) -> dict[int, tuple[int, int]]:
+        """Tokens are published, with a change; offsets that each partition gets."""
+        ranges: dict[int, tuple[int, int]] = {}
+        reached = []
+        for token in tokens:
+            staged = self.tokens[token]
+            staged.leaving = True
+            kept = self.partitions[staged.partition]
+            if kept.dropped:
+                continue
+            first = self.append(kept, staged.contents)
+            ranges[staged.partition] = (ranges.get(staged.partition, (first, 0))[0], len(kept.records))
+            reached.append(self.additions[-1])
+        self.publications.append((list(tokens), self.change(change), reached))
+        return ranges
+
+    def everything(self) -> list[tuple[Acknowledged, int]]:
+        """What is asked for by now, to be noted once a barrier behind it is reached."""
+        found = [(self.changed, len(self.changes))]
+        for kept in self.partitions.values():
+            found += [(kept.appended, len(kept.records)), (kept.opened, 1), (kept.trimmed, kept.first)]
+            found += [(kept.dropped_known, int(kept.dropped))]
+        found += [(staged.known, 1) for staged in self.tokens.values() if not staged.leaving]
+        return found
+
+    # After a start
+
+    def check_prefix(self, ends: dict[int, int]) -> None:
+        """What a stop took was asked for behind everything that is kept: groups are a chain, and each is there as a whole. ``ends`` are
+        those found, by partition, for the changes by 0."""
+        lost: Addition | None = None
+        for addition in self.additions:
+            if addition.partition not in ends:
+                continue
+            if ends[addition.partition] < addition.end:
+                lost = lost or addition
+            elif lost is not None:
+                require(
+                    False, "what was asked for later is not kept without what came before", lost=lost, kept=addition
+                )
+        self.additions.clear()
+
+    def check_changes(self, found: list[bytes], *, powerless: bool) -> None:
+        """Judge the broker's state."""
+        require(found == self.changes[: len(found)], "changes are those asked for, in order", found=found[-3:])
+        floor = self.changed.floor(powerless=powerless)
+        require(len(found) >= floor, "an acknowledged change is there", found=len(found), acknowledged=floor)
+        del self.changes[len(found) :]
+        self.changed.written = self.changed.synced = len(found)
+
+    def check_publications(self, ends: dict[int, int]) -> None:
+        """A publish is there as a whole or not at all."""
+        for tokens, changed, reached in self.publications:
+            there = ends[0] >= changed
+            for addition in reached:
+                if addition.partition in ends:
+                    require(
+                        there == (ends[addition.partition] >= addition.end), "a publish is atomic", reached=addition
+                    )
+            for token in tokens:
+                if there:
+                    self.tokens.pop(token, None)
+                elif token in self.tokens:
+                    self.tokens[token].leaving = False
+        self.publications.clear()
+
+    def check_survival(self, kept: KeptPartition, first: int, end: int, *, powerless: bool, shown_stays: bool) -> None:
+        """Judge a partition that is there; records beyond ``end`` are lost."""
+        floor = kept.appended.floor(powerless=powerless)
+        facts = {"partition": kept.incarnation, "end": end, "asked": len(kept.records)}
+        require(end <= len(kept.records), "no number without its record", **facts)
+        require(end >= floor, "an acknowledged record is there", acknowledged=floor, **facts)
+        require(not shown_stays or end >= kept.shown, "what a reader was shown stays", shown=kept.shown, **facts)
+        require(not kept.dropped_known.floor(powerless=powerless), "a dropped partition stays dropped", **facts)
+        require(first >= kept.trimmed.floor(powerless=powerless), "what was trimmed stays away", first=first, **facts)
+        require(first <= min(kept.first, end) or kept.first > end, "nothing is trimmed unasked", first=first, **facts)
+        del kept.records[end:]
+        kept.first, kept.shown, kept.dropped = first, end, False
+        kept.appended = Acknowledged(end, end)
+        kept.trimmed, kept.opened = Acknowledged(first, first), Acknowledged(1, 1)
+        kept.dropped_known = Acknowledged()
+        kept.gone = {offset for offset in kept.gone if offset < end}
+
+    def check_loss(self, kept: KeptPartition, *, powerless: bool) -> None:
+        """Judge a partition that is not there."""
+        known = kept.opened.floor(powerless=powerless) or kept.appended.floor(powerless=powerless)
+        require(kept.dropped or not known, "an acknowledged partition is there", partition=kept.incarnation)
+        del self.partitions[kept.incarnation]
+        for token in [token for token, staged in self.tokens.items() if staged.partition == kept.incarnation]:
+            del self.tokens[token]
