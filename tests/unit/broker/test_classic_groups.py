@@ -200,10 +200,28 @@ def test_members_join_again_after_a_restart_and_go_on_from_their_positions(memor
         assert dict(found) == {0: Position(5, 1, 3, "where"), 1: Position(6, 1)}
     with pytest.raises(Missing):
         memory.broker.classic.heartbeat("g", "a", 1)
-    with pytest.raises(Conflict) as caught:
-        memory.broker.classic.check_commit("g", "a", 1)
-    assert code_of(caught) is ErrorCode.GENERATION_STALE
     memory.broker.classic.check_commit("g", "", -1)
+
+
+def test_what_was_read_before_a_restart_can_be_stored_until_somebody_joins(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("t")
+    for generation in (4, 7):
+        memory.broker.classic.commit("g", {"t": {generation: Commit(5)}}, generation=generation, done=None)
+    memory.run()
+    memory.restart()
+    classic = memory.broker.classic
+    classic.check_commit("g", "a", 7)
+    for name, generation in (("g", 6), ("unknown", 0)):
+        with pytest.raises(Conflict) as caught:
+            classic.check_commit(name, "a", generation)
+        assert code_of(caught) is ErrorCode.GENERATION_STALE
+    told = join(memory, "b")
+    memory.run()
+    assert told.joined.generation == 8
+    with pytest.raises(Missing):
+        classic.check_commit("g", "a", 7)
+    classic.leave("g", "b")
+    assert classic.view("g") is not None
 
 
 def test_what_is_written_beside_positions_has_a_limit_and_is_counted(memory: MemoryBroker) -> None:

@@ -84,10 +84,11 @@ class ClassicGroup:
         "protocol_type",
     )
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
+        """generation: of those before it, whose members may still be there."""
         self.name: Final = name
         self.phase = Phase.EMPTY
-        self.generation = 0
+        self.generation = generation
         self.protocol_type = ""
         self.protocol = ""
         self.leader = ""

@@ -62,13 +62,15 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged for."""
+    """A group and what belongs to it here; ``has_begun``: it had a member. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged
+    for."""
 
     group: ClassicGroup
     owner: int
     members: int = 0
     bytes: int = 0
     empty_at: float = 0.0
+    has_begun: bool = False
     waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
@@ -169,10 +171,15 @@ class ClassicGroups:
         size = group_size(group, "")
         self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
         self._state.usage.charge(Kind.GROUPS, owner, 1, size)
-        entry = _Entry(ClassicGroup(group, self._limits), owner)
+        entry = _Entry(ClassicGroup(group, self._limits, max(self._last_generation(group), 0)), owner)
         self._entries[group] = entry
         self._table[group] = entry.group
         return entry
+
+    def _last_generation(self, group: str) -> int:
+        """The latest that positions were stored in, which is what a restart leaves of a group's generations; -1 for none."""
+        found = self._state.positions.of(PositionKind.GROUP, group)
+        return max((position.generation for _, _, position in found), default=-1)
 
     def _inherit(self, entry: _Entry, owner: int) -> int:
         """What a group takes is its owner's."""
@@ -203,13 +210,14 @@ class ClassicGroups:
             done = entry.waiting.pop((member_id, asked), None)
             assert done is not None, "only who asked is answered"
             self._loop.call_soon(done, answer)
+        entry.has_begun |= group.phase is not Phase.EMPTY
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
         self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)
         entry.members, entry.bytes = count, size
         if group.phase is Phase.EMPTY and not count:
             entry.empty_at = self._clock.monotonic()
-        if not group.generation and not count:
+        if group.phase is Phase.EMPTY and not count and not entry.has_begun:
             self._forget(entry)  # nobody has come who was let in
         else:
             self._schedule(entry)
@@ -305,13 +313,16 @@ class ClassicGroups:
     ) -> None:
         """Refuse who may not store positions of a group now: while it has members, only they may.
 
-        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) where nobody is a member of anything.
+        After a restart nobody is known until somebody joins. Until then what was read before may be stored, but not by a generation older
+        than the last that stored anything.
+
+        Raises as ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for a generation that nobody here knows of.
         """
         entry = self._entries.get(group)
         if entry is not None:
             self._host.check_owner(by, entry.owner, "group", group)
             entry.group.check_commit(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
-        elif generation >= 0:
+        elif generation >= 0 and not 0 <= self._last_generation(group) <= generation:
             raise Conflict(ErrorCode.GENERATION_STALE, f"the group has no generation group={group!r} got={generation}")
 
     def commit(
