@@ -24,6 +24,7 @@ from typing import Final
 
 from polywire.broker import changes
 from polywire.broker.catalog import Catalog
+from polywire.broker.fetch import check_alive
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
@@ -32,7 +33,7 @@ from polywire.broker.state import State
 from polywire.broker.topic_work import AT_ONCE_MAX, retry_while_busy
 from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.log.base import Completion, Log, Need, PartitionLog
 from polywire.types import Level, TopicName
 
@@ -127,6 +128,17 @@ class TopicVerbs(ABC):
         if not self.settings.auto_create or self._catalog.find(full_name) is not None:
             return self.topic(full_name)
         return self.create_topic(TopicName.parse(full_name), by=by, level=Level.WRITTEN)
+
+    def check_new_topic(
+        self,
+        name: TopicName,
+        partition_count: int,
+        settings: TopicSettings | None = None,
+        *,
+        by: Caller = NOBODY,
+    ) -> None:
+        """Find out whether a topic could be made; nothing is. Raises as ``create_topic``."""
+        self._check_new(name, partition_count, settings or TopicSettings(), partition_count_min=1, by=by)
 
     def grow_topic(
         self,
@@ -385,6 +397,30 @@ class TopicVerbs(ABC):
             if not partition.ended and partition.log.first_offset < end:
                 yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
             yield False
+
+    def trim_partition(
+        self,
+        partition: Partition,
+        first_offset: int,
+        *,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Remove the records below an offset; below the first one nothing happens.
+
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL).
+        """
+        check_alive(partition)
+        self._log.write()  # so that what this turn has taken counts
+        if first_offset > partition.log.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"above the end offset={first_offset} next_offset={partition.log.next_offset}",
+            )
+        if first_offset > partition.log.first_offset:
+            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)
+            self._log.trim(partition.incarnation, first_offset)
+        self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
