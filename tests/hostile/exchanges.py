@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.protocols.cursus.messages import frame
+from polywire.protocols.kafka.messages import Codec
 from polywire.protocols.polywire.codec import MAGIC
 from tests.fuzz import fuzz_cursus, fuzz_flux, fuzz_iggy, fuzz_kafka07, fuzz_polywire
 from tests.unit.protocols.iggy.dialogue import headered
+from tests.unit.protocols.kafka.requests import produce_frame, requests
 from tests.vectors.cursus import test_vectors as cursus_vectors
 from tests.vectors.flux import test_vectors as flux_vectors
 from tests.vectors.iggy.test_today import REGISTER
@@ -45,6 +47,11 @@ def _iggy() -> Stream:
     return stream
 
 
+def _kafka() -> Stream:
+    asked = [asked.frame for asked in requests("t", "u")]
+    return _any_of([*asked, *(produce_frame("u", codec=codec, acks=acks) for codec in Codec for acks in (0, 1, -1))])
+
+
 def _kafka07() -> Stream:
     return lambda chance: b"".join(fuzz_kafka07.good(chance) for _ in range(chance.randrange(1, REQUESTS_MAX)))
 
@@ -62,6 +69,7 @@ STREAMS: Final[Mapping[str, Stream]] = {
     "flux": _flux(),
     "cursus": _cursus(),
     "iggy": _iggy(),
+    "kafka": _kafka(),
     "kafka07": _kafka07(),
     "polywire": _polywire(),
 }

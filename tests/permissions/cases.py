@@ -18,6 +18,7 @@ from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY
 from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka.factory import COMMANDS as KAFKA_COMMANDS
 from polywire.protocols.kafka07.factory import COMMANDS as KAFKA07
 from polywire.protocols.kafka07.messages import (
     FetchEntry,
@@ -33,6 +34,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.factory import COMMANDS as POLYWIRE
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.records.batch import from_spans
+from tests.unit.protocols.kafka.requests import requests as kafka_requests
 
 STREAM: Final = "shop"
 TOPIC: Final = "shop.orders"
@@ -93,6 +95,7 @@ def commands() -> Mapping[str, Mapping[str, tuple[Action, ...]]]:
         "cursus": cursus | {"a batch": (Action.PRODUCE,)},
         "flux": flux,
         "iggy": {command.name.name: command.actions for command in IGGY.values()},
+        "kafka": {api.name: command.actions for api, command in KAFKA_COMMANDS.items()},
         "kafka07": {kind.name: command.actions for kind, command in KAFKA07.items()},
         "polywire": {command.name.name: command.actions for command in POLYWIRE.values()},
     }
@@ -104,6 +107,8 @@ def cases() -> Iterator[Case]:
     yield from _cursus()
     yield from _flux()
     yield from _iggy()
+    for api, action, frame in kafka_requests(TOPIC, "shop.made"):
+        yield Case("kafka", api.name, action, frame)
     yield from _kafka07()
 
 

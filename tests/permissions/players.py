@@ -6,8 +6,8 @@ Promises: real sessions; a request that was not understood is a fault of the sui
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.actions import Action
@@ -18,6 +18,8 @@ from polywire.broker.settings import TopicSettings
 from polywire.errors import Denied, ErrorCode
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.messages import Code
+from polywire.protocols.kafka.client_codec import decode_response
+from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.columns import Record
@@ -31,10 +33,13 @@ from tests.unit.protocols.cursus.test_produce import batch
 from tests.unit.protocols.cursus.test_produce import messages as cursus_messages
 from tests.unit.protocols.flux import dialogue as flux
 from tests.unit.protocols.iggy import dialogue as iggy
+from tests.unit.protocols.kafka import dialogue as kafka
+from tests.unit.protocols.kafka.requests import join_frame
 from tests.unit.protocols.kafka07 import dialogue as kafka07
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
 WAIT_S_MAX: Final = 10.0
+REBALANCE_S: Final = 30.0  # more than a member of a Kafka group may take to come back
 HASH: Final = hash_password("password")
 GRANTS: Final[Mapping[str, Grants]] = {
     "admin": EVERYTHING,
@@ -43,6 +48,12 @@ GRANTS: Final[Mapping[str, Grants]] = {
     "anonymous": Grants(),
 }
 NAMES: Final = {Player.OTHER: "other", Player.TENANT: "tenant", Player.ADMIN: "admin"}
+REFUSED: Final = {
+    WireError.TOPIC_AUTHORIZATION_FAILED,
+    WireError.GROUP_AUTHORIZATION_FAILED,
+    WireError.CLUSTER_AUTHORIZATION_FAILED,
+    WireError.ILLEGAL_SASL_STATE,
+}
 STAGED: Final = b"staged by tenant"
 
 
@@ -146,6 +157,41 @@ def _iggy(case: Case, player: Player) -> tuple[Outcome, bytes]:
     return Outcome.NO if status in (40, 41) else Outcome.YES, answer[8:]
 
 
+def _kafka(case: Case, player: Player) -> tuple[Outcome, bytes]:
+    world = kafka.World()
+    broker = world.memory.broker
+    furnish(broker, world.memory.run)
+    tenant = world.connect()
+    tenant.certified = broker.access.certified("tenant")
+    tenant.exchange(join_frame(TOPIC))
+    peer = world.connect()
+    if player in NAMES:
+        peer.certified = broker.access.certified(NAMES[player])
+    else:  # a broker without the user anonymous: or this peer would be somebody
+        broker.access.configure([ConfiguredUser(name, HASH, GRANTS[name]) for name in NAMES.values()])
+    assert isinstance(case.request, bytes)
+    answer = peer.exchange(case.request)
+    if not answer:  # a member that joins waits for the one that is there
+        world.memory.advance(REBALANCE_S)
+        peer.pass_by()
+        answer = peer.take()
+    assert peer.gave_up is None, peer.gave_up
+    api, version = Api[case.command], int.from_bytes(case.request[6:8], "big")
+    errors = set(_errors(decode_response(api, version, answer[4:])[1]))
+    return Outcome.NO if errors & REFUSED else Outcome.YES, answer
+
+
+def _errors(body: Any) -> Iterator[int]:
+    """Every error that an answer tells."""
+    for name in body.DEFAULTS:
+        value = getattr(body, name)
+        if name == "error":
+            yield value
+        elif isinstance(value, list | tuple):
+            for entry in value:
+                yield from _errors(entry) if hasattr(entry, "DEFAULTS") else ()
+
+
 def _kafka07(case: Case, player: Player) -> tuple[Outcome, bytes]:
     world = kafka07.World()
     furnish(world.memory.broker, world.memory.run)
@@ -167,5 +213,6 @@ _PLAYS: Final[Mapping[str, Callable[[Case, Player], tuple[Outcome, bytes]]]] = {
     "cursus": _cursus,
     "flux": _flux,
     "iggy": _iggy,
+    "kafka": _kafka,
     "kafka07": _kafka07,
 }

@@ -23,6 +23,7 @@ from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
 from polywire.broker.produce import Admission
+from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
 
 
-class Broker(StagingVerbs, TopicVerbs, PositionVerbs, WireStateVerbs):
+class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
     """One broker over one log. Its verbs are those of its bases, one for each kind of caller.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.

@@ -26,8 +26,8 @@ from polywire.broker.quotas import Kind
 from polywire.broker.settings import TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.topic_lookup import TopicLookup
-from polywire.broker.topic_work import AT_ONCE_MAX, retry_while_busy
-from polywire.broker.topics import Partition, Topic
+from polywire.broker.topic_work import AT_ONCE_MAX, are_many, retry_while_busy
+from polywire.broker.topics import Topic
 from polywire.broker.write_batch import ENTRY_BYTES, WriteBatchVerbs
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -111,6 +111,17 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs):
         if not self.settings.auto_create or self._catalog.find(full_name) is not None:
             return self.topic(full_name)
         return self.create_topic(TopicName.parse(full_name), by=by, level=Level.WRITTEN)
+
+    def check_new_topic(
+        self,
+        name: TopicName,
+        partition_count: int,
+        settings: TopicSettings | None = None,
+        *,
+        by: Caller = NOBODY,
+    ) -> None:
+        """Find out whether a topic could be made; nothing is. Raises as ``create_topic``."""
+        self._check_new(name, partition_count, settings or TopicSettings(), partition_count_min=1, by=by)
 
     def grow_topic(
         self,
@@ -262,7 +273,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs):
         Where they are few, raises as ``delete_topic`` and what ``then`` raises; else ``done`` gets what ends the work too early. What is gone
         stays gone.
         """
-        if _are_many(topics):
+        if are_many(topics):
             self._topic_work.put(self._deleting(topics, ended, then, level, done))
             return
         for topic in topics:
@@ -336,66 +347,6 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs):
 
     # What topics hold, and how they hold it
 
-    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records taken so far; offsets go on. Returns whether they cannot be read any more.
-
-        Else they are gone when ``done`` is called; some of them where that is with an error. Raises Missing(TOPIC_MISSING).
-        """
-        self._catalog.check_alive(topic)
-        self._log.write()  # so that what was taken so far counts
-        if len(topic.partitions) > AT_ONCE_MAX:
-            ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
-            self._topic_work.put(self._purging(topic, ends, level, done))
-            return False
-        self._log.reserve(ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
-        for partition in topic.partitions:
-            self._log.trim(partition.incarnation, partition.log.next_offset)
-        self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
-        return True
-
-    def _purging(
-        self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Completion[int] | None
-    ) -> Steps:
-        try:
-            yield from self._trimming(ends)
-            self._catalog.check_alive(topic)
-            self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
-        except BrokerError as error:
-            if done is not None:
-                done(error)
-
-    def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
-        for partition, end in ends:
-            if not partition.ended and partition.log.first_offset < end:
-                yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
-            yield False
-
-    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
-        """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
-        holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
-
-        ``done`` is called when all of it has its level, and with an error, which leaves some of them purged; few raise it.
-        """
-        if _are_many(topics):
-            self._log.write()  # so that what was taken so far counts
-            self._topic_work.put(self._purging_all(topics, level, done))
-            return
-        for topic in topics:
-            self.purge_topic(topic, level=level)
-        self.change_all((), level=level, done=done)
-
-    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Completion[int]) -> Steps:
-        try:
-            for topic in topics:
-                yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
-                if self._catalog.find_id(topic.id) is topic:
-                    change = changes.TopicPurged(topic.id, self.clock.now_us())
-                    yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
-                yield False
-            self.change_all((), level=level, done=done)
-        except BrokerError as error:
-            done(error)
-
     def configure_topic(
         self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
@@ -407,8 +358,3 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs):
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()
-
-
-def _are_many(topics: Sequence[Topic]) -> bool:
-    """Whether they take longer to change than one pass of the loop has time for."""
-    return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

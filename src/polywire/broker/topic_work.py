@@ -5,10 +5,11 @@ Promises: what the log is too busy for now is done as soon as it is not. Must no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from polywire.broker.sliced import Steps
+from polywire.broker.topics import Topic
 from polywire.errors import Busy, ErrorCode
 
 AT_ONCE_MAX: Final = 500  # partitions that one pass of the loop opens, trims or drops, in up to 7 ms; more go in slices
@@ -25,3 +26,8 @@ def retry_while_busy(addition: Callable[[], None]) -> Steps:
             yield True
         else:
             return
+
+
+def are_many(topics: Sequence[Topic]) -> bool:
+    """Whether they take longer to change than one pass of the loop has time for."""
+    return sum([1 + len(topic.partitions) for topic in topics]) > AT_ONCE_MAX

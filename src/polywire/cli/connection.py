@@ -27,7 +27,7 @@ Address = Annotated[
         name=("--address", "-a"),
         env_var="POLYWIRE_ADDRESS",
         help="Broker address as scheme://host:port; the scheme selects the wire (polywire, flux, cursus, iggy, "
-        "kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD.",
+        "kafka, kafka07). With polywire://name@host:port, the password is read from POLYWIRE_PASSWORD.",
     ),
 ]
 

@@ -50,6 +50,13 @@ class Listeners:
         ),
     ] = None
     cursus: Annotated[str, Parameter(help="Address of the Cursus listener as HOST:PORT, or off.")] = "127.0.0.1:9000"
+    kafka: Annotated[
+        str | None,
+        Parameter(
+            help="Address of the Kafka listener as HOST:PORT, or off. Defaults to 127.0.0.1:9094, or to off if --users is "
+            "set, because this wire has no login yet."
+        ),
+    ] = None
     kafka07: Annotated[
         str | None,
         Parameter(
@@ -78,7 +85,7 @@ class Listeners:
         Path | None,
         Parameter(
             help="File of users, managed with polywire user. If set, clients must log in. Wires without a login (FLUX, "
-            "Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
+            "Kafka, Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
         ),
     ] = None
     insecure: Annotated[
@@ -104,6 +111,7 @@ class Tls:
     flux_tls: Annotated[str, Parameter(help="Address of the FLUX listener with TLS as HOST:PORT, or off.")] = "off"
     cursus_tls: Annotated[str, Parameter(help="Address of the Cursus listener with TLS as HOST:PORT, or off.")] = "off"
     iggy_tls: Annotated[str, Parameter(help="Address of the Iggy listener with TLS as HOST:PORT, or off.")] = "off"
+    kafka_tls: Annotated[str, Parameter(help="Address of the Kafka listener with TLS as HOST:PORT, or off.")] = "off"
     kafka07_tls: Annotated[str, Parameter(help="Address of the Kafka 0.7 listener with TLS as HOST:PORT, or off.")] = (
         "off"
     )
@@ -182,7 +190,7 @@ class Storage:
         int,
         Parameter(
             help="Size of a journal file in MiB. Up to four are kept in memory; a full one is moved to segments. The "
-            "minimum depends on the wires that are on: 17 with polywire, 11 with Iggy, 10 with Cursus, 2 with FLUX and "
+            "minimum depends on the wires that are on: 17 with polywire or Kafka, 11 with Iggy, 10 with Cursus, 2 with FLUX and "
             "Kafka 0.7 only."
         ),
     ] = 64
@@ -249,6 +257,20 @@ class Wires:
             "deduplication."
         ),
     ] = 0.0
+    kafka_advertise: Annotated[
+        str,
+        Parameter(
+            help="HOST:PORT that clients of the Kafka wire are told to connect to, or auto for the address that each has "
+            "connected to."
+        ),
+    ] = "auto"
+    kafka_acks_all: Annotated[
+        Durability,
+        Parameter(
+            help="What acks=all of the Kafka wire waits for: synced for the disk, written for the operating system, as "
+            "Kafka itself does."
+        ),
+    ] = Durability.SYNCED
     kafka07_zookeeper: Annotated[
         str,
         Parameter(
@@ -278,6 +300,7 @@ def serve(
             data_dir=storage.data_dir,
             flux=listeners.flux,
             cursus=listeners.cursus,
+            kafka=listeners.kafka,
             kafka07=listeners.kafka07,
             iggy=listeners.iggy,
             polywire=listeners.polywire,
@@ -311,6 +334,8 @@ def serve(
             flux_min_isr=wires.flux_min_isr,
             flux_exports=wires.flux_exports,
             flux_line_bytes_max=wires.flux_line_bytes_max,
+            kafka_advertise=wires.kafka_advertise,
+            kafka_acks_all=Level[wires.kafka_acks_all.name],
             kafka07_zookeeper=wires.kafka07_zookeeper,
             iggy_dialect=wires.iggy_dialect,
         )

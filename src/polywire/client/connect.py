@@ -15,14 +15,15 @@ from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
-SCHEMES: Final = ("cursus", "flux", "iggy", "kafka07", "polywire")
+SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 
 async def connect(url: str) -> Client:
     """Return a connected client for ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire.
 
     Args:
-        url: the scheme is cursus, flux, iggy, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS (``client.tls``).
+        url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
+            (``client.tls``).
             ``polywire://name:password@host:port`` logs in (``client.login``).
 
     Raises:
@@ -56,6 +57,10 @@ async def connect(url: str) -> Client:
             from polywire.client.iggy import IggyClient
 
             return await IggyClient.open(host, port, tls=tls)
+        case "kafka":
+            from polywire.client.kafka import KafkaClient
+
+            return await KafkaClient.open(host, port, tls=tls)
         case "kafka07":
             from polywire.client.kafka07 import Kafka07Client
 

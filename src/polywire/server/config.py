@@ -27,7 +27,7 @@ AUTO: Final = "auto"  # recognised
 # Each is a field of ``ServeConfig``, by the name of its listener.
 FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # replicas are listed
 FLUX_LINE_BYTES_MIN: Final = 1024  # the longest names take that much
-WIRES: Final = ("flux", "cursus", "iggy", "kafka07", "polywire")
+WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # the reference's
 RETENTION_HOURS_MAX: Final = 1_000_000  # more than a century; microseconds of it fit 64 bits
 RETENTION_MIB_MAX: Final = 2**40  # more than any disk
@@ -35,9 +35,10 @@ IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a 
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
 # Where wires without a login listen when nothing is said, as long as nobody has to log in (decision 0028).
-USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
+USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka": "127.0.0.1:9094", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
+    "kafka": BATCH_BYTES_MAX,  # what a compressed batch may expand to
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
     "cursus": (BrokerSettings().transaction_messages_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
     "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # payloads of one request, with the longest headers
@@ -86,8 +87,8 @@ class ServeConfig:
     """Settings of one broker process.
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
-    flux, cursus, iggy, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without one,
-        flux and kafka07, which have no login, listen where they usually do, and with users nowhere.
+    flux, cursus, iggy, kafka, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without
+        one, flux, kafka and kafka07, which have no login, listen where they usually do, and with users nowhere.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
@@ -117,6 +118,8 @@ class ServeConfig:
     cursus_compression: what every frame to the Cursus wire is compressed with, ``auto`` looks at each.
     cursus_idle_timeout_s: how long a connection of the Cursus wire without a stream may say nothing.
     cursus_dedup_minutes: how long the legacy dialect of the Cursus wire drops a payload that its topic has had; 0 for never.
+    kafka_advertise: ``HOST:PORT`` by which clients of the Kafka wire reach this broker, ``auto``: where each has connected to.
+    kafka_acks_all: what acks=all of the Kafka wire means, ``written`` or ``synced``.
     kafka07_zookeeper: where the Kafka 0.7 wire is registered, ``HOST:PORT/chroot``, or ``off``.
     iggy_dialect: the one dialect the Iggy wire speaks, ``auto`` recognises it.
     """
@@ -124,6 +127,7 @@ class ServeConfig:
     data_dir: Path = Path("polywire-data")
     flux: str | None = None
     cursus: str = "127.0.0.1:9000"
+    kafka: str | None = None
     kafka07: str | None = None
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"
@@ -161,6 +165,8 @@ class ServeConfig:
     flux_min_isr: int = 2
     flux_exports: bool = True
     flux_line_bytes_max: int = LINE_BYTES_MAX
+    kafka_advertise: str = AUTO
+    kafka_acks_all: Level = Level.SYNCED
     kafka07_zookeeper: str = OFF
     iggy_dialect: str = AUTO
 

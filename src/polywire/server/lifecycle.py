@@ -34,6 +34,8 @@ from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -288,12 +290,20 @@ def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
         repeats_s=60 * config.cursus_dedup_minutes,
     )
     iggy = IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
+    kafka_at = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
+    kafka = KafkaSettings(
+        host="" if kafka_at is None else kafka_at.host,
+        port=0 if kafka_at is None else kafka_at.port,
+        acks_all=config.kafka_acks_all,
+        data_dir=config.data_dir,
+    )
     off_loop = OffLoopQueue(broker.loop)
     return [
         FluxFactory(broker, flux),
         CursusFactory(broker, cursus, off_loop=off_loop),
         IggyFactory(broker, iggy),
         Kafka07Factory(broker, off_loop=off_loop),
+        KafkaFactory(broker, kafka, off_loop=off_loop),
         PolywireFactory(broker),
     ]
 

@@ -73,7 +73,7 @@ def test_listeners_that_are_off_are_left_out() -> None:
         (ServeConfig(polywire="9555"), "an address is HOST:PORT or off"),
         (
             ServeConfig(slot_bytes=16 * MEBI),
-            "too small for what the polywire wire may be sent at once: --slot-mib 17 or more",
+            "too small for what the kafka wire may be sent at once: --slot-mib 17 or more",
         ),
         (
             replace(SILENT, tls={"polywire": "127.0.0.1:0"}, slot_bytes=16 * MEBI, tls_certificate=Path()),
@@ -94,7 +94,7 @@ def test_what_cannot_be_served(config: ServeConfig, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "slot_mib"), [("polywire", 17), ("iggy", 11), ("cursus", 10), ("kafka07", 2), ("flux", 2)]
+    ("wire", "slot_mib"), [("polywire", 17), ("kafka", 17), ("iggy", 11), ("cursus", 10), ("kafka07", 2), ("flux", 2)]
 )
 def test_the_smallest_journal_files_a_wire_can_be_served_with(wire: str, slot_mib: int) -> None:
     config = replace(SILENT, **{wire: "127.0.0.1:0"}, slot_bytes=slot_mib * MEBI)  # type: ignore[arg-type]

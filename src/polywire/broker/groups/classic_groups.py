@@ -8,7 +8,7 @@ Must not know: wires, sockets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -375,6 +375,11 @@ class ClassicGroups:
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """All positions of a group in a topic, by partition number."""
         return self._commits.held(topic, group)
+
+    def subscribed_topics(self, group: str) -> Set[str]:
+        """Full names of the topics that members say they read, none of a group that is not there."""
+        entry = self._entries.get(group)
+        return frozenset() if entry is None else entry.group.topics
 
     def topics(self, group: str) -> list[str]:
         """Full names of the topics that a group has positions in, is coordinated in, or whose members say that they read them."""

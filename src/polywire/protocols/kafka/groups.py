@@ -124,7 +124,7 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
         reply.ok(body)
 
     try:
-        authorize_group(peer, Action.GROUP_JOIN, ())
+        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
         peer.broker.classic.sync(
             request.group_id,
             request.member_id,
@@ -145,7 +145,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
     del reply
     response = schema.response(Api.HEARTBEAT)
     try:
-        authorize_group(peer, Action.GROUP_JOIN, ())
+        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
         peer.broker.classic.heartbeat(
             request.group_id,
             request.member_id,
@@ -162,7 +162,7 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> Any:
     """LeaveGroup: one member, or several, each with an error of its own."""
     response = schema.response(Api.LEAVE_GROUP)
     try:
-        authorize_group(peer, Action.GROUP_JOIN, ())
+        authorize_group(peer, Action.GROUP_JOIN, peer.broker.classic.subscribed_topics(request.group_id))
     except BrokerError as error:
         return response(error=group_error(error))
     if reply.request.version < MANY_LEAVE_SINCE:

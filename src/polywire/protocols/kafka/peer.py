@@ -19,8 +19,13 @@ from polywire.protocols.runtime.session import Output
 class Peer(Protocol):
     """Who asks."""
 
-    broker: Broker
-    output: Output
+    @property
+    def broker(self) -> Broker:
+        """Whose verbs they are."""
+
+    @property
+    def output(self) -> Output:
+        """The connection."""
 
     @property
     def principal(self) -> Principal:

@@ -11,11 +11,11 @@ from typing import Any, Final
 from polywire.broker.actions import Action
 from polywire.broker.groups.classic_groups import Commit
 from polywire.broker.groups.offsets import Position
-from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.lookup import topic_of
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.types import PositionKind
@@ -23,18 +23,6 @@ from polywire.types import PositionKind
 MANY_GROUPS_SINCE: Final = 8  # version of OffsetFetch that asks for several groups
 BY_ID_SINCE: Final = 10  # version of OffsetCommit and OffsetFetch that names topics by id
 _NAMES: Final = ("name", "topic_id")  # by which a topic is named; the second only where several groups can be asked for
-
-
-def _topic(peer: Peer, action: Action, name: str, topic_id: bytes) -> Topic:
-    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), Denied."""
-    broker = peer.broker
-    if topic_id != NO_ID:
-        topic = broker.topic_of_id(topic_id)
-        if topic is None or not peer.permits(action, topic):
-            raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
-        return topic
-    peer.authorize(action, broker.resource(name))
-    return broker.topic(name)
 
 
 def _topic_error(error: BrokerError, version: int) -> WireError:
@@ -109,7 +97,7 @@ def _commits(
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
     for asked, entry in asked_and_entries:
         try:
-            topic = _topic(peer, Action.OFFSET_COMMIT, asked.name, asked.topic_id)
+            topic = topic_of(peer, Action.OFFSET_COMMIT, asked.name, asked.topic_id)
         except BrokerError as error:
             _refuse([entry], _topic_error(error, version))
             continue
@@ -163,7 +151,7 @@ def _positions(peer: Peer, version: int, made: Any, group: str, asked: list[Any]
         held: Mapping[int, Position] = {}
         code = WireError.NONE
         try:
-            topic = _topic(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
+            topic = topic_of(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
             held = peer.broker.classic.positions(group, topic.name.full)
         except BrokerError as error:
             code = _topic_error(error, version)

@@ -1,0 +1,115 @@
+"""The broker's verbs about removing records: the part of its facade that empties topics, and partitions up to an offset.
+
+Promises: what was taken before counts, offsets go on; thousands of partitions are emptied in slices. Must not know: wires, the log's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from polywire.broker import changes
+from polywire.broker.catalog import Catalog
+from polywire.broker.fetch import check_alive
+from polywire.broker.sliced import OrderedWork, Steps
+from polywire.broker.topic_work import AT_ONCE_MAX, are_many, retry_while_busy
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.write_batch import ENTRY_BYTES, WriteBatchVerbs
+from polywire.clock import Clock
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Completion, Need
+from polywire.types import Level
+
+
+class RemovalVerbs(WriteBatchVerbs):
+    """A base of ``Broker``, whose log and state these verbs use."""
+
+    __slots__ = ()
+
+    clock: Clock
+    _catalog: Catalog
+    _topic_work: OrderedWork
+
+    def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
+        """Remove all records taken so far; offsets go on. Returns whether they cannot be read any more.
+
+        Else they are gone when ``done`` is called; some of them where that is with an error. Raises Missing(TOPIC_MISSING).
+        """
+        self._catalog.check_alive(topic)
+        self._log.write()  # so that what was taken so far counts
+        if len(topic.partitions) > AT_ONCE_MAX:
+            ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
+            self._topic_work.put(self._purging(topic, ends, level, done))
+            return False
+        self._log.reserve(ENTRY_BYTES * (len(topic.partitions) + 3), need=Need.REMOVAL)
+        for partition in topic.partitions:
+            self._log.trim(partition.incarnation, partition.log.next_offset)
+        self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
+        return True
+
+    def _purging(
+        self, topic: Topic, ends: Sequence[tuple[Partition, int]], level: Level, done: Completion[int] | None
+    ) -> Steps:
+        try:
+            yield from self._trimming(ends)
+            self._catalog.check_alive(topic)
+            self.change_all([changes.TopicPurged(topic.id, self.clock.now_us())], level=level, done=done)
+        except BrokerError as error:
+            if done is not None:
+                done(error)
+
+    def _trimming(self, ends: Sequence[tuple[Partition, int]]) -> Steps:
+        for partition, end in ends:
+            if not partition.ended and partition.log.first_offset < end:
+                yield from retry_while_busy(partial(self._log.trim, partition.incarnation, end))
+            yield False
+
+    def trim_partition(
+        self,
+        partition: Partition,
+        first_offset: int,
+        *,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None = None,
+    ) -> None:
+        """Remove the records below an offset; below the first one nothing happens.
+
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) above the end, Busy(DISK_FULL).
+        """
+        check_alive(partition)
+        self._log.write()  # so that what this turn has taken counts
+        if first_offset > partition.log.next_offset:
+            raise Missing(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"above the end offset={first_offset} next_offset={partition.log.next_offset}",
+            )
+        if first_offset > partition.log.first_offset:
+            self._log.reserve(ENTRY_BYTES, need=Need.REMOVAL)
+            self._log.trim(partition.incarnation, first_offset)
+        self.change_all((), level=level, done=done)
+
+    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
+        """Remove all records that topics hold, one topic after the other: at once where they are few, else in slices. Each loses what it
+        holds when its turn comes, at least what was taken so far; one that ends meanwhile is left alone.
+
+        ``done`` is called when all of it has its level, and with an error, which leaves some of them purged; few raise it.
+        """
+        if are_many(topics):
+            self._log.write()  # so that what was taken so far counts
+            self._topic_work.put(self._purging_all(topics, level, done))
+            return
+        for topic in topics:
+            self.purge_topic(topic, level=level)
+        self.change_all((), level=level, done=done)
+
+    def _purging_all(self, topics: Sequence[Topic], level: Level, done: Completion[int]) -> Steps:
+        try:
+            for topic in topics:
+                yield from self._trimming([(partition, partition.log.next_offset) for partition in topic.partitions])
+                if self._catalog.find_id(topic.id) is topic:
+                    change = changes.TopicPurged(topic.id, self.clock.now_us())
+                    yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
+                yield False
+            self.change_all((), level=level, done=done)
+        except BrokerError as error:
+            done(error)

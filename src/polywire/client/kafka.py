@@ -1,0 +1,326 @@
+"""The asynchronous client of the Kafka wire.
+
+Promises: requests are pipelined on one connection and answered in order; what the wire cannot carry is refused before anything is sent. It
+speaks versions that every broker of Kafka since 2.8 knows. Must not know: the broker's insides, other wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, ClassVar, Final
+
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.connection import FramedConnection, Scope, understood
+from polywire.client.kafka_partitioner import partition_of_key
+from polywire.client.opening import open_connection
+from polywire.errors import (
+    BrokerError,
+    Busy,
+    Conflict,
+    Corrupt,
+    Denied,
+    ErrorCode,
+    Invalid,
+    Missing,
+    Unavailable,
+)
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.records.columns import Record
+from polywire.types import Assignor, Level
+
+OPEN_TIMEOUT_S: Final = 10.0
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+FETCH_BYTES: Final = 8 * 1024 * 1024  # asked for at a time
+BATCH_BYTES: Final = 900_000  # of the records of one batch, unless one alone has more: brokers take 1 MiB
+RECORD_ROOM_BYTES: Final = 64  # of a record beside its key and value
+TIMEOUT_MS: Final = 30_000
+LATEST: Final = -1
+EARLIEST: Final = -2
+_VERSIONS: Final = {
+    Api.PRODUCE: 9,
+    Api.FETCH: 12,
+    Api.LIST_OFFSETS: 6,
+    Api.METADATA: 10,
+    Api.CREATE_TOPICS: 5,
+    Api.DELETE_TOPICS: 4,
+}
+_ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
+
+ABILITIES: Final = frozenset(
+    {
+        Ability.NULL_VALUES,
+        Ability.EMPTY_VALUES,
+        Ability.NULL_KEYS,
+        Ability.KEYS_READ,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+        Ability.CREATE_TOPIC,
+        Ability.DELETE_TOPIC,
+        Ability.BOUNDS,
+        Ability.LONG_POLL,
+        Ability.LEVELS,
+    }
+)
+
+_ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
+    WireError.OFFSET_OUT_OF_RANGE: (Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
+    WireError.CORRUPT_MESSAGE: (Invalid, ErrorCode.INVALID_BATCH),
+    WireError.UNKNOWN_TOPIC_OR_PARTITION: (Missing, ErrorCode.PARTITION_MISSING),
+    WireError.REQUEST_TIMED_OUT: (Busy, ErrorCode.BUSY),
+    WireError.MESSAGE_TOO_LARGE: (Invalid, ErrorCode.RECORD_TOO_LARGE),
+    WireError.INVALID_TOPIC: (Invalid, ErrorCode.INVALID_TOPIC),
+    WireError.TOPIC_AUTHORIZATION_FAILED: (Denied, ErrorCode.DENIED),
+    WireError.ILLEGAL_SASL_STATE: (Denied, ErrorCode.LOGIN_REQUIRED),
+    WireError.TOPIC_ALREADY_EXISTS: (Conflict, ErrorCode.TOPIC_EXISTS),
+    WireError.INVALID_PARTITIONS: (Invalid, ErrorCode.INVALID_PARTITION_COUNT),
+    WireError.KAFKA_STORAGE_ERROR: (Busy, ErrorCode.DISK_FULL),
+    WireError.INVALID_RECORD: (Invalid, ErrorCode.INVALID_BATCH),
+    WireError.THROTTLING_QUOTA_EXCEEDED: (Busy, ErrorCode.BUSY),
+    WireError.UNKNOWN_SERVER_ERROR: (Corrupt, ErrorCode.CORRUPT),
+}
+
+
+def error_of(number: int, message: str | None = None) -> BrokerError:
+    """What an error of the wire means here."""
+    kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
+    return kind(code, message or f"the broker refuses code={number}")
+
+
+class _Connection(FramedConnection):
+    """Frames out and in, told apart by their order."""
+
+    BODY_BYTES_MIN: ClassVar[int] = 4
+    BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._numbers = count(1)
+
+    async def ask(self, api: Api, /, **fields: Any) -> Any:
+        """Send one request; returns the body of its answer. Raises Unavailable, and Invalid for text that no request can carry."""
+        version, number = _VERSIONS[api], next(self._numbers)
+        try:
+            request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
+        except UnicodeEncodeError:
+            raise Invalid(ErrorCode.INVALID_TOPIC, "the Kafka wire cannot carry this name") from None
+        (frame,) = await self.exchange(request, 1)
+        return understood(decode_response, api, version, frame)[1]
+
+
+class KafkaClient(Scope):
+    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes, without groups.
+
+    ``Level.MEMORY`` asks for the same as ``Level.WRITTEN``: what is acknowledged by nothing has no offset to tell.
+    """
+
+    __slots__ = ("_connection", "_counts", "_next")
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection: Final = connection
+        self._counts: Final[dict[str, int]] = {}  # partitions of topics that were written to
+        self._next = 0
+
+    @classmethod
+    async def open(
+        cls, host: str, port: int, *, timeout_s: float = OPEN_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> KafkaClient:
+        """Connect.
+
+        Args:
+            host: name or address of the broker.
+            port: where its Kafka wire listens.
+            timeout_s: longest wait, in seconds.
+            tls: how to verify the broker (``client.tls.client_context``); None: without TLS.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
+        return cls(await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls))
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What this client can do on the Kafka wire."""
+        return ABILITIES
+
+    async def close(self) -> None:
+        """Close the connection; pending calls fail with Unavailable."""
+        self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
+
+    # Topics
+
+    async def create_topic(self, topic: str, partition_count: int) -> None:
+        """Make a topic; see ``Client``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not know."""
+        asked = schema.request(Api.CREATE_TOPICS).Topics
+        topics = [asked(name=topic, num_partitions=partition_count, replication_factor=-1)]
+        answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
+        _check(answer.topics[0])
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records."""
+        self._counts.pop(topic, None)
+        answer = await self._connection.ask(Api.DELETE_TOPICS, topic_names=[topic], timeout_ms=TIMEOUT_MS)
+        _check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
+
+    async def topics(self) -> list[TopicInfo]:
+        """Return the topics this peer may see, by name."""
+        answer = await self._connection.ask(Api.METADATA, topics=None, may_create=False)
+        found = [TopicInfo(topic.name, topic.topic_id, len(topic.partitions)) for topic in answer.topics]
+        return sorted(found, key=lambda topic: topic.name)
+
+    async def _describe(self, topic: str, *, may_create: bool = False) -> Any:
+        """What Metadata tells of one topic. Raises BrokerError."""
+        asked = [schema.request(Api.METADATA).Topics(name=topic)]
+        answer = await self._connection.ask(Api.METADATA, topics=asked, may_create=may_create)
+        _check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
+        return answer.topics[0]
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return where each partition of a topic begins and ends; see ``Client``. They have no incarnation here."""
+        partitions = (await self._describe(topic)).partitions
+        epochs = {partition.index: partition.leader_epoch for partition in partitions}
+        first = await self._list(topic, sorted(epochs), EARLIEST)
+        ends = await self._list(topic, sorted(epochs), LATEST)
+        return [PartitionBounds(number, 0, epochs[number], first[number], ends[number]) for number in sorted(epochs)]
+
+    async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
+        """Offsets by partition. Raises BrokerError."""
+        asked = schema.request(Api.LIST_OFFSETS).Topics
+        entries = [asked.Partitions(index=number, timestamp=time_ms) for number in partitions]
+        answer = await self._connection.ask(
+            Api.LIST_OFFSETS, replica_id=-1, topics=[asked(name=topic, partitions=entries)]
+        )
+        for entry in answer.topics[0].partitions:
+            _check(entry)
+        return {entry.index: entry.offset for entry in answer.topics[0].partitions}
+
+    async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
+        """Refuse with Invalid(INVALID_REQUEST): times of this wire are those of clients, and milliseconds."""
+        raise _impossible("look records up by the time of their append")
+
+    # Records
+
+    async def produce(
+        self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
+    ) -> list[Produced]:
+        """Append records and return where each went; see ``Client``. A topic that is missing is made where the broker makes topics.
+
+        Records with keys go where Kafka's Java client puts them, others to one partition after the other, call by call.
+        """
+        for record in records:
+            _check_record(record)
+        if topic not in self._counts:
+            described = await self._describe(topic, may_create=True)
+            self._counts[topic] = len(described.partitions)
+        places = [self._place(topic, record, partition) for record in records]
+        self._next += 1
+        produced: list[Produced | None] = [None] * len(records)
+        for number in dict.fromkeys(places):
+            rows = [row for row, place in enumerate(places) if place == number]
+            for part in _batches(rows, records):
+                offset = await self._append(topic, number, [records[row] for row in part], level)
+                for index, row in enumerate(part):
+                    produced[row] = Produced(number, offset + index)
+        return [place for place in produced if place is not None]
+
+    def _place(self, topic: str, record: Record, partition: int | None) -> int:
+        if partition is not None:
+            return partition
+        size = self._counts[topic]
+        return self._next % size if record.key is None else partition_of_key(record.key, size)
+
+    async def _append(self, topic: str, partition: int, records: Sequence[Record], level: Level) -> int:
+        """Append one batch; returns the offset of its first record. Raises BrokerError."""
+        asked = schema.request(Api.PRODUCE).Topics
+        entries = [asked.Partitions(index=partition, records=encode_batch(records))]
+        answer = await self._connection.ask(
+            Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=[asked(name=topic, partitions=entries)]
+        )
+        entry = answer.responses[0].partitions[0]
+        if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
+            self._counts.pop(topic, None)
+        _check(entry)
+        offset: int = entry.base_offset
+        return offset
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
+    ) -> list[Record]:
+        """Return records from an offset on; see ``Client``."""
+        asked = schema.request(Api.FETCH).Topics
+        entries = [asked.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
+        answer = await self._connection.ask(
+            Api.FETCH,
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            topics=[asked(topic=topic, partitions=entries)],
+        )
+        entry = answer.responses[0].partitions[0]
+        if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
+            await self._describe(topic)  # which raises when it is the topic that is missing
+        _check(entry)
+        return understood(decode_batches, entry.records or b"", offset=offset)[:records_max]
+
+    # Groups
+
+    async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
+        """Refuse with Invalid(INVALID_REQUEST): members of this wire share the work out themselves."""
+        raise _impossible("have the broker share partitions out")
+
+    async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
+        """Refuse with Invalid(INVALID_REQUEST), as ``join``."""
+        raise _impossible("have the broker share partitions out")
+
+    async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
+        """Refuse with Invalid(INVALID_REQUEST), as ``join``."""
+        raise _impossible("have the broker share partitions out")
+
+    async def commit(
+        self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
+    ) -> None:
+        """Refuse with Invalid(INVALID_REQUEST): this client stores no positions."""
+        raise _impossible("store positions")
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Refuse with Invalid(INVALID_REQUEST): this client stores no positions."""
+        raise _impossible("tell positions")
+
+
+def _impossible(what: str) -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, f"the client of the Kafka wire cannot {what}")
+
+
+def _check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:
+    """Raise the error that an entry of an answer tells."""
+    if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
+        raise Missing(missing, "no such topic or partition")
+    if entry.error:
+        raise error_of(entry.error, getattr(entry, "message", None))
+
+
+def _check_record(record: Record) -> None:
+    if record.id is not None or record.event is not None:
+        raise _impossible("carry ids or events")
+
+
+def _batches(rows: Sequence[int], records: Sequence[Record]) -> list[list[int]]:
+    """Rows in batches that brokers take."""
+    parts: list[list[int]] = []
+    room = 0
+    for row in rows:
+        record = records[row]
+        size = RECORD_ROOM_BYTES + len(record.value or b"") + len(record.key or b"")
+        size += sum(RECORD_ROOM_BYTES + len(header.key) + len(header.value or b"") for header in record.headers)
+        if not parts or size > room:
+            parts.append([])
+            room = BATCH_BYTES
+        parts[-1].append(row)
+        room -= size
+    return parts

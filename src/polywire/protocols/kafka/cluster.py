@@ -1,0 +1,161 @@
+"""What is asked of the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs (spec: kafka#apiversions,
+kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
+
+Promises: the broker is the only node, leads everything and coordinates everything. Must not know: frames, records.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import NODE_ID
+from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+
+NAMED_SINCE: Final = 3  # version of ApiVersions that tells the client's software
+KEYS_SINCE: Final = 4  # version of FindCoordinator that asks for many
+COORDINATED: Final = frozenset({0, 1})  # groups and transactions
+BROKERS: Final = 1  # type of endpoint
+LOG_DIR: Final = "polywire-data"  # where nobody says where the data is
+_EDGES: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_WORDS: Final = _EDGES | {"-", "."}
+_CLUSTER_OPERATIONS: Final = (
+    (5, Action.TOPIC_CREATE),
+    (7, Action.CLUSTER_ALTER),
+    (8, Action.CLUSTER_DESCRIBE),
+    (9, Action.CLUSTER_ALTER),
+    (10, Action.CLUSTER_DESCRIBE),
+    (11, Action.CLUSTER_ALTER),
+    (12, Action.CLUSTER_DESCRIBE),
+)
+_TOPIC_OPERATIONS: Final = (
+    (3, Action.FETCH),
+    (4, Action.PRODUCE),
+    (5, Action.TOPIC_CREATE),
+    (6, Action.TOPIC_DELETE),
+    (7, Action.TOPIC_ALTER),
+    (8, Action.TOPIC_DESCRIBE),
+    (10, Action.TOPIC_DESCRIBE),
+    (11, Action.TOPIC_ALTER),
+)
+"""Numbers of Kafka's operations, and what each takes here."""
+
+
+def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """ApiVersions: what there is a handler for."""
+    response = schema.response(Api.API_VERSIONS)
+    names = (request.client_software_name, request.client_software_version)
+    if answer.request.version >= NAMED_SINCE and not all(map(_is_software, names)):
+        return response(error=WireError.INVALID_REQUEST)
+    return response(
+        api_keys=[
+            response.ApiKeys(api_key=api, min_version=served.first, max_version=served.last)
+            for api, served in session.shared.served.items()
+        ]
+    )
+
+
+def _is_software(word: str) -> bool:
+    """Whether software may be called so."""
+    return bool(word) and _WORDS.issuperset(word) and word[0] in _EDGES and word[-1] in _EDGES
+
+
+def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """FindCoordinator: this broker, for every key."""
+    response = schema.response(Api.FIND_COORDINATOR)
+    host, port = session.shared.address(session.output.local)
+    found: dict[str, Any] = {"error": WireError.NONE, "node_id": NODE_ID, "host": host, "port": port}
+    nowhere = {"node_id": -1, "host": "", "port": -1}
+    if request.key_type not in COORDINATED:
+        found = {"error": WireError.INVALID_REQUEST, "message": "no such type of key", **nowhere}
+    elif not _may_know(session):
+        found = {"error": WireError.GROUP_AUTHORIZATION_FAILED, "message": "log in first", **nowhere}
+    if answer.request.version < KEYS_SINCE:
+        return response(**found)
+    return response(coordinators=[response.Coordinators(key=key, **found) for key in request.coordinator_keys])
+
+
+def _may_know(session: KafkaSession) -> bool:
+    """Whether the peer is somebody."""
+    try:
+        session.authorize(Action.CLUSTER_DESCRIBE)
+    except BrokerError:
+        return False
+    return True
+
+
+def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeCluster."""
+    del answer
+    response = schema.response(Api.DESCRIBE_CLUSTER)
+    try:
+        session.authorize(Action.CLUSTER_DESCRIBE)
+    except BrokerError as denied:
+        error = WireError.CLUSTER_AUTHORIZATION_FAILED
+        return response(error=error, message=denied.message)
+    if request.endpoint_type not in (0, BROKERS):
+        return response(error=WireError.INVALID_REQUEST, message="only brokers have endpoints here")
+    host, port = session.shared.address(session.output.local)
+    operations = NO_OPERATIONS
+    if request.want_cluster_operations:
+        operations = sum({1 << bit for bit, action in _CLUSTER_OPERATIONS if session.permits(action)})
+    return response(
+        endpoint_type=BROKERS,
+        cluster_id=session.shared.cluster_id,
+        controller_id=NODE_ID,
+        brokers=[response.Brokers(broker_id=NODE_ID, host=host, port=port)],
+        cluster_operations=operations,
+    )
+
+
+def topic_operations(session: KafkaSession, topic: Topic) -> int:
+    """What the peer may do with a topic, as bits of Kafka's operations."""
+    return sum({1 << bit for bit, action in _TOPIC_OPERATIONS if session.permits(action, topic)})
+
+
+def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeLogDirs: one directory, in which every partition has its bytes."""
+    del answer
+    response = schema.response(Api.DESCRIBE_LOG_DIRS)
+    try:
+        session.authorize(Action.SERVER_DESCRIBE)
+    except BrokerError:
+        return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
+    total, usable = -1, -1
+    directory = session.shared.settings.data_dir
+    if directory is not None:
+        usage = shutil.disk_usage(directory)
+        total, usable = usage.total, usage.free
+    made = response.Results(
+        log_dir=LOG_DIR if directory is None else str(directory.absolute()),
+        topics=_sizes(session, request, response.Results.Topics),
+        total_bytes=total,
+        usable_bytes=usable,
+    )
+    return response(results=[made])
+
+
+def _sizes(session: KafkaSession, request: Any, made: Any) -> list[Any]:
+    """Bytes of the partitions asked for, of all when none are named."""
+    if request.topics is None:
+        asked = {topic: range(len(topic.partitions)) for topic in session.broker.topics()}
+    else:
+        named = ((session.broker.find_topic(entry.topic), entry.partitions) for entry in request.topics)
+        asked = {topic: numbers for topic, numbers in named if topic is not None}
+    return [
+        made(
+            name=topic.name.full,
+            partitions=[
+                made.Partitions(index=number, partition_size=topic.partitions[number].log.stored_bytes)
+                for number in numbers
+                if 0 <= number < len(topic.partitions)
+            ],
+        )
+        for topic, numbers in asked.items()
+    ]

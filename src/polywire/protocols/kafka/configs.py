@@ -1,0 +1,390 @@
+"""Settings by the names that Kafka's tools know (spec: kafka#describeconfigs, kafka#alterconfigs).
+
+Promises: what means something here is the topic's own setting, whoever has set it; every other name that Kafka knows is kept as it was given
+and shown again; names that it does not know are refused. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from polywire.broker.actions import Action
+from polywire.broker.settings import BrokerSettings, Compression, TopicSettings
+from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import NODE_ID
+from polywire.protocols.kafka.messages import WIRE, Api, WireError
+from polywire.protocols.kafka.replies import Gathering, refuse
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.records.columns import BATCH_BYTES_MAX
+
+TOPIC: Final = 2  # resources that have settings
+BROKER: Final = 4
+DELETE: Final = 1  # what is done with one
+APPEND: Final = 2
+
+TOPIC_CONFIG: Final = 1  # where a value comes from
+STATIC_CONFIG: Final = 4
+DEFAULT_CONFIG: Final = 5
+BOOLEAN: Final = 1  # of what type it is
+STRING: Final = 2
+INT: Final = 3
+LONG: Final = 5
+DOUBLE: Final = 6
+LIST: Final = 7
+FOREVER: Final = "-1"
+VALUE_BYTES_MAX: Final = 4096
+MS_MAX: Final = 2**62 // 1000
+_LONG_MAX: Final = 2**63 - 1
+_EVER: Final = str(_LONG_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A setting of a topic: its type, the value of a new topic, and the words it may have, None: any."""
+
+    kind: int
+    default: str
+    words: frozenset[str] | None = None
+
+
+TOPIC_CONFIGS: Final[Mapping[str, Config]] = {
+    "cleanup.policy": Config(LIST, "delete", frozenset({"delete", "compact", "compact,delete", "delete,compact"})),
+    "compression.type": Config(
+        STRING, "producer", frozenset({"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"})
+    ),
+    "delete.retention.ms": Config(LONG, "86400000"),
+    "file.delete.delay.ms": Config(LONG, "60000"),
+    "flush.messages": Config(LONG, _EVER),
+    "flush.ms": Config(LONG, _EVER),
+    "follower.replication.throttled.replicas": Config(LIST, ""),
+    "index.interval.bytes": Config(INT, "4096"),
+    "leader.replication.throttled.replicas": Config(LIST, ""),
+    "local.retention.bytes": Config(LONG, "-2"),
+    "local.retention.ms": Config(LONG, "-2"),
+    "max.compaction.lag.ms": Config(LONG, _EVER),
+    "max.message.bytes": Config(INT, str(BATCH_BYTES_MAX)),
+    "message.timestamp.after.max.ms": Config(LONG, "3600000"),
+    "message.timestamp.before.max.ms": Config(LONG, _EVER),
+    "message.timestamp.type": Config(STRING, "CreateTime", frozenset({"CreateTime"})),
+    "min.cleanable.dirty.ratio": Config(DOUBLE, "0.5"),
+    "min.compaction.lag.ms": Config(LONG, "0"),
+    "min.insync.replicas": Config(INT, "1"),
+    "preallocate": Config(BOOLEAN, "false"),
+    "remote.storage.enable": Config(BOOLEAN, "false"),
+    "retention.bytes": Config(LONG, FOREVER),
+    "retention.ms": Config(LONG, FOREVER),
+    "segment.bytes": Config(INT, "1073741824"),
+    "segment.index.bytes": Config(INT, "10485760"),
+    "segment.jitter.ms": Config(LONG, "0"),
+    "segment.ms": Config(LONG, "604800000"),
+    "unclean.leader.election.enable": Config(BOOLEAN, "false"),
+}
+
+
+def given_of(settings: TopicSettings) -> dict[str, str]:
+    """What a topic was given over this wire, by name."""
+    kept = settings.wire_options.get(WIRE)
+    return {} if kept is None else msgspec.json.decode(kept, type=dict[str, str])
+
+
+def batch_bytes_max(settings: TopicSettings) -> int:
+    """Longest batch of a topic, as it is sent."""
+    if WIRE not in settings.wire_options:
+        return BATCH_BYTES_MAX
+    return int(given_of(settings).get("max.message.bytes", BATCH_BYTES_MAX))
+
+
+def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
+    """The settings that these make of a topic's; None takes the default. Raises Invalid(INVALID_REQUEST)."""
+    settings = base or TopicSettings()
+    kept = given_of(settings)
+    for name, value in given.items():
+        if value is None:
+            kept.pop(name, None)
+        else:
+            kept[name] = _checked(name, value)
+        settings = _with(settings, name, value)
+    options = {wire: data for wire, data in settings.wire_options.items() if wire != WIRE}
+    if kept:
+        options[WIRE] = msgspec.json.encode(kept)
+    return replace(settings, wire_options=options)
+
+
+def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSettings:
+    """The settings with one that means something here; others change nothing."""
+    match name:
+        case "cleanup.policy":
+            return replace(settings, compaction=value is not None and "compact" in value)
+        case "compression.type":
+            stored = {"lz4": Compression.LZ4, "zstd": Compression.ZSTD}
+            return replace(settings, compression=stored.get(value or "", Compression.NONE))
+        case "retention.ms":
+            return replace(settings, retention_age_us=_limit(value, 1000))
+        case "retention.bytes":
+            return replace(settings, retention_bytes=_limit(value, 1))
+        case _:
+            return settings
+
+
+def _limit(value: str | None, scale: int) -> int | None:
+    """A limit as it is set here: 0 is none, where they say -1, and what they have as 0 is the least there is."""
+    if value is None:
+        return None
+    number = int(value)
+    return 0 if number < 0 else max(min(number, MS_MAX) * scale, 1)
+
+
+def _checked(name: str, value: str) -> str:
+    """A value that may be kept. Raises Invalid(INVALID_REQUEST)."""
+    config = TOPIC_CONFIGS.get(name)
+    if config is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown topic config name: {name[:VALUE_BYTES_MAX]}")
+    value = value.strip()
+    is_right = len(value) <= VALUE_BYTES_MAX and (config.words is None or value.replace(" ", "") in config.words)
+    match config.kind:
+        case 1:
+            is_right = value.lower() in ("true", "false")
+        case 3 | 5:
+            digits = value.removeprefix("-")
+            is_right = digits.isascii() and digits.isdigit() and len(digits) < 20 and abs(int(value)) <= _LONG_MAX
+        case 6:
+            is_right = value.replace(".", "", 1).isdigit() and value.isascii() and len(value) < 20
+    if not is_right:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid value for the topic config {name}")
+    return value
+
+
+def value_of(name: str, settings: TopicSettings, broker: BrokerSettings) -> tuple[str, bool]:
+    """What a setting of a topic is, and whether it is the topic's own."""
+    given = given_of(settings).get(name)
+    match name:
+        case "cleanup.policy":
+            if given is None or ("compact" in given) is not settings.compaction:
+                return ("compact", True) if settings.compaction else ("delete", False)
+        case "retention.ms":
+            age = settings.retention_age_us
+            return _told(broker.retention_age_us if age is None else age, 1000), age is not None
+        case "retention.bytes":
+            size = settings.retention_bytes
+            return _told(broker.retention_bytes if size is None else size, 1), size is not None
+    if given is not None:
+        return given, True
+    return TOPIC_CONFIGS[name].default, False
+
+
+def _told(limit: int, scale: int) -> str:
+    return FOREVER if limit == 0 else str(limit // scale)
+
+
+def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> list[Any]:
+    """Every setting of a topic, as records of this type."""
+    entries = []
+    for name in TOPIC_CONFIGS:
+        value, is_own = value_of(name, settings, broker)
+        entries.append(made(name=name, value=value, config_source=TOPIC_CONFIG if is_own else DEFAULT_CONFIG))
+    return entries
+
+
+# What is asked and changed
+
+
+def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """DescribeConfigs: settings of topics, and what tools ask of a broker."""
+    del answer
+    response = schema.response(Api.DESCRIBE_CONFIGS)
+    results = []
+    for asked in request.resources:
+        made = response.Results(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
+        results.append(made)
+        try:
+            described = _describe(session, asked)
+        except BrokerError as error:
+            refuse(made, error, _refusal(error, asked.resource_type))
+            continue
+        names = asked.configuration_keys
+        made.configs = [
+            _told_config(response.Results.Configs, one, synonyms=request.include_synonyms)
+            for one in described
+            if names is None or one.name in names
+        ]
+    return response(results=results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    name: str
+    value: str
+    kind: int
+    source: int
+    read_only: bool
+    default: str | None = None
+
+
+def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
+    """The settings of a resource. Raises BrokerError."""
+    broker = session.broker
+    if asked.resource_type == TOPIC:
+        session.authorize(Action.TOPIC_DESCRIBE, broker.resource(asked.resource_name))
+        settings = broker.topic(asked.resource_name).settings
+        found = []
+        for name, config in TOPIC_CONFIGS.items():
+            value, is_own = value_of(name, settings, broker.settings)
+            source = TOPIC_CONFIG if is_own else DEFAULT_CONFIG
+            found.append(_Described(name, value, config.kind, source, read_only=False, default=config.default))
+        return found
+    session.authorize(Action.CLUSTER_DESCRIBE)
+    if asked.resource_type != BROKER or asked.resource_name not in ("", str(NODE_ID)):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings here")
+    if not asked.resource_name:
+        return ()
+    return [_Described(name, value, kind, STATIC_CONFIG, read_only=True) for name, value, kind in _of_broker(session)]
+
+
+def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
+    """What tools ask of a broker, as it is here."""
+    settings = session.broker.settings
+    host, port = session.shared.address(session.output.local)
+    directory = session.shared.settings.data_dir
+    yield "advertised.listeners", f"PLAINTEXT://{host}:{port}", STRING
+    yield "auto.create.topics.enable", str(settings.auto_create).lower(), BOOLEAN
+    yield "broker.id", str(NODE_ID), INT
+    yield "compression.type", "producer", STRING
+    yield "default.replication.factor", "1", INT
+    yield "delete.topic.enable", "true", BOOLEAN
+    yield "listeners", f"PLAINTEXT://{host}:{port}", STRING
+    yield "log.cleanup.policy", "delete", LIST
+    yield "log.dirs", "" if directory is None else str(directory.absolute()), STRING
+    yield "log.message.timestamp.type", "CreateTime", STRING
+    yield "log.retention.bytes", _told(settings.retention_bytes, 1), LONG
+    yield "log.retention.ms", _told(settings.retention_age_us, 1000), LONG
+    yield "message.max.bytes", TOPIC_CONFIGS["max.message.bytes"].default, INT
+    yield "min.insync.replicas", "1", INT
+    yield "node.id", str(NODE_ID), INT
+    yield "num.partitions", str(settings.partition_count), INT
+    yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
+
+
+def _told_config(made: Any, one: _Described, *, synonyms: bool) -> Any:
+    named = []
+    if synonyms:
+        named.append(made.Synonyms(name=one.name, value=one.value, source=one.source))
+        if one.source == TOPIC_CONFIG and one.default is not None:
+            named.append(made.Synonyms(name=one.name, value=one.default, source=DEFAULT_CONFIG))
+    return made(
+        name=one.name,
+        value=one.value,
+        read_only=one.read_only,
+        config_source=one.source,
+        synonyms=named,
+        config_type=one.kind,
+    )
+
+
+def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """AlterConfigs: what is not named returns to its default."""
+
+    def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
+        del settings
+        return dict.fromkeys(TOPIC_CONFIGS) | {one.name: one.value for one in asked.configs}
+
+    _alter(session, answer, request, schema.response(Api.ALTER_CONFIGS), given)
+
+
+def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """IncrementalAlterConfigs: setting by setting."""
+    _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
+
+
+def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
+    """What operations on settings make of them. Raises Invalid(INVALID_REQUEST)."""
+    made: dict[str, str | None] = {}
+    for one in asked.configs:
+        if one.name in made or (one.value is None and one.config_operation != DELETE):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a setting without value, or twice name={one.name[:255]!r}")
+        match one.config_operation:
+            case 0:
+                made[one.name] = one.value
+            case 1:
+                made[one.name] = None
+            case 2 | 3:
+                made[one.name] = _listed(one, settings)
+            case _:
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown operation number={one.config_operation}")
+    return made
+
+
+def _listed(asked: Any, settings: TopicSettings) -> str:
+    """A list with words added or taken out. Raises Invalid(INVALID_REQUEST)."""
+    config = TOPIC_CONFIGS.get(asked.name)
+    if config is None or config.kind != LIST:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"no list name={asked.name[:255]!r}")
+    words = [word for word in given_of(settings).get(asked.name, config.default).split(",") if word]
+    named = [word.strip() for word in asked.value.split(",")]
+    if asked.config_operation == APPEND:
+        return ",".join([*words, *(word for word in named if word not in words)])
+    return ",".join(word for word in words if word not in named)
+
+
+def _alter(
+    session: KafkaSession,
+    answer: Answer,
+    request: Any,
+    response: Any,
+    given: Callable[[Any, TopicSettings], dict[str, str | None]],
+) -> None:
+    """Change settings of topics; the broker's cannot be changed over this wire."""
+    body = response(responses=[])
+    gathering = Gathering(answer, body)
+    for asked in request.resources:
+        made = response.Responses(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        body.responses.append(made)
+        gathering.expect()
+        try:
+            _alter_one(session, gathering, asked, made, given, validate_only=request.validate_only)
+        except BrokerError as error:
+            refuse(made, error, _refusal(error, asked.resource_type))
+            gathering.settled()
+    gathering.settled()
+
+
+def _alter_one(
+    session: KafkaSession,
+    gathering: Gathering,
+    asked: Any,
+    made: Any,
+    given: Callable[[Any, TopicSettings], dict[str, str | None]],
+    *,
+    validate_only: bool,
+) -> None:
+    broker = session.broker
+    if asked.resource_type != TOPIC:
+        session.authorize(Action.CLUSTER_ALTER)
+        refuse(
+            made,
+            Invalid(ErrorCode.INVALID_REQUEST, "only settings of topics can be changed"),
+            WireError.INVALID_REQUEST,
+        )
+        gathering.settled()
+        return
+    session.authorize(Action.TOPIC_ALTER, broker.resource(asked.resource_name))
+    topic = broker.topic(asked.resource_name)
+    settings = settings_of(given(asked, topic.settings), topic.settings)
+    if validate_only:
+        settings.check()
+        gathering.settled()
+    else:
+        broker.configure_topic(topic, settings, done=partial(gathering.changed, made))
+
+
+def _refusal(error: BrokerError, resource_type: int) -> WireError | None:
+    """The wire's error where it depends on what was asked for."""
+    if isinstance(error, Denied) and resource_type != TOPIC:
+        return WireError.CLUSTER_AUTHORIZATION_FAILED
+    return WireError.INVALID_CONFIG if resource_type == TOPIC and isinstance(error, Invalid) else None

@@ -1,0 +1,79 @@
+"""What the sessions of one Kafka listener share: settings, what is served, and what a lone broker says of itself.
+
+Promises: the cluster's id is made once and kept with the data. Must not know: bytes, sockets.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from polywire.broker.broker import Broker
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.protocols.kafka.messages import WIRE, Api, Served
+from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.types import Level
+
+NODE_ID: Final = 1
+_CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Settings of the Kafka wire.
+
+    host, port: by which clients reach this broker; empty and 0: by what each has connected to. acks_all: what acks=all means.
+    answer_bytes_max: bytes of records in one answer, unless a single batch has more. data_dir: where the broker's files are, for what tools
+    ask about disks.
+    """
+
+    host: str = ""
+    port: int = 0
+    acks_all: Level = Level.SYNCED
+    answer_bytes_max: int = 8 * 1024 * 1024
+    data_dir: Path | None = None
+
+
+class Shared:
+    """Invariant: ``served`` has only what there is a handler for."""
+
+    __slots__ = ("_cluster_id", "broker", "off_loop", "served", "settings")
+
+    def __init__(
+        self, broker: Broker, settings: KafkaSettings, served: Mapping[Api, Served], off_loop: OffLoopQueue
+    ) -> None:
+        self.broker: Final = broker
+        self.settings: Final = settings
+        self.served: Final = served
+        self.off_loop: Final = off_loop
+        self._cluster_id = ""
+
+    @property
+    def cluster_id(self) -> str:
+        """22 characters that stay the same as long as the data directory is there (spec: kafka#metadata)."""
+        if not self._cluster_id:
+            kept = self.broker.wire_state(WIRE).get(_CLUSTER_ID)
+            if kept is None:
+                kept = urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=")
+                self._keep(kept)
+            self._cluster_id = kept.decode()
+        return self._cluster_id
+
+    def _keep(self, cluster_id: bytes) -> None:
+        with suppress(BrokerError):  # the disk is full: it is as good for as long as the broker runs
+            self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
+
+    def address(self, local: tuple[str, int]) -> tuple[str, int]:
+        """Host and port by which a client that has connected to ``local`` reaches this broker."""
+        return self.settings.host or local[0], self.settings.port or local[1]
+
+
+def epoch_of(partition: Partition) -> int:
+    """The leader epoch that clients are told: the number of the broker's start (spec: kafka#words-and-ours)."""
+    return partition.log.epoch_at(partition.log.next_offset)

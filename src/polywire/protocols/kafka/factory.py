@@ -1,0 +1,114 @@
+"""The Kafka wire as the server sees it: recognises its connections and opens sessions for them.
+
+Promises: only what there is a handler for is served, and advertised; no other wire's opening is taken for this one's. Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from polywire.broker.actions import Action
+from polywire.broker.broker import Broker
+from polywire.protocols.kafka import (
+    cluster,
+    configs,
+    fetch,
+    group_lists,
+    groups,
+    offsets,
+    positions,
+    produce,
+    producers,
+    topics,
+)
+from polywire.protocols.kafka.context import KafkaSettings, Shared
+from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
+from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
+from polywire.protocols.runtime.commands import table
+from polywire.protocols.runtime.off_loop import OffLoopQueue
+from polywire.protocols.runtime.session import Output
+
+API_MAX: Final = 92  # what connections are recognised by (spec: kafka#recognition)
+VERSION_MAX: Final = 20
+HEAD_BYTES: Final = 14  # length, api, version, correlation, length of the client id
+KAFKA07_TYPE_MAX: Final = 4  # Kafka 0.7 has so many types of requests, with numbers that are used here, too
+
+COMMANDS: Final[Mapping[Api, Command]] = table(
+    Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True),
+    Command(Api.FETCH, fetch.fetch, (Action.FETCH,)),
+    Command(Api.LIST_OFFSETS, offsets.list_offsets, (Action.TOPIC_DESCRIBE,)),
+    Command(Api.METADATA, topics.metadata, (Action.TOPIC_DESCRIBE, Action.TOPIC_CREATE)),
+    Command(Api.OFFSET_COMMIT, positions.offset_commit, (Action.OFFSET_COMMIT,)),
+    Command(Api.OFFSET_FETCH, positions.offset_fetch, (Action.OFFSET_FETCH,)),
+    Command(Api.FIND_COORDINATOR, cluster.find_coordinator, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.JOIN_GROUP, groups.join_group, (Action.GROUP_JOIN,)),
+    Command(Api.HEARTBEAT, groups.heartbeat, (Action.GROUP_JOIN,)),
+    Command(Api.LEAVE_GROUP, groups.leave_group, (Action.GROUP_JOIN,)),
+    Command(Api.SYNC_GROUP, groups.sync_group, (Action.GROUP_JOIN,)),
+    Command(Api.DESCRIBE_GROUPS, group_lists.describe_groups, (Action.GROUP_DESCRIBE,)),
+    Command(Api.LIST_GROUPS, group_lists.list_groups, (Action.GROUP_LIST,)),
+    Command(Api.API_VERSIONS, cluster.api_versions, (Action.CONNECT,)),
+    Command(Api.CREATE_TOPICS, topics.create_topics, (Action.TOPIC_CREATE,)),
+    Command(Api.DELETE_TOPICS, topics.delete_topics, (Action.TOPIC_DELETE,)),
+    Command(Api.DELETE_RECORDS, offsets.delete_records, (Action.TOPIC_PURGE,)),
+    Command(Api.INIT_PRODUCER_ID, producers.init_producer_id, (Action.STAGED_PUBLISH,)),  # who may produce somewhere
+    Command(Api.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch, (Action.TOPIC_DESCRIBE,)),
+    Command(Api.DESCRIBE_CONFIGS, configs.describe_configs, (Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE)),
+    Command(Api.ALTER_CONFIGS, configs.alter_configs, (Action.TOPIC_ALTER, Action.CLUSTER_ALTER)),
+    Command(Api.DESCRIBE_LOG_DIRS, cluster.describe_log_dirs, (Action.SERVER_DESCRIBE,)),
+    Command(Api.CREATE_PARTITIONS, topics.create_partitions, (Action.TOPIC_ALTER,)),
+    Command(
+        Api.INCREMENTAL_ALTER_CONFIGS,
+        configs.incremental_alter_configs,
+        (Action.TOPIC_ALTER, Action.CLUSTER_ALTER),
+    ),
+    Command(Api.DELETE_GROUPS, group_lists.delete_groups, (Action.GROUP_DELETE,)),
+    Command(Api.OFFSET_DELETE, positions.offset_delete, (Action.GROUP_DELETE,)),
+    Command(Api.DESCRIBE_CLUSTER, cluster.describe_cluster, (Action.CLUSTER_DESCRIBE,)),
+)
+
+
+class KafkaFactory:
+    """Implements ``protocols.runtime.session.SessionFactory``."""
+
+    __slots__ = ("shared",)
+
+    def __init__(
+        self, broker: Broker, settings: KafkaSettings | None = None, *, off_loop: OffLoopQueue | None = None
+    ) -> None:
+        """off_loop: the process's, where it has one."""
+        served: Mapping[Api, Served] = {api: SERVED[api] for api in sorted(COMMANDS)}
+        self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop or OffLoopQueue(broker.loop))
+
+    @property
+    def wire(self) -> str:
+        """Name of the wire."""
+        return WIRE
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        """Whether a request begins that none of Kafka 0.7 can be (spec: kafka#recognition)."""
+        length = int.from_bytes(prefix[:4].ljust(4, b"\0"), "big")
+        if length > REQUEST_BYTES_MAX or (len(prefix) >= 4 and length < HEAD_BYTES - 4):
+            return False
+        api = int.from_bytes(prefix[4:6].ljust(2, b"\0"), "big")
+        version = int.from_bytes(prefix[6:8].ljust(2, b"\0"), "big")
+        if api > API_MAX or version > VERSION_MAX:
+            return False
+        if len(prefix) < HEAD_BYTES:
+            return None
+        client_id = int.from_bytes(prefix[12:14], "big", signed=True)
+        if not -1 <= client_id <= length - (HEAD_BYTES - 4):
+            return False
+        return api > KAFKA07_TYPE_MAX or not _names_a_topic(prefix, api)
+
+    def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
+        """A session for a new connection."""
+        return KafkaSession(self.shared, COMMANDS, output, resume)
+
+
+def _names_a_topic(prefix: bytes, api: int) -> bool:
+    """Whether what begins so may be a request of Kafka 0.7: a topic is where the correlation id would be, which begins with zeros."""
+    if api in (2, 3):
+        return prefix[8:10] != b"\0\0" and prefix[10] >= 0x20
+    return prefix[8] >= 0x20

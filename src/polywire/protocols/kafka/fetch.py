@@ -1,0 +1,245 @@
+"""Fetch (spec: kafka#fetch, kafka#fetch-sessions).
+
+Promises: what is there is answered at once, what is not is waited for, and a new record wakes who waits; limits hold but for the first
+batch; one read is under way at a time, and nothing is pinned between calls. Must not know: frames, how batches are laid out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from struct import Struct
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Handle, Read
+from polywire.protocols.kafka import encoder, schema
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
+from polywire.protocols.kafka.offsets import leader_error
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.records.compression import expand_body
+
+NO_SESSION: Final = 0
+BEGINNINGS: Final = frozenset({-1, 0})  # epochs of requests that name all their partitions
+WAIT_MS_MAX: Final = 5 * 60_000
+READ_BYTES_MIN: Final = 4096  # a batch has a header beside its records
+ROOM_BYTES: Final = 64 * 1024  # that what is read takes more in the answer than in the log
+_LENGTH: Final = Struct("<4xI")
+
+
+def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """Fetch. Sessions are declined, so a request always names all its partitions."""
+    response = schema.response(Api.FETCH)
+    if request.session_id != NO_SESSION:
+        return response(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[])
+    if request.session_epoch not in BEGINNINGS:
+        return response(error=WireError.INVALID_FETCH_SESSION_EPOCH, responses=[])
+    Fetching(session, answer, request).run()
+    return None
+
+
+class Fetching:
+    """One request, and its answer in the making.
+
+    Invariant: partitions before ``_number`` have their records in the answer; what was begun counts only while its number is ``_ticket``.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_body",
+        "_bytes",
+        "_bytes_max",
+        "_deadline",
+        "_has_failed",
+        "_min_bytes",
+        "_number",
+        "_session",
+        "_stops",
+        "_ticket",
+    )
+
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
+        self._session: Final = session
+        self._answer: Final = answer
+        self._min_bytes: Final = request.min_bytes
+        self._bytes_max: Final = min(request.max_bytes, session.shared.settings.answer_bytes_max)
+        now = session.broker.clock.monotonic()
+        self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
+        self._stops: list[Handle] = []
+        self._number = self._bytes = self._ticket = 0
+        self._has_failed = False
+        self._asked: list[tuple[Partition, Any, Any]] = []
+        self._body: Final = self._begin(request)
+        answer.cancel = self._cancel
+
+    def _begin(self, request: Any) -> Any:
+        """The answer without records; what cannot be fetched has its error."""
+        response = schema.response(Api.FETCH)
+        body = response(responses=[])
+        for asked in request.topics:
+            told = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+            body.responses.append(told)
+            for one in asked.partitions:
+                entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
+                told.partitions.append(entry)
+                try:
+                    topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
+                    partition = partition_of(topic, one.partition)
+                except BrokerError as error:
+                    self._refuse(entry, missing_error(error, asked.topic_id))
+                    continue
+                stale = leader_error(partition, one.current_leader_epoch)
+                if stale is not None:
+                    self._refuse(entry, stale)
+                else:
+                    self._asked.append((partition, one, entry))
+        return body
+
+    def _refuse(self, entry: Any, error: WireError) -> None:
+        entry.error, entry.records = error, b""
+        entry.high_watermark = entry.last_stable_offset = entry.log_start_offset = NO_OFFSET
+        self._has_failed = True
+
+    def run(self) -> None:
+        """Read on as far as it goes without waiting."""
+        self._ticket += 1
+        now = self._session.broker.clock.monotonic
+        end = now() + QUANTUM_S
+        while self._number < len(self._asked):
+            if not self._read(*self._asked[self._number]):
+                return
+            self._number += 1
+            if now() >= end and self._number < len(self._asked):
+                self._session.broker.loop.call_soon(self._go_on, self._ticket)
+                return
+        if self._has_failed or self._bytes >= self._min_bytes or now() >= self._deadline:
+            self._finish()
+        else:
+            self._wait()
+
+    def _go_on(self, ticket: int) -> None:
+        if ticket == self._ticket:
+            self.run()
+
+    # One partition
+
+    def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
+        """Put a partition's records into the answer; False when they have to be fetched first."""
+        log, offset = partition.log, asked.fetch_offset
+        entry.high_watermark = entry.last_stable_offset = log.readable_offset
+        entry.log_start_offset = log.first_offset
+        room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
+        if partition.ended:
+            self._refuse(entry, WireError.UNKNOWN_TOPIC_OR_PARTITION)
+            return True
+        if not log.first_offset <= offset <= log.readable_offset:
+            self._refuse(entry, WireError.OFFSET_OUT_OF_RANGE)
+            return True
+        if offset == log.readable_offset or (room <= 0 and self._bytes):
+            return True
+        then = partial(self._arrived, self._ticket, partition, asked, entry)
+        try:
+            bytes_max = max(room, READ_BYTES_MIN)
+            read = self._session.broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
+        except BrokerError as error:
+            self._refuse(entry, wire_error(error))
+            return True
+        if not isinstance(read, Read):
+            return False
+        self._take(read, offset, room, entry)
+        return True
+
+    def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
+        """What had to be fetched from the disk is there."""
+        if ticket != self._ticket:
+            if isinstance(read, Read):
+                read.pin.release()
+            return
+        if isinstance(read, BrokerError):
+            self._refuse(entry, wire_error(read))
+        else:
+            room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
+            self._take(read, asked.fetch_offset, room, entry)
+        self._number += 1
+        self.run()
+
+    def _take(self, read: Read, offset: int, room: int, entry: Any) -> None:
+        try:
+            entry.records = self._encode(read, offset, room)
+        except BrokerError as error:
+            self._refuse(entry, wire_error(error))
+            return
+        finally:
+            read.pin.release()
+        self._bytes += len(entry.records)
+
+    def _encode(self, read: Read, offset: int, room: int) -> memoryview:
+        """Batches of Kafka from what was read, at most ``room`` bytes unless the answer's first record needs more. Raises BrokerError."""
+        size = sum([len(chunk) for chunk in read.chunks])
+        out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
+        state = encoder.begin(offset, at=0, limit=len(out))
+        for chunk in read.chunks:
+            state[encoder.POSITION] = 0
+            if self._put(chunk, state, out) == encoder.DONE:
+                continue
+            if state[encoder.AT] or self._bytes:
+                break
+            out = bytearray(state[encoder.NEEDED])
+            state[encoder.CAP] = len(out)
+            self._put(chunk, state, out)
+            break
+        return memoryview(out)[: state[encoder.AT]]
+
+    def _put(self, chunk: memoryview, state: Any, out: bytearray) -> int:
+        """Write a chunk's batches, compressed ones among them."""
+        ended = encoder.put_batches(chunk, state, out)
+        while ended == encoder.COMPRESSED:
+            at = state[encoder.POSITION]
+            size = _LENGTH.unpack_from(chunk, at)[0]
+            state[encoder.POSITION] = 0
+            ended = encoder.put_batches(expand_body(chunk[at : at + size]), state, out)
+            state[encoder.POSITION] = at
+            if ended == encoder.DONE:
+                state[encoder.POSITION] = at + size
+                ended = encoder.put_batches(chunk, state, out)
+        return ended
+
+    # Waiting
+
+    def _wait(self) -> None:
+        """Look again when a record has come, or for the last time when it is too late."""
+        broker = self._session.broker
+        wake = partial(self._woken, self._ticket)
+        for partition, _, _ in self._asked:
+            self._stops.append(broker.wait(partition, partition.log.readable_offset, wake))
+        delay = max(self._deadline - broker.clock.monotonic(), 0.0)
+        self._stops.append(broker.loop.call_later(delay, wake))
+
+    def _woken(self, ticket: int) -> None:
+        if ticket != self._ticket:
+            return
+        self._stop_waiting()
+        self._number = self._bytes = 0
+        for _, _, entry in self._asked:
+            entry.records = b""
+        self.run()
+
+    def _stop_waiting(self) -> None:
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            stop.cancel()
+
+    def _cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self._ticket += 1
+        self._stop_waiting()
+
+    def _finish(self) -> None:
+        self._ticket += 1
+        self._answer.large(self._body)

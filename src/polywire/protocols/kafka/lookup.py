@@ -1,0 +1,39 @@
+"""The topics and partitions that requests name (spec: kafka#metadata, kafka#errors).
+
+Promises: who may not do it with a topic is told the same whether or not it exists. Must not know: frames, what is asked for.
+"""
+
+from __future__ import annotations
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.messages import NO_ID, WireError
+from polywire.protocols.kafka.peer import Peer
+
+
+def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
+    """The topic that a request names, by its id where it has one. Raises Missing(TOPIC_MISSING), Denied."""
+    broker = peer.broker
+    if topic_id != NO_ID:
+        topic = broker.topic_of_id(topic_id)
+        if topic is None or not peer.permits(action, topic):
+            raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
+        return topic
+    peer.authorize(action, broker.resource(name))
+    return broker.topic(name)
+
+
+def partition_of(topic: Topic, number: int) -> Partition:
+    """A partition of a topic. Raises Missing(PARTITION_MISSING)."""
+    if not 0 <= number < len(topic.partitions):
+        raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={topic.name.full!r} partition={number}")
+    return topic.partitions[number]
+
+
+def missing_error(error: BrokerError, topic_id: bytes) -> WireError:
+    """The wire's error for a topic that cannot be used: one that is missing by its id has another."""
+    if topic_id != NO_ID and error.code is ErrorCode.TOPIC_MISSING:
+        return WireError.UNKNOWN_TOPIC_ID
+    return wire_error(error)

@@ -1,0 +1,188 @@
+"""Offsets: ListOffsets, OffsetForLeaderEpoch, DeleteRecords (spec: kafka#listoffsets, kafka#offsetforleaderepoch, kafka#deleterecords).
+
+Promises: a time finds the first record that is not older, wherever it lies; partitions fail one by one. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.log.base import Completion
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import epoch_of
+from polywire.protocols.kafka.lookup import partition_of, topic_of
+from polywire.protocols.kafka.messages import NO_EPOCH, NO_OFFSET, Api, WireError
+from polywire.protocols.kafka.replies import Gathering, refuse
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.times import TimeSearch
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+GREATEST_TIME: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING: Final = -6
+SINCE: Final = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING: 11}
+"""The first version that knows each special time."""
+READABLE_END: Final = -1  # of DeleteRecords: everything
+
+
+def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """ListOffsets."""
+    response = schema.response(Api.LIST_OFFSETS)
+    body = response(topics=[])
+    gathering = Gathering(answer, body)
+    searches: list[TimeSearch] = []
+    for asked in request.topics:
+        topic = response.Topics(name=asked.name, partitions=[])
+        body.topics.append(topic)
+        for one in asked.partitions:
+            entry = response.Topics.Partitions(index=one.index, timestamp=-1, offset=NO_OFFSET)
+            topic.partitions.append(entry)
+            try:
+                partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
+                search = _list(session, gathering, answer.request.version, partition, one, entry)
+            except BrokerError as error:
+                refuse(entry, error)
+            else:
+                searches += [] if search is None else [search]
+    answer.cancel = partial(_cancel, searches)
+    gathering.settled()
+
+
+def _cancel(searches: list[TimeSearch]) -> None:
+    for search in searches:
+        search.cancel()
+
+
+def _list(
+    session: KafkaSession, gathering: Gathering, version: int, partition: Partition, asked: Any, entry: Any
+) -> TimeSearch | None:
+    """Answer for one partition, or begin to look; returns what looks. Raises BrokerError."""
+    log, time_ms = partition.log, asked.timestamp
+    stale = leader_error(partition, asked.current_leader_epoch)
+    if stale is not None:
+        entry.error = stale
+        return None
+    if time_ms < 0 and SINCE.get(time_ms, version + 1) > version:
+        entry.error = WireError.UNSUPPORTED_VERSION
+        return None
+    match time_ms:
+        case -1:
+            entry.offset, entry.leader_epoch = log.readable_offset, epoch_of(partition)
+        case -2 | -4:
+            entry.offset = log.first_offset
+            entry.leader_epoch = log.epoch_at(log.first_offset)
+        case -5 | -6:
+            pass
+        case _:
+            gathering.expect()
+            return TimeSearch(
+                session.broker,
+                partition,
+                None if time_ms == GREATEST_TIME else time_ms,
+                partial(_found, gathering, partition, entry),
+            )
+    return None
+
+
+def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None) -> None:
+    """A record was looked for by its time."""
+    if isinstance(found, BrokerError):
+        refuse(entry, found)
+    elif found is not None:
+        entry.offset, entry.timestamp = found
+        try:
+            entry.leader_epoch = partition.log.epoch_at(entry.offset)
+        except BrokerError:  # trimmed meanwhile
+            entry.leader_epoch = NO_EPOCH
+    gathering.settled()
+
+
+def leader_error(partition: Partition, epoch: int) -> WireError | None:
+    """What is wrong with the leader epoch that a client believes in, None: nothing (spec: kafka#fetch)."""
+    current = epoch_of(partition)
+    if epoch in (NO_EPOCH, current):
+        return None
+    return WireError.FENCED_LEADER_EPOCH if epoch < current else WireError.UNKNOWN_LEADER_EPOCH
+
+
+# Epochs
+
+
+def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """OffsetForLeaderEpoch: where epochs end."""
+    del answer
+    response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
+    body = response(topics=[])
+    for asked in request.topics:
+        topic = response.Topics(topic=asked.topic, partitions=[])
+        body.topics.append(topic)
+        for one in asked.partitions:
+            entry = response.Topics.Partitions(partition=one.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
+            topic.partitions.append(entry)
+            try:
+                partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.topic), one.partition)
+            except BrokerError as error:
+                refuse(entry, error)
+                continue
+            stale = leader_error(partition, one.current_leader_epoch)
+            if stale is not None:
+                entry.error = stale
+            else:
+                entry.leader_epoch, entry.end_offset = epoch_end(partition, one.leader_epoch)
+    return body
+
+
+def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
+    """The largest epoch that is not above this one, and where it ends; -1 and -1 when it is older than what is kept."""
+    log, current = partition.log, epoch_of(partition)
+    if not 0 < epoch <= current:
+        return NO_EPOCH, NO_OFFSET
+    end = log.epoch_end(epoch)
+    if epoch == current:
+        return current, end
+    return (log.epoch_at(end - 1), end) if end > log.first_offset else (NO_EPOCH, NO_OFFSET)
+
+
+# The end of records
+
+
+def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DeleteRecords: what lies below an offset."""
+    response = schema.response(Api.DELETE_RECORDS)
+    body = response(topics=[])
+    gathering = Gathering(answer, body)
+    for asked in request.topics:
+        topic = response.Topics(name=asked.name, partitions=[])
+        body.topics.append(topic)
+        for one in asked.partitions:
+            entry = response.Topics.Partitions(index=one.index, low_watermark=NO_OFFSET)
+            topic.partitions.append(entry)
+            gathering.expect()
+            try:
+                partition = partition_of(topic_of(session, Action.TOPIC_PURGE, asked.name), one.index)
+                _trim(session, partition, one.offset, partial(_trimmed, gathering, partition, entry))
+            except BrokerError as error:
+                gathering.changed(entry, error)
+    gathering.settled()
+
+
+def _trim(session: KafkaSession, partition: Partition, offset: int, done: Completion[int]) -> None:
+    """Remove what lies below an offset. Raises BrokerError."""
+    if offset == READABLE_END:
+        offset = partition.log.next_offset
+    if offset < 0:
+        raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"no offset is negative offset={offset}")
+    session.broker.trim_partition(partition, offset, done=done)
+
+
+def _trimmed(gathering: Gathering, partition: Partition, entry: Any, result: int | BrokerError) -> None:
+    if not isinstance(result, BrokerError):
+        entry.low_watermark = partition.log.first_offset
+    gathering.changed(entry, result)

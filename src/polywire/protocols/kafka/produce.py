@@ -1,0 +1,202 @@
+"""Produce (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
+
+Promises: the records of a partition are stored as a whole or not at all, and partitions fail one by one; a request is answered once all
+of it has its level. What expands to much is opened beside the loop. Must not know: frames, how batches are laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, ErrorCode, PeerError
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.compression import decode_batch, expand
+from polywire.protocols.kafka.configs import batch_bytes_max
+from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka.messages import Api, Codec, Refused, WireError
+from polywire.protocols.kafka.producers import stamp_sequence
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.times import AHEAD_MS_MAX
+from polywire.protocols.runtime.off_loop import LARGE_BYTES
+from polywire.types import Level
+
+ALL: Final = -1  # acks
+LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
+
+Opened = tuple[BatchHead, Built] | Refused
+
+
+def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """Produce."""
+    producing = Producing(session, answer, request)
+    opened = producing.open_at_once()
+    if opened is None:
+        done = partial(_opened, session, producing)
+        session.work = session.shared.off_loop.put(producing.open, done, session.output.pin())
+    else:
+        producing.store(opened)
+
+
+def _opened(session: KafkaSession, producing: Producing, opened: Any) -> None:
+    """Large batches were opened beside the loop."""
+    if isinstance(opened, PeerError):
+        session.fail(opened)
+        return
+    producing.store(opened)
+    session.worked()
+
+
+class Producing:
+    """One request.
+
+    Invariant: answered when ``_left``, what has yet to be known, is 0. ``_asked``: each partition's part of the answer, its topic, its batch,
+    and how long that may be.
+    """
+
+    __slots__ = ("_acks", "_answer", "_asked", "_body", "_has_failed", "_left", "_session")
+
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
+        response = schema.response(Api.PRODUCE)
+        self._session: Final = session
+        self._answer: Final = answer
+        self._acks: Final = request.acks
+        self._asked: Final[list[tuple[Any, Topic, Any, int]]] = []
+        self._body: Final = response(responses=[])
+        self._has_failed = False
+        self._left = 1
+        for asked in request.topics:
+            told = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
+            self._body.responses.append(told)
+            for one in asked.partitions:
+                entry = response.Responses.Partitions(index=one.index)
+                told.partitions.append(entry)
+                self._check(asked, one, entry, is_transactional=request.transactional_id is not None)
+
+    def _check(self, asked: Any, one: Any, entry: Any, *, is_transactional: bool) -> None:
+        """See whether a partition may be written to, before its batch is looked at."""
+        if self._acks not in LEVELS and self._acks != ALL:
+            self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
+        elif is_transactional:
+            self._refuse(entry, WireError.INVALID_TXN_STATE, "transactions are not served")
+        else:
+            try:
+                topic = topic_of(self._session, Action.PRODUCE, asked.name, asked.topic_id)
+                partition_of(topic, one.index)
+            except BrokerError as error:
+                self._refuse(entry, missing_error(error, asked.topic_id), error.message)
+                return
+            self._asked.append((entry, topic, one.records, batch_bytes_max(topic.settings)))
+
+    def open_at_once(self) -> Sequence[Opened] | None:
+        """The batches, opened and built; None when they expand to more than others should wait for."""
+        opened: list[Opened] = []
+        left = LARGE_BYTES
+        for _, _, records, bytes_max in self._asked:
+            try:
+                head = check_batch(records, bytes_max=bytes_max)
+            except Refused as refused:
+                opened.append(refused)
+                continue
+            source, start, stop = memoryview(records), BATCH_HEAD_BYTES, head.end
+            try:
+                if head.codec:
+                    source = memoryview(expand(source[start:stop], Codec(head.codec), left))
+                    start, stop = 0, len(source)
+                    left -= stop
+                opened.append((head, build(source, start, stop, head)))
+            except Refused as refused:
+                if head.codec and refused.error is WireError.MESSAGE_TOO_LARGE:
+                    return None
+                opened.append(refused)
+        return opened
+
+    def open(self) -> Sequence[Opened]:
+        """The batches, opened and built; beside the loop as well."""
+        return [_open(records, bytes_max) for _, _, records, bytes_max in self._asked]
+
+    def store(self, opened: Sequence[Opened]) -> None:
+        """Hand the batches to the broker."""
+        asked, self._asked[:] = (
+            list(self._asked),
+            [],
+        )  # a topic may have ended meanwhile, and views of the request end here
+        for (entry, topic, _, _), found in zip(asked, opened, strict=True):
+            if isinstance(found, Refused):
+                self._refuse(entry, found.error, found.message)
+                continue
+            try:
+                self._store(entry, partition_of(topic, entry.index), topic, *found)
+            except Refused as refused:
+                self._refuse(entry, refused.error, refused.message)
+            except BrokerError as error:
+                self._refuse(entry, wire_error(error), error.message)
+        self._settled()
+
+    def _store(self, entry: Any, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
+        """Store the records of one partition. Raises Refused, BrokerError."""
+        broker = self._session.broker
+        if head.is_transactional:
+            raise Refused(
+                WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch has no transactional id"
+            )
+        if built.max_time_ms > broker.clock.now_us() // 1000 + AHEAD_MS_MAX:
+            raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too far ahead ms={built.max_time_ms}")
+        if topic.settings.compaction and built.null_keys:
+            raise Refused(WireError.INVALID_RECORD, "records of a compacted topic have a key")
+        if head.producer_id >= 0:
+            stamp_sequence(
+                broker,
+                partition,
+                built.batch,
+                producer_id=head.producer_id,
+                producer_epoch=head.producer_epoch,
+                sequence=head.base_sequence,
+            )
+        level = self._session.shared.settings.acks_all if self._acks == ALL else LEVELS[self._acks]
+        self._left += 1
+        self._session.append_queue.produce(partition, built.batch, level, partial(self._stored, entry, partition))
+
+    def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
+        """The records of one partition have their level, or are not stored."""
+        if isinstance(result, BrokerError):
+            self._refuse(entry, _produce_error(result), result.message)
+        elif result < 0:
+            self._refuse(entry, WireError.DUPLICATE_SEQUENCE_NUMBER, "stored before, and the place is forgotten")
+        else:
+            entry.base_offset = result
+            entry.log_start_offset = partition.log.first_offset
+        self._settled()
+
+    def _refuse(self, entry: Any, error: WireError, message: str | None = None) -> None:
+        entry.error, entry.message = error, message
+        self._has_failed = True
+
+    def _settled(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._acks:
+            self._answer.ok(self._body)
+        elif self._has_failed:
+            self._session.refuse_silently()
+        else:
+            self._answer.nothing()
+
+
+def _open(records: Any, bytes_max: int) -> Opened:
+    try:
+        return decode_batch(records, bytes_max=bytes_max)
+    except Refused as refused:
+        return refused
+
+
+def _produce_error(error: BrokerError) -> WireError:
+    """The wire's error for records that were not stored: clients send again where there was no room."""
+    return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

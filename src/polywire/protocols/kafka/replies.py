@@ -1,0 +1,70 @@
+"""Answers that become known piece by piece: many topics, or many partitions, of one request.
+
+Promises: an answer is filled once, when everything that it waits for is known. Must not know: what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from polywire.errors import BrokerError
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.messages import WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.runtime.slices import Slices
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+AT_ONCE_MAX: Final = 64  # entries that are made without a pause
+
+
+class Gathering:
+    """Invariant: the answer is filled when ``settled`` was called once more than ``expect``."""
+
+    __slots__ = ("_answer", "_body", "_left")
+
+    def __init__(self, answer: Answer, body: Any) -> None:
+        self._answer: Final = answer
+        self._body: Final = body
+        self._left = 1
+
+    def expect(self) -> None:
+        """One more thing has to become known."""
+        self._left += 1
+
+    def settled(self) -> None:
+        """One of them is known, or all were asked for."""
+        self._left -= 1
+        if not self._left:
+            self._answer.ok(self._body)
+
+    def changed(self, entry: Any, result: int | BrokerError) -> None:
+        """A completion of the broker's: what an entry of the answer asked for was done, or not."""
+        if isinstance(result, BrokerError):
+            refuse(entry, result)
+        self.settled()
+
+
+def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> None:
+    """An entry of an answer says that it failed, and why where its version has words for that."""
+    entry.error = wire_error(error) if code is None else code
+    if hasattr(entry, "message"):
+        entry.message = error.message
+
+
+def answer_in_slices(
+    broker: Broker, answer: Answer, entries: Iterator[Any], count: int, made: Callable[[list[Any]], Any]
+) -> Any:
+    """The body that ``made`` makes of entries, None are left out: at once where they are few, else with others' requests in between, and then
+    None now."""
+    if count <= AT_ONCE_MAX:
+        return made([entry for entry in entries if entry is not None])
+
+    def done(found: list[Any] | BrokerError) -> None:
+        assert not isinstance(found, BrokerError), "entries have errors of their own"
+        answer.ok(made(found))
+
+    answer.cancel = Slices(broker, entries, done).cancel
+    return None

@@ -1,0 +1,157 @@
+"""One Kafka connection: frames in order, answers in order (spec: kafka#framing, kafka#connections).
+
+Promises: answers leave in the order of the requests; PRODUCE may follow PRODUCE before the first is answered, any other request begins only
+when everything before it was; what makes no sense ends the connection. No task and no future per request. Must not know: sockets, other
+wires, what the requests do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from polywire.broker.access import Principal, Where
+from polywire.broker.actions import Action
+from polywire.broker.owners import Caller, caller_of
+from polywire.errors import PeerError
+from polywire.protocols.kafka.codec import decode_request, unknown_version
+from polywire.protocols.kafka.context import Shared
+from polywire.protocols.kafka.messages import Api, Served
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.runtime import commands
+from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.framed import FramedSession
+from polywire.protocols.runtime.off_loop import OffLoopWork
+from polywire.protocols.runtime.pipelined import PipelinedSession
+from polywire.protocols.runtime.sequential import CLOSED
+from polywire.protocols.runtime.session import Output
+
+LENGTH_BYTES: Final = 4
+REQUEST_BYTES_MAX: Final = (
+    32 * 1024 * 1024 - 4096
+)  # what one receive buffer holds; clients send 1 MiB unless told otherwise
+BUSY_WAIT_S: Final = 2.0  # how long batches wait for room in the log before they are refused
+
+
+class Handler(Protocol):
+    """Carries out one request: returns the body of the answer, or None when it fills the answer later. Raises PeerError."""
+
+    def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
+
+
+class Command(commands.Command[Api, Handler]):
+    """An api of the wire."""
+
+    __slots__ = ()
+
+
+class KafkaSession(FramedSession, PipelinedSession[Answer]):
+    """One peer.
+
+    Invariant: while ``work``, a request whose batches are opened beside the loop, is there, or batches wait for room in the log, no further
+    request is handled.
+    """
+
+    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "shared", "work")
+
+    def __init__(
+        self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
+    ) -> None:
+        super().__init__(shared.broker, output, resume)
+        self.shared: Final = shared
+        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
+        self.work: OffLoopWork | None = None
+        self._commands: Final = table
+        self._served: Final[Mapping[Api, Served]] = shared.served
+        self._principal: Principal | None = None
+        self._caller: Caller | None = None
+
+    # What the driver asks
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """Longest request with its length."""
+        return LENGTH_BYTES + REQUEST_BYTES_MAX
+
+    def _waits(self) -> bool:
+        return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
+
+    def _frame_bytes(self, data: memoryview, at: int) -> int:
+        """Length of the frame at ``at``, 0 while it does not tell. Raises PeerError for what cannot be one."""
+        if len(data) - at < LENGTH_BYTES:
+            return 0
+        size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
+        if not 0 <= size <= REQUEST_BYTES_MAX:
+            raise PeerError(f"no frame of this wire length={size}", fatal=True)
+        return LENGTH_BYTES + size
+
+    def _take(self, data: memoryview, at: int, end: int) -> bool:
+        """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
+        frame = data[at + LENGTH_BYTES : end]
+        command = self._commands.get(int.from_bytes(frame[:2], "big"))  # type: ignore[call-overload]  # an Api is an int
+        if (command is None or not command.pipelined) and not self._settled():
+            return False
+        request = decode_request(frame, self._served)
+        assert command is not None, "what is served has a handler"
+        answer = self.append(Answer(self, request, blocking=not command.pipelined))
+        body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
+        if body is not None:
+            answer.ok(body)
+        return True
+
+    # What handlers ask
+
+    @property
+    def principal(self) -> Principal:
+        """Who the peer is; this wire has no login yet (decision 0028). Raises Denied(LOGIN_REQUIRED)."""
+        access = self.broker.access
+        if self._principal is None or not access.is_current(self._principal):
+            self._principal = access.nameless(self.output.certified)
+        return self._principal
+
+    @property
+    def caller(self) -> Caller:
+        """Whose it is what the peer makes."""
+        if self._caller is None or self._caller.principal is not self._principal:
+            self._caller = caller_of(self._principal, self.output.peer)
+        return self._caller
+
+    def authorize(self, action: Action, where: Where = None) -> None:
+        """Refuse what the peer may not do. Raises Denied."""
+        self.broker.access.authorize(self.principal, action, where)
+
+    def permits(self, action: Action, where: Where = None) -> bool:
+        """Whether the peer may do it. Raises Denied(LOGIN_REQUIRED) when it is nobody."""
+        return self.broker.access.permits(self.principal, action, where)
+
+    def fail(self, error: PeerError) -> None:
+        """Close, dropping what was not handled, for what is not found out inside of ``receive``."""
+        self.append_queue.drop()
+        self._stop_taking()
+        self._leave_work()
+        if self._phase is not CLOSED:
+            self.output.fail(error)
+
+    def refuse_silently(self) -> None:
+        """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""
+        error = PeerError("records without acknowledgement were not stored", fatal=True)
+        self.broker.loop.call_soon(self.fail, error)
+
+    def worked(self) -> None:
+        """What was done beside the loop is handled: go on with the next request."""
+        self._leave_work()
+        self._go_on()
+
+    def _leave_work(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.leave()
+
+    # The end
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._enter(CLOSED)
+        self._leave_work()
+        self.append_queue.drop()
+        self._abandon()

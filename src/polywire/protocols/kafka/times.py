@@ -1,0 +1,168 @@
+"""Looking for records by the time that clients gave them (spec: kafka#listoffsets).
+
+The log finds records by when they were appended. A record is never more than an hour older there than its own time says, because PRODUCE
+refuses others, so looking begins an hour before and goes on through what follows.
+
+Promises: the first record by offset that qualifies is found, wherever times are out of order; others' requests are handled in between; at
+most one read is under way, and nothing is held between slices. Must not know: any frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Read
+from polywire.records.batch import layout, read_header, walk
+from polywire.records.columns import NO_TIME, BatchFlags, BatchHeader, Column
+from polywire.records.compression import expand_body
+
+if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
+
+AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of ours when it arrives
+READ_BYTES: Final = 1024 * 1024
+_US_MAX: Final = 2**62
+_PACKED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
+
+Found = tuple[int, int]
+"""Offset of a record, and its time in milliseconds."""
+
+
+class TimeSearch:
+    """One search.
+
+    Invariant: ``done`` is called once, unless ``cancel`` came first: with the first record that is not older than ``time_ms``, or, where
+    that is None, with the first of those with the greatest time; with None when there is none.
+    """
+
+    __slots__ = ("_best", "_broker", "_done", "_end", "_offset", "_partition", "_time_us")
+
+    def __init__(
+        self,
+        broker: Broker,
+        partition: Partition,
+        time_ms: int | None,
+        done: Callable[[Found | BrokerError | None], None],
+    ) -> None:
+        self._broker: Final = broker
+        self._partition: Final = partition
+        self._time_us: Final = None if time_ms is None else min(time_ms * 1000, _US_MAX)
+        self._done: Callable[[Found | BrokerError | None], None] | None = done
+        self._best: tuple[int, int] | None = None
+        self._end: Final = partition.log.readable_offset
+        self._offset = partition.log.first_offset
+        if self._time_us is None:
+            broker.sliced.put(self._look)
+            return
+        start = partition.log.offset_at(max(self._time_us - AHEAD_MS_MAX * 1000, 0), self._begin)
+        if isinstance(start, int):
+            self._begin(start)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self._done = None
+
+    def _begin(self, start: int | BrokerError) -> None:
+        if isinstance(start, BrokerError):
+            self._finish(start)
+            return
+        self._offset = max(self._offset, start)
+        self._broker.sliced.put(self._look)
+
+    def _look(self, end: float) -> bool:
+        """Look through what is at hand for a while; whether to be called again."""
+        now = self._broker.clock.monotonic
+        while self._done is not None:
+            if self._offset >= self._end:
+                self._finish(self._best and (self._best[0], self._best[1] // 1000))
+                break
+            try:
+                read = self._broker.fetch(self._partition, self._offset, bytes_max=READ_BYTES, then=self._arrived)
+            except BrokerError as error:
+                self._finish(error)
+                break
+            if not isinstance(read, Read):
+                break
+            self._look_through(read)
+            if now() >= end:
+                return self._done is not None
+        return False
+
+    def _arrived(self, read: Read | BrokerError) -> None:
+        if isinstance(read, BrokerError):
+            self._finish(read)
+            return
+        if self._done is None:
+            read.pin.release()
+            return
+        self._look_through(read)
+        self._broker.sliced.put(self._look)
+
+    def _look_through(self, read: Read) -> None:
+        """Find the record in what was read, or go on behind it."""
+        try:
+            found = next(
+                filter(None, (self._look_into(batch) for chunk in read.chunks for batch in _plain(chunk))), None
+            )
+        except BrokerError as error:
+            self._finish(error)
+            return
+        finally:
+            read.pin.release()
+        self._offset = max(read.next_offset, self._offset + 1)
+        if found is not None:
+            self._finish(found)
+
+    def _look_into(self, batch: memoryview) -> Found | None:
+        """The record looked for, if this batch has it; remembers the greatest time."""
+        header = read_header(batch)
+        if self._time_us is None:
+            for offset, time_us in _times(batch, header):
+                if offset >= self._offset and (self._best is None or time_us > self._best[1]):
+                    self._best = offset, time_us
+            return None
+        qualifies = partial(_is_from, self._offset, self._time_us)
+        found = next(filter(qualifies, _times(batch, header)), None)
+        return None if found is None else (found[0], found[1] // 1000)
+
+    def _finish(self, found: Found | BrokerError | None) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(found)
+
+
+def _is_from(first_offset: int, time_us: int, found: tuple[int, int]) -> bool:
+    return found[1] >= time_us and found[0] >= first_offset
+
+
+def _plain(chunk: memoryview) -> Sequence[memoryview]:
+    """The batches of a chunk, their bodies plain."""
+    batches = []
+    for at in walk(chunk):
+        header = read_header(chunk, at)
+        batch = chunk[at : at + header.length]
+        batches.append(memoryview(expand_body(batch)) if header.flags & _PACKED else batch)
+    return batches
+
+
+def _times(batch: memoryview, header: BatchHeader) -> Sequence[tuple[int, int]]:
+    """Offset and time of each record."""
+    places = layout(batch)
+    count = header.record_count
+    at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
+    offsets: Sequence[int] = range(header.base_offset, header.base_offset + count)
+    delta_at, delta_size = places[2 * Column.OFFSET_DELTAS], places[2 * Column.OFFSET_DELTAS + 1]
+    if delta_at >= 0:
+        deltas = batch[delta_at : delta_at + delta_size].cast("I")
+        offsets = [header.base_offset + delta for delta in deltas]
+    if at < 0:
+        return [(offset, header.append_time_us) for offset in offsets]
+    times = batch[at : at + size].cast("q")
+    return [
+        (offset, header.append_time_us if time_us == NO_TIME else time_us)
+        for offset, time_us in zip(offsets, times, strict=True)
+    ]

@@ -1,0 +1,266 @@
+"""Topics: Metadata, CreateTopics, DeleteTopics, CreatePartitions (spec: kafka#metadata, kafka#createtopics, kafka#deletetopics,
+kafka#createpartitions).
+
+Promises: a topic that is made on the way is there in the same answer; who may not know of a topic is told the same whether or not it exists.
+Must not know: frames, records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.cluster import topic_operations
+from polywire.protocols.kafka.configs import entries_of, settings_of
+from polywire.protocols.kafka.context import NODE_ID, epoch_of
+from polywire.protocols.kafka.lookup import missing_error, topic_of
+from polywire.protocols.kafka.messages import NO_ID, NO_OPERATIONS, Api, WireError
+from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.types import TopicName
+
+NAME_BYTES_MAX: Final = 249
+BY_ID_SINCE: Final = 12  # version of Metadata that asks by id; two before it have the field
+REPLICATION_FACTOR: Final = 1
+DEFAULT: Final = -1  # of a number in CreateTopics
+_NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic may be made by this name (spec: kafka#topic-names); topics of other wires may be called otherwise."""
+    return 0 < len(name) <= NAME_BYTES_MAX and name not in (".", "..") and _NAME_CHARACTERS.issuperset(name)
+
+
+# Metadata
+
+
+def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """Metadata: the broker, and the topics asked for."""
+    version = answer.request.version
+    asked = request.topics
+    if asked is None or (version == 0 and not asked):
+        topics = session.broker.topics()
+        entries, count = _all_entries(session, topics, request), len(topics)
+    else:
+        entries, count = _asked_entries(session, asked, request, version), len(asked)
+    return answer_in_slices(session.broker, answer, entries, count, partial(_metadata, session))
+
+
+def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
+    response = schema.response(Api.METADATA)
+    shared = session.shared
+    host, port = shared.address(session.output.local)
+    return response(
+        brokers=[response.Brokers(node_id=NODE_ID, host=host, port=port)],
+        cluster_id=shared.cluster_id,
+        controller_id=NODE_ID,
+        topics=topics,
+    )
+
+
+def _all_entries(session: KafkaSession, topics: list[Topic], request: Any) -> Iterator[Any]:
+    for topic in topics:
+        try:
+            seen = session.permits(Action.TOPIC_DESCRIBE, topic)
+        except Denied:  # nobody's
+            seen = False
+        yield _entry(session, topic, request) if seen else None
+
+
+def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, version: int) -> Iterator[Any]:
+    made = schema.response(Api.METADATA).Topics
+    for one in asked:
+        if one.topic_id != NO_ID and version < BY_ID_SINCE:
+            yield made(error=WireError.INVALID_REQUEST, name=one.name, topic_id=one.topic_id)
+            continue
+        try:
+            topic = _find(session, one.name, one.topic_id, may_create=request.may_create)
+        except BrokerError as error:
+            named = one.name if one.topic_id == NO_ID else None
+            yield made(error=missing_error(error, one.topic_id), name=named, topic_id=one.topic_id)
+        else:
+            yield _entry(session, topic, request)
+
+
+def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_create: bool) -> Topic:
+    """A topic that is asked for; made when it is missing and may be. Raises BrokerError."""
+    broker = session.broker
+    try:
+        return topic_of(session, Action.TOPIC_DESCRIBE, name or "", topic_id)
+    except Missing:
+        if topic_id != NO_ID:
+            raise
+        if name is None or not is_topic_name(name):
+            raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}") from None
+        if not may_create or not broker.settings.auto_create:
+            raise
+    session.authorize(Action.TOPIC_CREATE, broker.resource(name))
+    return broker.ensure_topic(name, by=session.caller)
+
+
+def _entry(session: KafkaSession, topic: Topic, request: Any) -> Any:
+    """What clients are told of a topic: this broker leads all of it."""
+    made = schema.response(Api.METADATA).Topics
+    nodes = [NODE_ID]
+    return made(
+        name=topic.name.full,
+        topic_id=topic.id,
+        partitions=[
+            made.Partitions(
+                index=partition.number,
+                leader_id=NODE_ID,
+                leader_epoch=epoch_of(partition),
+                replica_nodes=nodes,
+                isr_nodes=nodes,
+            )
+            for partition in topic.partitions
+        ],
+        operations=topic_operations(session, topic) if request.want_topic_operations else NO_OPERATIONS,
+    )
+
+
+# Topics begin, grow and end
+
+
+def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """CreateTopics."""
+    response = schema.response(Api.CREATE_TOPICS)
+    body = response(topics=[])
+    gathering = Gathering(answer, body)
+    named = Counter(asked.name for asked in request.topics)
+    for name, copies in named.items():
+        entry = response.Topics(name=name, num_partitions=-1, replication_factor=-1)
+        body.topics.append(entry)
+        asked = next(one for one in request.topics if one.name == name)
+        try:
+            session.authorize(Action.TOPIC_CREATE, session.broker.resource(name))
+            if not is_topic_name(name):
+                raise Invalid(ErrorCode.INVALID_TOPIC, f"no topic is called so name={name!r}")
+            if copies > 1:
+                refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "it stands in the request twice"))
+                continue
+            _create(session, gathering, asked, entry, validate_only=request.validate_only)
+        except BrokerError as error:
+            refuse(entry, error)
+    gathering.settled()
+
+
+def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:
+    """Make one topic, or find out whether it could be made. Raises BrokerError."""
+    broker = session.broker
+    name = TopicName.parse(asked.name)
+    if broker.find_topic(asked.name) is not None:
+        raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
+    wrong = _check_numbers(asked)
+    if wrong is not None:
+        refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, "one broker keeps one copy of each partition"), wrong)
+        return
+    count = len(asked.assignments) or (
+        broker.settings.partition_count if asked.num_partitions < 0 else asked.num_partitions
+    )
+    try:
+        settings = settings_of({config.name: config.value for config in asked.configs})
+    except Invalid as bad:
+        refuse(entry, bad, WireError.INVALID_CONFIG)
+        return
+    entry.num_partitions, entry.replication_factor = count, REPLICATION_FACTOR
+    entry.configs = entries_of(schema.response(Api.CREATE_TOPICS).Topics.Configs, broker.settings, settings)
+    if validate_only:
+        broker.check_new_topic(name, count, settings, by=session.caller)
+        return
+    gathering.expect()
+    try:
+        broker.make_topic(
+            name,
+            count,
+            settings,
+            by=session.caller,
+            then=partial(_made, entry),
+            done=partial(gathering.changed, entry),
+        )
+    except BrokerError as error:
+        gathering.changed(entry, error)
+
+
+def _made(entry: Any, topic: Topic) -> None:
+    entry.topic_id = topic.id
+
+
+def _check_numbers(asked: Any) -> WireError | None:
+    """What is wrong with how many partitions and copies are asked for."""
+    if asked.assignments:
+        numbers = [one.index for one in asked.assignments]
+        if (asked.num_partitions, asked.replication_factor) != (DEFAULT, DEFAULT):
+            return WireError.INVALID_REQUEST
+        if sorted(numbers) != list(range(len(numbers))):
+            return WireError.INVALID_REPLICA_ASSIGNMENT
+        alone = all(list(one.broker_ids) == [NODE_ID] for one in asked.assignments)
+        return None if alone else WireError.INVALID_REPLICA_ASSIGNMENT
+    if asked.num_partitions == 0 or asked.num_partitions < DEFAULT:
+        return WireError.INVALID_PARTITIONS
+    return None if asked.replication_factor in (DEFAULT, REPLICATION_FACTOR) else WireError.INVALID_REPLICATION_FACTOR
+
+
+def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """CreatePartitions: up to a count."""
+    response = schema.response(Api.CREATE_PARTITIONS)
+    body = response(results=[])
+    gathering = Gathering(answer, body)
+    for asked in request.topics:
+        entry = response.Results(name=asked.name)
+        body.results.append(entry)
+        try:
+            topic = topic_of(session, Action.TOPIC_ALTER, asked.name)
+            _grow(session, gathering, topic, asked, entry, validate_only=request.validate_only)
+        except BrokerError as error:
+            refuse(entry, error)
+    gathering.settled()
+
+
+def _grow(
+    session: KafkaSession, gathering: Gathering, topic: Topic, asked: Any, entry: Any, *, validate_only: bool
+) -> None:
+    """Add partitions to one topic, or find out whether they could be added. Raises BrokerError."""
+    added = asked.count - len(topic.partitions)
+    if added <= 0:
+        raise Invalid(ErrorCode.INVALID_PARTITION_COUNT, f"the topic has {len(topic.partitions)} partitions already")
+    given = asked.assignments
+    if given is not None and (len(given) != added or any(list(one.broker_ids) != [NODE_ID] for one in given)):
+        refuse(
+            entry,
+            Invalid(ErrorCode.INVALID_REQUEST, "every new partition is on this broker"),
+            WireError.INVALID_REPLICA_ASSIGNMENT,
+        )
+    elif not validate_only:
+        gathering.expect()
+        try:
+            session.broker.grow_topic(topic, asked.count, done=partial(gathering.changed, entry))
+        except BrokerError as error:
+            gathering.changed(entry, error)
+
+
+def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+    """DeleteTopics, by name or by id."""
+    response = schema.response(Api.DELETE_TOPICS)
+    body = response(responses=[])
+    gathering = Gathering(answer, body)
+    named = [(name, NO_ID) for name in request.topic_names]
+    for name, topic_id in named + [(one.name, one.topic_id) for one in request.topics]:
+        entry = response.Responses(name=name, topic_id=topic_id)
+        body.responses.append(entry)
+        gathering.expect()
+        try:
+            topic = topic_of(session, Action.TOPIC_DELETE, name or "", topic_id)
+            entry.name, entry.topic_id = topic.name.full, topic.id
+            session.broker.delete_topic(topic, done=partial(gathering.changed, entry))
+        except BrokerError as error:
+            refuse(entry, error, missing_error(error, topic_id))
+            gathering.settled()
+    gathering.settled()

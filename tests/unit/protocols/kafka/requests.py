@@ -1,0 +1,125 @@
+"""Requests of every api that are right, with what each asks for: what permissions are played with, and what hostile peers damage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import pack
+from typing import Any, NamedTuple
+
+from polywire.broker.actions import Action
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import encode_batch
+from polywire.protocols.kafka.client_codec import encode_request
+from polywire.protocols.kafka.messages import SERVED, Api, Codec
+from polywire.records.columns import Header, Record
+
+TOPIC, BROKER = 2, 4  # resources
+GROUP = "kafka.g"
+
+
+class Asked(NamedTuple):
+    """One request of an api, and what it takes."""
+
+    api: Api
+    action: Action
+    frame: bytes
+
+
+def frame_of(api: Api, version: int | None = None, /, **fields: Any) -> bytes:
+    """A request in its highest version unless another is said."""
+    return encode_request(api, SERVED[api].last if version is None else version, 1, schema.request(api)(**fields))
+
+
+def partition_frame(api: Api, topic: str, version: int | None = None, *, word: str = "name", **fields: Any) -> bytes:
+    """A request for the first partition of a topic."""
+    topics = schema.request(api).Topics
+    one = topics(**{word: topic}, partitions=[topics.Partitions(**fields)])
+    return frame_of(api, version, topics=[one])
+
+
+def produce_frame(topic: str, *, codec: Codec = Codec.NONE, acks: int = 1, version: int = 9, count: int = 2) -> bytes:
+    """Records of all kinds for the first partition of a topic."""
+    records = [
+        Record(b"v" * number or None, key=b"k", headers=(Header(b"h", b"1"), Header(b"h", None)), origin_time_us=1_000)
+        for number in range(count)
+    ]
+    topics = schema.request(Api.PRODUCE).Topics
+    one = topics(name=topic, partitions=[topics.Partitions(records=encode_batch(records, codec=codec))])
+    return frame_of(Api.PRODUCE, version, acks=acks, topics=[one])
+
+
+def requests(topic: str, missing: str) -> Iterator[Asked]:
+    """All of them. topic: one that is there, missing: one that is made by who may."""
+    a = Action
+    metadata = schema.request(Api.METADATA).Topics
+    yield Asked(Api.API_VERSIONS, a.CONNECT, frame_of(Api.API_VERSIONS, 0))
+    yield Asked(Api.PRODUCE, a.PRODUCE, produce_frame(topic))
+    fetched = {"fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    yield Asked(Api.FETCH, a.FETCH, partition_frame(Api.FETCH, topic, 12, word="topic", **fetched))
+    yield Asked(Api.LIST_OFFSETS, a.TOPIC_DESCRIBE, partition_frame(Api.LIST_OFFSETS, topic, timestamp=-1))
+    yield Asked(Api.METADATA, a.TOPIC_DESCRIBE, frame_of(Api.METADATA, topics=[metadata(name=topic)]))
+    yield Asked(Api.METADATA, a.TOPIC_CREATE, frame_of(Api.METADATA, topics=[metadata(name=missing)]))
+    yield Asked(Api.FIND_COORDINATOR, a.CLUSTER_DESCRIBE, frame_of(Api.FIND_COORDINATOR, 0, key="g"))
+    created = schema.request(Api.CREATE_TOPICS).Topics(name=missing, num_partitions=1, replication_factor=1)
+    yield Asked(Api.CREATE_TOPICS, a.TOPIC_CREATE, frame_of(Api.CREATE_TOPICS, topics=[created]))
+    deleted = schema.request(Api.DELETE_TOPICS).Topics(name=topic)
+    yield Asked(Api.DELETE_TOPICS, a.TOPIC_DELETE, frame_of(Api.DELETE_TOPICS, topics=[deleted]))
+    yield Asked(Api.DELETE_RECORDS, a.TOPIC_PURGE, partition_frame(Api.DELETE_RECORDS, topic, offset=-1))
+    yield Asked(Api.INIT_PRODUCER_ID, a.STAGED_PUBLISH, frame_of(Api.INIT_PRODUCER_ID))
+    ends = partition_frame(Api.OFFSET_FOR_LEADER_EPOCH, topic, word="topic", leader_epoch=1)
+    yield Asked(Api.OFFSET_FOR_LEADER_EPOCH, a.TOPIC_DESCRIBE, ends)
+    grown = schema.request(Api.CREATE_PARTITIONS).Topics(name=topic, count=9)
+    yield Asked(Api.CREATE_PARTITIONS, a.TOPIC_ALTER, frame_of(Api.CREATE_PARTITIONS, topics=[grown]))
+    sizes = schema.request(Api.DESCRIBE_LOG_DIRS).Topics(topic=topic, partitions=[0])
+    yield Asked(Api.DESCRIBE_LOG_DIRS, a.SERVER_DESCRIBE, frame_of(Api.DESCRIBE_LOG_DIRS, topics=[sizes]))
+    yield Asked(Api.DESCRIBE_CLUSTER, a.CLUSTER_DESCRIBE, frame_of(Api.DESCRIBE_CLUSTER))
+    yield from _configs(topic)
+    yield from _groups(topic)
+
+
+def _configs(topic: str) -> Iterator[Asked]:
+    for api, of_topic, of_broker in (
+        (Api.DESCRIBE_CONFIGS, Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE),
+        (Api.ALTER_CONFIGS, Action.TOPIC_ALTER, Action.CLUSTER_ALTER),
+        (Api.INCREMENTAL_ALTER_CONFIGS, Action.TOPIC_ALTER, Action.CLUSTER_ALTER),
+    ):
+        resources = schema.request(api).Resources
+        given = (
+            {} if api is Api.DESCRIBE_CONFIGS else {"configs": [resources.Configs(name="retention.ms", value="1000")]}
+        )
+        for action, kind, name in ((of_topic, TOPIC, topic), (of_broker, BROKER, "1")):
+            resource = resources(resource_type=kind, resource_name=name, **given)
+            yield Asked(api, action, frame_of(api, resources=[resource]))
+
+
+def subscription(topic: str) -> bytes:
+    """What a member says that reads one topic (spec: kafka#subscription-bytes)."""
+    name = topic.encode()
+    return pack(">hih", 0, 1, len(name)) + name + pack(">i", -1)
+
+
+def join_frame(topic: str) -> bytes:
+    """A new member of a group that reads a topic, in a version that gives it its place at once."""
+    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=subscription(topic))
+    timeouts = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 10_000}
+    return frame_of(Api.JOIN_GROUP, 3, group_id=GROUP, protocol_type="consumer", protocols=[protocol], **timeouts)
+
+
+def _groups(topic: str) -> Iterator[Asked]:
+    a = Action
+    member = {"group_id": GROUP, "generation_id": 1, "member_id": "m"}
+    yield Asked(Api.JOIN_GROUP, a.GROUP_JOIN, join_frame(topic))
+    yield Asked(Api.SYNC_GROUP, a.GROUP_JOIN, frame_of(Api.SYNC_GROUP, **member))
+    yield Asked(Api.HEARTBEAT, a.GROUP_JOIN, frame_of(Api.HEARTBEAT, **member))
+    yield Asked(Api.LEAVE_GROUP, a.GROUP_JOIN, frame_of(Api.LEAVE_GROUP, 2, group_id=GROUP, member_id="m"))
+    topics = schema.request(Api.OFFSET_COMMIT).Topics
+    one = topics(name=topic, partitions=[topics.Partitions(offset=1)])
+    yield Asked(Api.OFFSET_COMMIT, a.OFFSET_COMMIT, frame_of(Api.OFFSET_COMMIT, 8, group_id="alone", topics=[one]))
+    asked = schema.request(Api.OFFSET_FETCH).Topics(name=topic, indexes=[0])
+    yield Asked(Api.OFFSET_FETCH, a.OFFSET_FETCH, frame_of(Api.OFFSET_FETCH, 7, group_id=GROUP, topics=[asked]))
+    yield Asked(Api.DESCRIBE_GROUPS, a.GROUP_DESCRIBE, frame_of(Api.DESCRIBE_GROUPS, groups=[GROUP]))
+    yield Asked(Api.LIST_GROUPS, a.GROUP_LIST, frame_of(Api.LIST_GROUPS))
+    yield Asked(Api.DELETE_GROUPS, a.GROUP_DELETE, frame_of(Api.DELETE_GROUPS, groups_names=[GROUP]))
+    topics = schema.request(Api.OFFSET_DELETE).Topics
+    one = topics(name=topic, partitions=[topics.Partitions()])
+    yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[one]))

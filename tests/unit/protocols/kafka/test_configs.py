@@ -1,0 +1,196 @@
+"""Settings by the names that Kafka's tools know (spec: kafka#describeconfigs, kafka#alterconfigs, kafka#describelogdirs)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import Compression, TopicSettings
+from polywire.broker.topics import Topic
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.configs import TOPIC_CONFIGS
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.types import TopicName
+from tests.unit.protocols.kafka.dialogue import Dialogue, World
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+@pytest.fixture
+def peer() -> Dialogue:
+    peer = World(kafka=KafkaSettings(data_dir=Path())).connect()
+    peer.world.memory.broker.create_topic(TopicName.parse("orders"), 1)
+    return peer
+
+
+def topic_of(peer: Dialogue) -> Topic:
+    return peer.world.memory.broker.topic("orders")
+
+
+def described(
+    peer: Dialogue, name: str = "orders", kind: int = TOPIC, version: int = 4, **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    asked = schema.request(Api.DESCRIBE_CONFIGS).Resources
+    keys = fields.pop("keys", None)
+    resource = asked(resource_type=kind, resource_name=name, configuration_keys=keys)
+    (result,) = peer.ask(Api.DESCRIBE_CONFIGS, version, resources=[resource], **fields).results
+    return result.error, {config.name: config for config in result.configs}
+
+
+def changed(peer: Dialogue, *changes: tuple[str, int, str | None], **fields: Any) -> int:
+    asked = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
+    configs = [asked.Configs(name=name, config_operation=operation, value=value) for name, operation, value in changes]
+    resource = asked(resource_type=TOPIC, resource_name="orders", configs=configs)
+    error: int = peer.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=[resource], **fields).responses[0].error
+    return error
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_settings_of_a_topic(peer: Dialogue, version: int) -> None:
+    error, configs = described(peer, version=version)
+    assert (error, set(configs)) == (0, set(TOPIC_CONFIGS))
+    assert (configs["cleanup.policy"].value, configs["retention.ms"].value) == ("delete", "-1")
+    assert {(config.config_source, config.read_only) for config in configs.values()} == {(5, False)}
+
+
+def test_single_settings(peer: Dialogue) -> None:
+    error, configs = described(peer, keys=["retention.ms", "colour"], include_synonyms=True)
+    assert (error, list(configs)) == (0, ["retention.ms"])
+    assert [(one.name, one.source) for one in configs["retention.ms"].synonyms] == [("retention.ms", 5)]
+
+
+def test_settings_of_the_broker(peer: Dialogue) -> None:
+    error, configs = described(peer, "1", BROKER)
+    assert error == 0
+    assert configs["advertised.listeners"].value == "PLAINTEXT://127.0.0.1:9094"
+    assert configs["num.partitions"].value == "3"
+    assert {(config.config_source, config.read_only) for config in configs.values()} == {(4, True)}
+    assert described(peer, "", BROKER) == (0, {})
+    assert described(peer, "2", BROKER) == (WireError.INVALID_REQUEST, {})
+    assert described(peer, "1", 8) == (WireError.INVALID_REQUEST, {})
+    assert described(peer, "none") == (WireError.UNKNOWN_TOPIC_OR_PARTITION, {})
+
+
+def test_what_means_something_here_changes_the_topic(peer: Dialogue) -> None:
+    assert not changed(
+        peer,
+        ("retention.ms", SET, "60000"),
+        ("retention.bytes", SET, "-1"),
+        ("cleanup.policy", SET, "compact"),
+        ("compression.type", SET, "lz4"),
+        ("segment.ms", SET, "7"),
+    )
+    settings = topic_of(peer).settings
+    assert (settings.retention_age_us, settings.retention_bytes, settings.compaction, settings.compression) == (
+        60_000_000,
+        0,
+        True,
+        Compression.LZ4,
+    )
+    _, configs = described(peer)
+    own = {name: config.value for name, config in configs.items() if config.config_source == 1}
+    assert own == {
+        "retention.ms": "60000",
+        "retention.bytes": "-1",
+        "cleanup.policy": "compact",
+        "compression.type": "lz4",
+        "segment.ms": "7",
+    }
+    assert not changed(peer, *[(name, DELETE, None) for name in own])
+    assert topic_of(peer).settings == TopicSettings()
+
+
+def test_what_other_wires_set_is_told(peer: Dialogue) -> None:
+    broker = peer.world.memory.broker
+    settings = replace(topic_of(peer).settings, compaction=True, retention_age_us=5_000, retention_bytes=9)
+    broker.configure_topic(topic_of(peer), settings)
+    _, configs = described(peer)
+    told = [configs[name].value for name in ("cleanup.policy", "retention.ms", "retention.bytes")]
+    assert told == ["compact", "5", "9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("colour", "red"),
+        ("retention.ms", "soon"),
+        ("retention.ms", "9" * 30),
+        ("retention.ms", ""),
+        ("retention.ms", "--1"),
+        ("cleanup.policy", "keep"),
+        ("compression.type", "brotli"),
+        ("preallocate", "yes"),
+        ("min.cleanable.dirty.ratio", "half"),
+        ("follower.replication.throttled.replicas", "x" * 5_000),
+        ("message.timestamp.type", "LogAppendTime"),
+    ],
+)
+def test_settings_that_are_none(peer: Dialogue, name: str, value: str) -> None:
+    assert changed(peer, (name, SET, value)) == WireError.INVALID_CONFIG
+    assert topic_of(peer).settings == TopicSettings()
+
+
+def test_lists_are_added_to_and_taken_from(peer: Dialogue) -> None:
+    assert not changed(peer, ("cleanup.policy", APPEND, "compact"))
+    assert described(peer)[1]["cleanup.policy"].value == "delete,compact"
+    assert not changed(peer, ("cleanup.policy", SUBTRACT, "compact"))
+    assert described(peer)[1]["cleanup.policy"].value == "delete"
+    assert topic_of(peer).settings.compaction is False
+    assert changed(peer, ("retention.ms", APPEND, "1")) == WireError.INVALID_CONFIG
+    assert changed(peer, ("retention.ms", 9, "1")) == WireError.INVALID_CONFIG
+    assert changed(peer, ("retention.ms", SET, None)) == WireError.INVALID_CONFIG
+
+
+def test_all_settings_at_once(peer: Dialogue) -> None:
+    assert not changed(peer, ("retention.ms", SET, "60000"), ("cleanup.policy", SET, "compact"))
+    asked = schema.request(Api.ALTER_CONFIGS).Resources
+    configs = [asked.Configs(name="segment.ms", value="7")]
+    resource = asked(resource_type=TOPIC, resource_name="orders", configs=configs)
+    assert not peer.ask(Api.ALTER_CONFIGS, resources=[resource], validate_only=True).responses[0].error
+    assert topic_of(peer).settings.compaction
+    assert not peer.ask(Api.ALTER_CONFIGS, resources=[resource]).responses[0].error
+    settings = topic_of(peer).settings
+    assert (settings.compaction, settings.retention_age_us) == (False, None)
+    broker = asked(resource_type=BROKER, resource_name="1", configs=configs)
+    assert peer.ask(Api.ALTER_CONFIGS, resources=[broker]).responses[0].error == WireError.INVALID_REQUEST
+
+
+def test_options_of_other_wires_stay(peer: Dialogue) -> None:
+    broker = peer.world.memory.broker
+    broker.configure_topic(topic_of(peer), TopicSettings(wire_options={"iggy": b"x"}))
+    assert not changed(peer, ("segment.ms", SET, "7"))
+    assert not changed(peer, ("segment.ms", DELETE, None))
+    assert topic_of(peer).settings.wire_options == {"iggy": b"x"}
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_one_directory_holds_everything(peer: Dialogue, version: int) -> None:
+    (every,) = peer.ask(Api.DESCRIBE_LOG_DIRS, version, topics=None).results
+    assert [(topic.name, [one.index for one in topic.partitions]) for topic in every.topics] == [("orders", [0])]
+    assert every.total_bytes > 0 or version < 4
+    asked = schema.request(Api.DESCRIBE_LOG_DIRS).Topics(topic="orders", partitions=[0, 7])
+    (one,) = peer.ask(Api.DESCRIBE_LOG_DIRS, version, topics=[asked]).results
+    assert [entry.index for entry in one.topics[0].partitions] == [0]
+    assert not peer.ask(Api.DESCRIBE_LOG_DIRS, version, topics=[]).results[0].topics
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_the_broker_coordinates_everything(peer: Dialogue, version: int) -> None:
+    fields = {"key": "g"} if version < 4 else {"coordinator_keys": ["g", "h"]}
+    told = peer.ask(Api.FIND_COORDINATOR, version, **fields)
+    found = [told] if version < 4 else list(told.coordinators)
+    assert [(one.error, one.node_id, one.host, one.port) for one in found] == [(0, 1, "127.0.0.1", 9094)] * len(found)
+    if version:
+        told = peer.ask(Api.FIND_COORDINATOR, version, key_type=2, **fields)
+        errors = [told.error] if version < 4 else [one.error for one in told.coordinators]
+        assert set(errors) == {WireError.INVALID_REQUEST}
+
+
+def test_only_brokers_have_endpoints(peer: Dialogue) -> None:
+    assert peer.ask(Api.DESCRIBE_CLUSTER, 1, endpoint_type=1).error == 0
+    assert peer.ask(Api.DESCRIBE_CLUSTER, 1, endpoint_type=2).error == WireError.INVALID_REQUEST

@@ -1,0 +1,264 @@
+"""Records fetched over the Kafka wire (spec: kafka#fetch, kafka#fetch-sessions)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.broker.topics import Topic
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import decode_batches
+from polywire.protocols.kafka.client_codec import decode_response
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
+from polywire.records.columns import Record
+from polywire.records.compression import Compression, compress_body
+from polywire.records.rows import from_records
+from polywire.types import Level, TopicName
+from tests.unit.protocols.kafka.dialogue import Dialogue, World
+
+ASKED = schema.request(Api.FETCH).Topics
+MANY = 1 << 30
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def make(world: World, partitions: int = 1, name: str = "orders") -> Topic:
+    return world.memory.broker.create_topic(TopicName.parse(name), partitions)
+
+
+def put(world: World, topic: Topic, *values: bytes, partition: int = 0, packed: Compression | None = None) -> None:
+    batch = from_records([Record(value) for value in values])
+    if packed is not None:
+        batch = bytearray(compress_body(batch, packed))
+    world.memory.broker.produce(topic.partitions[partition], batch, level=Level.WRITTEN, done=None)
+    world.memory.run()
+
+
+def asked(topic: Topic, *partitions: tuple[int, int], version: int = 12, limit: int = MANY, **fields: Any) -> Any:
+    """Partitions of a topic, each with the offset wanted."""
+    entries = [
+        ASKED.Partitions(partition=number, fetch_offset=offset, partition_max_bytes=limit, **fields)
+        for number, offset in partitions
+    ]
+    topic_id = topic.id if version >= 13 else NO_ID
+    return ASKED(topic=topic.name.full, topic_id=topic_id, partitions=entries)
+
+
+def values(entry: Any, offset: int = 0) -> list[bytes | None]:
+    return [record.value for record in decode_batches(entry.records, offset=offset)]
+
+
+def fetched(peer: Dialogue, topic: Topic, offset: int = 0, version: int = 12, **fields: Any) -> Any:
+    """What is told of the one partition."""
+    answer = peer.ask(Api.FETCH, version, topics=[asked(topic, (0, offset), version=version)], **fields)
+    assert (answer.error, answer.session_id) == (0, 0)
+    return answer.responses[0].partitions[0]
+
+
+@pytest.mark.parametrize("version", range(SERVED[Api.FETCH].first, SERVED[Api.FETCH].last + 1))
+def test_what_is_there_is_answered(world: World, version: int) -> None:
+    topic = make(world)
+    put(world, topic, b"a", b"b")
+    put(world, topic, b"c")
+    entry = fetched(world.connect(), topic, version=version, max_wait_ms=1_000, min_bytes=1)
+    assert (entry.error, entry.high_watermark, entry.last_stable_offset) == (0, 3, 3)
+    assert entry.log_start_offset == (0 if version >= 5 else -1)
+    assert values(entry) == [b"a", b"b", b"c"]
+
+
+def test_reading_begins_inside_of_a_batch(world: World) -> None:
+    topic = make(world)
+    put(world, topic, b"a", b"b", b"c")
+    entry = fetched(world.connect(), topic, 1)
+    assert [(record.offset, record.value) for record in decode_batches(entry.records)] == [(1, b"b"), (2, b"c")]
+
+
+@pytest.mark.parametrize("packed", Compression)
+def test_compressed_batches_are_opened(world: World, packed: Compression) -> None:
+    topic = make(world)
+    put(world, topic, b"a" * 5_000, b"b")
+    put(world, topic, *[b"c" * 5_000] * 3, packed=packed)
+    put(world, topic, b"d")
+    put(world, topic, b"e" * 5_000, packed=packed)
+    found = values(fetched(world.connect(), topic))
+    assert found == [b"a" * 5_000, b"b", *[b"c" * 5_000] * 3, b"d", b"e" * 5_000]
+
+
+@pytest.mark.parametrize("offset", [-1, 3, 2**62])
+def test_offsets_out_of_range(world: World, offset: int) -> None:
+    topic = make(world)
+    put(world, topic, b"a", b"b")
+    entry = fetched(world.connect(), topic, offset, max_wait_ms=60_000, min_bytes=1)
+    told = (entry.error, entry.high_watermark, entry.last_stable_offset, entry.log_start_offset, bytes(entry.records))
+    assert told == (WireError.OFFSET_OUT_OF_RANGE, -1, -1, -1, b"")
+
+
+def test_below_what_was_deleted_is_out_of_range(world: World) -> None:
+    topic = make(world)
+    put(world, topic, b"a", b"b")
+    world.memory.broker.trim_partition(topic.partitions[0], 1)
+    world.memory.run()
+    peer = world.connect()
+    assert fetched(peer, topic, 0).error == WireError.OFFSET_OUT_OF_RANGE
+    assert values(fetched(peer, topic, 1)) == [b"b"]
+
+
+def test_unknown_topics_and_partitions(world: World) -> None:
+    topic = make(world)
+    put(world, topic, b"a")
+    peer = world.connect()
+    named = ASKED(topic="none", partitions=[ASKED.Partitions(partition=0)])
+    answer = peer.ask(Api.FETCH, 12, topics=[named, asked(topic, (0, 0), (5, 0))], max_wait_ms=9_000)
+    errors = [entry.error for told in answer.responses for entry in told.partitions]
+    assert errors == [WireError.UNKNOWN_TOPIC_OR_PARTITION, 0, WireError.UNKNOWN_TOPIC_OR_PARTITION]
+    unknown = ASKED(topic_id=b"\7" * 16, partitions=[ASKED.Partitions(partition=0)])
+    entry = peer.ask(Api.FETCH, 13, topics=[unknown]).responses[0].partitions[0]
+    assert entry.error == WireError.UNKNOWN_TOPIC_ID
+
+
+def test_leader_epochs_are_checked(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    for epoch, error in ((1, 0), (-1, 0), (0, WireError.FENCED_LEADER_EPOCH), (2, WireError.UNKNOWN_LEADER_EPOCH)):
+        topics = [asked(topic, (0, 0), current_leader_epoch=epoch)]
+        assert peer.ask(Api.FETCH, 12, topics=topics).responses[0].partitions[0].error == error
+
+
+# Limits
+
+
+def test_limits_hold_but_for_the_first_record(world: World) -> None:
+    topic = make(world, 3)
+    for number in range(3):
+        for _ in range(10):
+            put(world, topic, b"x" * 1_000, partition=number)
+    peer = world.connect()
+
+    def counts(limit: int, **fields: Any) -> list[int]:
+        topics = [asked(topic, (0, 0), (1, 0), (2, 0), limit=limit)]
+        answer = peer.ask(Api.FETCH, 12, topics=topics, **fields)
+        return [len(values(entry)) for entry in answer.responses[0].partitions]
+
+    assert counts(MANY) == [10, 10, 10]
+    assert counts(2_500) == [2, 2, 2]
+    assert counts(0) == [1, 0, 0]
+    assert counts(MANY, max_bytes=1) == [1, 0, 0]
+    assert counts(MANY, max_bytes=14_000) == [10, 3, 0]
+    assert counts(5_000, max_bytes=12_000) == [4, 4, 3]
+
+
+def test_an_answer_has_a_limit_of_ours() -> None:
+    world = World(kafka=KafkaSettings(answer_bytes_max=3_000))
+    topic = make(world)
+    for _ in range(10):
+        put(world, topic, b"x" * 1_000)
+    assert len(values(fetched(world.connect(), topic))) == 2
+
+
+def test_a_record_beyond_all_limits_comes_alone(world: World) -> None:
+    topic = make(world)
+    put(world, topic, b"x" * 3_000_000, b"y")
+    entry = peer_entry = world.connect().ask(Api.FETCH, 12, topics=[asked(topic, (0, 0), limit=1_000)])
+    assert [len(value or b"") for value in values(entry.responses[0].partitions[0])] == [3_000_000]
+    del peer_entry
+
+
+# Waiting
+
+
+def test_nothing_is_answered_when_the_time_is_over(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    number = peer.tell(
+        Api.FETCH, 12, schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=500, min_bytes=1)
+    )
+    peer.pass_by()
+    world.memory.advance(0.4)
+    assert list(peer.frames()) == []
+    world.memory.advance(0.2)
+    (frame,) = peer.frames()
+    correlation, body = decode_response(Api.FETCH, 12, frame)
+    assert (correlation, bytes(body.responses[0].partitions[0].records)) == (number, b"")
+
+
+def test_a_record_wakes_who_waits(world: World) -> None:
+    topic = make(world, 2)
+    peer = world.connect()
+    topics = [asked(topic, (0, 0), (1, 0))]
+    peer.tell(Api.FETCH, 12, schema.request(Api.FETCH)(topics=topics, max_wait_ms=60_000, min_bytes=1))
+    peer.pass_by()
+    put(world, topic, b"a", partition=1)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    entries = decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions
+    assert [values(entry) for entry in entries] == [[], [b"a"]]
+
+
+def test_few_bytes_wake_nobody_who_wants_more(world: World) -> None:
+    topic = make(world)
+    put(world, topic, b"a")
+    peer = world.connect()
+    body = schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=60_000, min_bytes=3_000)
+    peer.tell(Api.FETCH, 12, body)
+    peer.pass_by()
+    put(world, topic, b"b")
+    peer.pass_by()
+    assert list(peer.frames()) == []
+    put(world, topic, b"c" * 3_000)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    assert len(values(decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions[0])) == 3
+
+
+def test_what_is_behind_a_waiting_fetch_waits_too(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    body = schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=500, min_bytes=1)
+    first = peer.tell(Api.FETCH, 12, body)
+    second = peer.tell(Api.METADATA, 9, schema.request(Api.METADATA)(topics=[]))
+    peer.pass_by()
+    assert list(peer.frames()) == []
+    world.memory.advance(1)
+    peer.pass_by()
+    assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == [first, second]
+
+
+def test_the_end_of_a_topic_wakes_who_waits(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    peer.tell(Api.FETCH, 12, schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=60_000, min_bytes=1))
+    peer.pass_by()
+    world.memory.broker.delete_topic(topic)
+    peer.pass_by()
+    (frame,) = peer.frames()
+    error = decode_response(Api.FETCH, 12, frame)[1].responses[0].partitions[0].error
+    assert error == WireError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_connection_that_goes_waits_no_longer(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    peer.tell(Api.FETCH, 12, schema.request(Api.FETCH)(topics=[asked(topic, (0, 0))], max_wait_ms=60_000, min_bytes=1))
+    peer.pass_by()
+    peer.session.close()
+    put(world, topic, b"a")
+    world.memory.advance(100)
+    assert not peer.sent
+
+
+# Sessions
+
+
+def test_sessions_are_declined(world: World) -> None:
+    topic = make(world)
+    peer = world.connect()
+    for epoch in (-1, 0):
+        assert peer.ask(Api.FETCH, 12, topics=[asked(topic, (0, 0))], session_epoch=epoch).session_id == 0
+    answer = peer.ask(Api.FETCH, 12, session_id=7, session_epoch=1)
+    assert (answer.error, list(answer.responses)) == (WireError.FETCH_SESSION_ID_NOT_FOUND, [])
+    assert peer.ask(Api.FETCH, 12, session_epoch=1).error == WireError.INVALID_FETCH_SESSION_EPOCH

@@ -1,0 +1,243 @@
+"""Records produced over the Kafka wire (spec: kafka#produce, kafka#refused-batches)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from polywire.broker.settings import TopicSettings
+from polywire.broker.topics import Topic
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec, WireError
+from polywire.protocols.kafka.times import AHEAD_MS_MAX
+from polywire.records.columns import Header, Record
+from polywire.types import Level, TopicName
+from tests.unit.protocols.kafka.dialogue import Dialogue, World
+
+NOW_US = 1_700_000_000_000_000
+RECORDS = [
+    Record(None, key=None),
+    Record(b"", key=b""),
+    Record(b"v", key=b"k", headers=(Header(b"h", b"1"), Header(b"h", None), Header(b"", b""))),
+    Record(b"w" * 1000, origin_time_us=NOW_US - 5_000),
+]
+
+
+@pytest.fixture
+def world() -> World:
+    return World(now_us=NOW_US)
+
+
+def make(world: World, settings: TopicSettings | None = None, name: str = "orders") -> Topic:
+    return world.memory.broker.create_topic(TopicName.parse(name), 2, settings)
+
+
+def body_of(topic: Topic, batches: dict[int, bytes | None], version: int, acks: int, **fields: Any) -> Any:
+    asked = schema.request(Api.PRODUCE)
+    entries = [asked.Topics.Partitions(index=number, records=batch) for number, batch in batches.items()]
+    topic_id = topic.id if version >= 13 else NO_ID
+    topics = [asked.Topics(name=topic.name.full, topic_id=topic_id, partitions=entries)]
+    return asked(acks=acks, topics=topics, **fields)
+
+
+def produce(
+    peer: Dialogue, topic: Topic, *batches: bytes | None, version: int = 9, acks: int = 1, **fields: Any
+) -> list[Any]:
+    """What is told of each partition."""
+    number = peer.tell(Api.PRODUCE, version, body_of(topic, dict(enumerate(batches)), version, acks, **fields))
+    peer.pass_by()
+    frames = list(peer.frames())
+    assert len(frames) == 1
+    from polywire.protocols.kafka.client_codec import decode_response
+
+    correlation, body = decode_response(Api.PRODUCE, version, frames[0])
+    assert correlation == number
+    return list(body.responses[0].partitions)
+
+
+def stored(peer: Dialogue, topic: Topic, partition: int = 0) -> list[Record]:
+    asked = schema.request(Api.FETCH).Topics
+    entries = [asked.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)]
+    answer = peer.ask(Api.FETCH, 12, topics=[asked(topic=topic.name.full, partitions=entries)])
+    return decode_batches(answer.responses[0].partitions[0].records)
+
+
+def plain(records: Sequence[Record]) -> list[tuple[bytes | None, bytes | None, tuple[Header, ...]]]:
+    return [(record.key, record.value, record.headers) for record in records]
+
+
+@pytest.mark.parametrize("version", range(SERVED[Api.PRODUCE].answered_from, SERVED[Api.PRODUCE].last + 1))
+def test_records_are_stored_as_they_are(world: World, version: int) -> None:
+    peer, topic = world.connect(), make(world)
+    (first,) = produce(peer, topic, encode_batch(RECORDS), version=version)
+    (second,) = produce(peer, topic, encode_batch(RECORDS), version=version)
+    assert (first.error, first.base_offset, first.log_append_time_ms) == (0, 0, -1)
+    assert (second.error, second.base_offset) == (0, 4)
+    found = stored(peer, topic)
+    assert plain(found) == plain(RECORDS) * 2
+    assert [record.offset for record in found] == list(range(8))
+    assert found[3].origin_time_us == NOW_US - 5_000
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_every_codec_is_opened(world: World, codec: Codec) -> None:
+    peer, topic = world.connect(), make(world)
+    (entry,) = produce(peer, topic, encode_batch(RECORDS, codec=codec))
+    assert entry.error == 0
+    assert plain(stored(peer, topic)) == plain(RECORDS)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.ZSTD])
+def test_what_expands_to_much_is_opened_beside_the_loop(world: World, codec: Codec) -> None:
+    peer, topic = world.connect(), make(world)
+    large = [Record(b"x" * 100_000) for _ in range(30)]
+    peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(large, codec=codec)}, 9, 1))
+    small = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, 1))
+    assert peer.pins == 1
+    peer.pass_by()
+    assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == [small - 1, small]
+    assert plain(stored(peer, topic)) == plain([*large, *RECORDS])
+    assert peer.pins == 0
+
+
+def test_a_bomb_is_too_large(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    bomb = encode_batch([Record(b"\0" * 17_000_000)], codec=Codec.ZSTD)
+    (entry,) = produce(peer, topic, bomb)
+    assert entry.error == WireError.MESSAGE_TOO_LARGE
+    assert stored(peer, topic) == []
+
+
+def test_a_connection_that_goes_while_batches_are_opened_stores_nothing(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    large = encode_batch([Record(b"x" * 100_000) for _ in range(30)], codec=Codec.GZIP)
+    peer.tell(Api.PRODUCE, 9, body_of(topic, {0: large}, 9, 1))
+    peer.session.close()
+    peer.closed = True
+    peer.pass_by()
+    assert peer.pins == 0
+    assert stored(world.connect(), topic) == []
+
+
+def test_partitions_fail_one_by_one(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    good, damaged = encode_batch(RECORDS), bytearray(encode_batch(RECORDS))
+    damaged[-1] ^= 1
+    entries = produce(peer, topic, good, bytes(damaged), good)
+    assert [(entry.error, entry.base_offset) for entry in entries] == [
+        (0, 0),
+        (WireError.CORRUPT_MESSAGE, -1),
+        (WireError.UNKNOWN_TOPIC_OR_PARTITION, -1),
+    ]
+    assert entries[1].message
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (None, WireError.INVALID_RECORD),
+        (b"", WireError.INVALID_RECORD),
+        (b"x" * 60, WireError.CORRUPT_MESSAGE),
+        (encode_batch(RECORDS) * 2, WireError.INVALID_RECORD),
+        (encode_batch([]), WireError.INVALID_RECORD),
+        (encode_batch(RECORDS, attributes=32), WireError.INVALID_RECORD),
+        (encode_batch(RECORDS, attributes=16), WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        (encode_batch(RECORDS, attributes=5), WireError.INVALID_RECORD),
+        (encode_batch(RECORDS, attributes=1), WireError.INVALID_RECORD),
+        (encode_batch(RECORDS, producer_id=1, producer_epoch=0, base_sequence=-1), WireError.INVALID_RECORD),
+        (encode_batch([Record(b"v", origin_time_us=NOW_US + (AHEAD_MS_MAX + 1) * 1000)]), WireError.INVALID_TIMESTAMP),
+    ],
+)
+def test_what_is_refused(world: World, batch: bytes | None, error: WireError) -> None:
+    peer, topic = world.connect(), make(world)
+    (entry,) = produce(peer, topic, batch)
+    assert (entry.error, entry.base_offset) == (error, -1)
+    assert stored(peer, topic) == []
+
+
+def test_a_time_an_hour_ahead_is_the_last_that_is_taken(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    (entry,) = produce(peer, topic, encode_batch([Record(b"v", origin_time_us=NOW_US + AHEAD_MS_MAX * 1000)]))
+    assert entry.error == 0
+
+
+def test_records_of_a_compacted_topic_have_keys(world: World) -> None:
+    peer, topic = world.connect(), make(world, TopicSettings(compaction=True))
+    assert produce(peer, topic, encode_batch(RECORDS))[0].error == WireError.INVALID_RECORD
+    assert produce(peer, topic, encode_batch([Record(b"v", key=b"")]))[0].error == 0
+
+
+def test_a_topic_says_how_long_its_batches_may_be(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    config = schema.request(Api.INCREMENTAL_ALTER_CONFIGS).Resources
+    changed = config.Configs(name="max.message.bytes", value="100")
+    resource = config(resource_type=2, resource_name="orders", configs=[changed])
+    assert not peer.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=[resource]).responses[0].error
+    assert produce(peer, topic, encode_batch(RECORDS))[0].error == WireError.MESSAGE_TOO_LARGE
+    assert produce(peer, topic, encode_batch([Record(b"v")]))[0].error == 0
+
+
+@pytest.mark.parametrize("acks", [2, -2, 32767])
+def test_other_acknowledgements_are_none(world: World, acks: int) -> None:
+    peer, topic = world.connect(), make(world)
+    assert produce(peer, topic, encode_batch(RECORDS), acks=acks)[0].error == WireError.INVALID_REQUIRED_ACKS
+    assert stored(peer, topic) == []
+
+
+def test_transactions_are_not_served(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    (entry,) = produce(peer, topic, encode_batch(RECORDS, attributes=16), transactional_id="t")
+    assert entry.error == WireError.INVALID_TXN_STATE
+
+
+def test_topics_are_named_by_their_id(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    world.memory.broker.delete_topic(topic)
+    make(world)
+    (entry,) = produce(peer, topic, encode_batch(RECORDS), version=13)
+    assert entry.error == WireError.UNKNOWN_TOPIC_ID
+
+
+def test_no_acknowledgement_is_no_answer(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, 0))
+    assert len(stored(peer, topic)) == 4
+    assert not peer.closed
+
+
+def test_no_acknowledgement_that_fails_closes(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS), 7: encode_batch(RECORDS)}, 9, 0))
+    peer.pass_by()
+    assert peer.gave_up is not None
+    assert peer.take() == b""
+    assert len(stored(world.connect(), topic)) == 4
+
+
+@pytest.mark.parametrize(("acks_all", "kept"), [(Level.SYNCED, True), (Level.WRITTEN, False)])
+def test_acks_all_means_what_is_set(acks_all: Level, kept: bool) -> None:
+    world = World(kafka=KafkaSettings(acks_all=acks_all))
+    topic = make(world)
+    world.memory.broker.settle(Level.SYNCED, lambda *_: None)
+    world.memory.run()
+    peer = world.connect()
+    number = peer.tell(Api.PRODUCE, 9, body_of(topic, {0: encode_batch(RECORDS)}, 9, -1))
+    answered = [int.from_bytes(frame[:4], "big") for frame in peer.frames()]
+    assert answered == ([] if kept else [number])
+
+
+def test_requests_sent_ahead_keep_their_order(world: World) -> None:
+    peer, topic = world.connect(), make(world)
+    numbers = [
+        peer.tell(
+            Api.PRODUCE, 9, body_of(topic, {0: encode_batch([Record(b"%d" % number)])}, 9, 1 if number % 3 else -1)
+        )
+        for number in range(50)
+    ]
+    peer.pass_by()
+    assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == numbers
+    assert [record.value for record in stored(peer, topic)] == [b"%d" % number for number in range(50)]

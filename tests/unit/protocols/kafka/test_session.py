@@ -1,0 +1,136 @@
+"""Frames of a Kafka connection, what ends it, and how it is recognised (spec: kafka#framing, kafka#connections, kafka#apiversions,
+kafka#recognition)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import pack
+
+import pytest
+
+from polywire.protocols.cursus.factory import CursusFactory
+from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
+from polywire.protocols.kafka.factory import COMMANDS
+from polywire.protocols.kafka.messages import SERVED, Api, WireError
+from polywire.protocols.kafka.session import REQUEST_BYTES_MAX
+from polywire.protocols.kafka07 import messages as kafka07
+from polywire.protocols.kafka07.factory import Kafka07Factory
+from polywire.protocols.polywire.factory import PolywireFactory
+from tests.unit.protocols.kafka.dialogue import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_every_version_of_the_first_request_tells_what_there_is_a_handler_for(world: World, version: int) -> None:
+    answer = world.connect().ask(
+        Api.API_VERSIONS, version, client_software_name="librdkafka", client_software_version="2.16.0-RC1"
+    )
+    told = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
+    assert answer.error == WireError.NONE
+    assert told == {api: (SERVED[api].first, SERVED[api].last) for api in COMMANDS}
+
+
+def test_an_unknown_version_is_answered_in_the_layout_of_the_first(world: World) -> None:
+    peer = world.connect()
+    sent = peer.exchange(pack(">ihhih", 12, 18, 5, 7, -1) + b"\0\0")
+    assert sent == bytes.fromhex("00000010 00000007 0023 00000001 0012 0000 0004")
+    assert peer.ask(Api.API_VERSIONS, 0).error == WireError.NONE
+
+
+@pytest.mark.parametrize("name", ["", "-x", "x.", "a b", "é", "x/1"])
+def test_software_has_a_name(world: World, name: str) -> None:
+    for fields in ({"client_software_name": name}, {"client_software_version": name}):
+        named = {"client_software_name": "a", "client_software_version": "1"} | fields
+        assert world.connect().ask(Api.API_VERSIONS, 3, **named).error == WireError.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pack(">i", -1),
+        pack(">i", REQUEST_BYTES_MAX + 1),
+        pack(">i", 3) + b"\0\0\0",
+        pack(">ihhih", 10, 93, 0, 1, -1),
+        pack(">ihhih", 10, 18, -1, 1, -1)[:-2] + b"\xff\xfe",
+        pack(">ihhih", 10, 3, 14, 1, -1),
+        pack(">ihhih", 10, 3, 4, 1, -1),
+        pack(">ihhih", 10, 18, 0, 1, 5),
+        pack(">ihhihi", 14, 3, 0, 1, -1, 1_000_000),
+    ],
+)
+def test_what_makes_no_sense_ends_the_connection(world: World, frame: bytes) -> None:
+    peer = world.connect()
+    assert peer.exchange(frame) == b""
+    assert peer.gave_up is not None
+
+
+def test_a_request_may_be_followed_by_bytes_that_mean_nothing(world: World) -> None:
+    request = encode_request(Api.METADATA, 9, 1, schema.request(Api.METADATA)(topics=None))
+    longer = pack(">i", len(request) - 4 + 3) + request[4:] + b"\1\0\0"
+    peer = world.connect()
+    assert len(peer.exchange(longer)) > 4
+    assert peer.gave_up is None
+
+
+def test_requests_in_pieces_and_in_a_row_are_answered_in_order(world: World) -> None:
+    requests = b"".join(
+        encode_request(Api.METADATA, 1 + number % 12, number, schema.request(Api.METADATA)(topics=None))
+        for number in range(50)
+    )
+    peer = world.connect()
+    for at in range(0, len(requests), 7):
+        peer.feed(requests[at : at + 7])
+    peer.pass_by()
+    assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == list(range(50))
+
+
+def test_what_came_whole_before_the_end_is_answered(world: World) -> None:
+    request = encode_request(Api.METADATA, 1, 9, schema.request(Api.METADATA)(topics=None))
+    peer = world.connect()
+    peer.feed(request + request[:5])
+    peer.finish()
+    assert decode_response(Api.METADATA, 1, next(peer.frames()))[0] == 9
+    assert peer.closed
+
+
+# Recognition
+
+
+def openings(api: Api) -> Iterator[bytes]:
+    """How a connection may begin: every version of a request, with numbers and names as clients have them."""
+    served = SERVED[api]
+    for version in range(served.answered_from, served.last + 1):
+        for number in (0, 1, 65_535):
+            for name in (None, "", "rdkafka"):
+                yield encode_request(api, version, number, schema.request(api)(), client_id=name)
+
+
+@pytest.mark.parametrize("api", SERVED, ids=lambda api: api.name.lower())
+def test_every_first_request_is_recognised_and_taken_for_no_other_wire(world: World, api: Api) -> None:
+    broker = world.memory.broker
+    others = [wire(broker) for wire in (FluxFactory, CursusFactory, IggyFactory, Kafka07Factory, PolywireFactory)]
+    for opening in openings(api):
+        assert world.factory.recognise(opening[:64]) is True
+        assert not [other.wire for other in others if other.recognise(opening[:64])]
+        assert {world.factory.recognise(opening[:size]) for size in range(14)} == {None}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        kafka07.encode_produce(b"orders", 0, b""),
+        kafka07.encode_fetch(b"orders", 0, 0, 1 << 20),
+        kafka07.encode_offsets(b"orders", 0, -1, 1),
+        kafka07.encode_multifetch([kafka07.FetchEntry(b"orders", 0, 0, 1 << 20)] * 3),
+        kafka07.encode_fetch(b"o" * 300, 0, 0, 1),
+    ],
+)
+def test_requests_of_kafka_07_are_not_taken(world: World, frame: bytes) -> None:
+    assert not [size for size in range(14, 65) if world.factory.recognise(frame[:size])]
