@@ -74,7 +74,8 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
 
 class BatchHead(NamedTuple):
-    """What the head of a batch says. end: the position behind the batch. codec: how what follows the head is compressed."""
+    """What the head of a batch says. end: the position behind the batch. codec: how what follows the head is compressed. producer_id: -1 for
+    a batch that is not numbered."""
 
     end: int
     codec: int
@@ -162,6 +163,8 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
         reason = f"a producer has no sequence producer={_load(lent.p, 43, 8)} sequence={_load(lent.p, 53, 4)}"
     if reason:
         raise Refused(WireError.INVALID_RECORD, reason)
+    # An epoch below 0 says that the producer does not number its batches, whatever its id.
+    numbered: cython.bint = _load(lent.p, 51, 2) >= 0
     return BatchHead(
         end,
         attributes & 7,
@@ -170,7 +173,7 @@ def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> 
         attributes & 16 != 0,
         _load(lent.p, 27, 8),
         _load(lent.p, 35, 8),
-        _load(lent.p, 43, 8),
+        _load(lent.p, 43, 8) if numbered else -1,
         _load(lent.p, 51, 2),
         _load(lent.p, 53, 4),
     )

@@ -213,6 +213,13 @@ def test_the_head_says_who_produced() -> None:
     assert not header.columns & 1 << Column.PRODUCER_ID
 
 
+def test_a_producer_without_an_epoch_does_not_number_its_batches() -> None:
+    head, built = decode_batch(encode_batch(RECORDS, producer_id=5, base_sequence=0), bytes_max=BATCH_BYTES_MAX)
+    assert head.producer_id == -1
+    validate(built.batch)
+    assert not read_header(built.batch).columns & 1 << Column.PRODUCER_ID
+
+
 def test_headers_keep_their_order_and_repeats() -> None:
     headers = (Header(b"b", b"1"), Header(b"a", None), Header(b"b", b""), Header(b"", b"x" * 300))
     records = [Record(value=b"v", headers=headers), Record(value=b"w"), Record(value=b"x", headers=headers[:1])]
