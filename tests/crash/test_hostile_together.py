@@ -104,6 +104,7 @@ def unfinished(wire: str) -> bytes:
         "flux": b"V1|1|PRODUCE|large k:",
         "cursus": (64 << 20).to_bytes(4, "big") + b"\xba\x7c\x00\x05large",
         "iggy": HEAD.pack(31 << 20, Code.SEND),
+        "kafka": (31 << 20).to_bytes(4, "big") + b"\0\0\0\x09\0\0\0\x01\xff\xff\0",
         "kafka07": ((16 << 20) - 4).to_bytes(4, "big") + b"\0\0",
         "polywire": PREFIX.pack(16 << 20, Verb.PRODUCE, 0, 0, 1, 16),
     }[wire]

@@ -138,7 +138,7 @@ def test_every_module_is_the_installed_one(python: Path, tmp_path: Path) -> None
 def test_what_is_installed_serves(environment: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     installed: Path = request.getfixturevalue(environment)
     told = run(str(installed), "-I", str(TRIAL), kind, cwd=tmp_path)
-    assert "wrote and read over cursus, flux, iggy, kafka07, polywire" in told
+    assert "wrote and read over cursus, flux, iggy, kafka, kafka07, polywire" in told
 
 
 def test_the_trial_refuses_a_checkout(tmp_path: Path) -> None:
