@@ -37,7 +37,7 @@ from tests.crash.test_hostile_peers import MEMORY_MB_MAX, GoodClient, RawPeer, m
 ATTACK_S = 15.0
 FLOOD_S = 0.7
 REQUEST_MB_MAX = 100  # Kafka 0.7 requests are that long, and one request of any wire may be held beside all others
-HELD_CONNECTIONS = 60  # per wire, each with a large request that never ends
+HELD_CONNECTIONS = 50  # per wire, 300 in all, each with a large request that never ends
 TOPIC = b"large"
 IGGY_TOPIC = client_codec.ident("default") + client_codec.ident("large")
 VALUES = [bytes(900)] * 1_000
