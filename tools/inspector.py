@@ -373,7 +373,6 @@ _SHIPPED = "shipped for the tests of who uses the package"
 _CALLED = "called by the library whose class it derives from"
 _SHOWN = "what tests look at: nothing else tells whether memory was given back"
 _ANSWER = "one field of an answer of the wire, between others that are read"
-COMING = "read by what is being written"
 _OPTION = "read by its name, made of the wire's"
 _ORACLE = "one call of what runs inside compiled loops, for tests to compare with other implementations"
 _DRAWN = "one place of a drawn layout, between others that are used"
@@ -435,7 +434,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "Tls.kafka_tls": _OPTION,
     "Tls.kafka07_tls": _OPTION,
     "Tls.polywire_tls": _OPTION,
-    "Answer.asked": COMING,
+    "Answer.asked": "read by unpacking the whole",
     "TRANSACTIONAL": "what clients' batches may say, as tests do",
     "crc32c_by_tables": "what processors without the instruction take; held against the other by a test",
     "SPLIT_BYTES": "a compiled constant under a name that tests read",

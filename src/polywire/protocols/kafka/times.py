@@ -17,7 +17,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
 from polywire.records.batch import layout, read_header, walk
-from polywire.records.columns import NO_TIME, BatchFlags, BatchHeader, Column
+from polywire.records.columns import NO_TIME, BatchHeader, Column
 from polywire.records.compression import expand_body
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of ours when it arrives
 READ_BYTES: Final = 1024 * 1024
 _US_MAX: Final = 2**62
-_PACKED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 
 Found = tuple[int, int]
 """Offset of a record, and its time in milliseconds."""
@@ -143,9 +142,7 @@ def _plain(chunk: memoryview) -> Sequence[memoryview]:
     """The batches of a chunk, their bodies plain."""
     batches = []
     for at in walk(chunk):
-        header = read_header(chunk, at)
-        batch = chunk[at : at + header.length]
-        batches.append(memoryview(expand_body(batch)) if header.flags & _PACKED else batch)
+        batches.append(memoryview(expand_body(chunk[at : at + read_header(chunk, at).length])))
     return batches
 
 
