@@ -128,7 +128,7 @@ WORDS: Final[Mapping[str, str]] = {
     "the broker": r"polywire\.broker",
     "broker": r"polywire\.broker",
     "the log": r"polywire\.log\.(?!base\b)\w+",
-    "sessions": r"polywire\.protocols\.(\w+\.session|runtime\.(?!slices|off_loop|reply_buffers|commands)\w+)",
+    "sessions": r"polywire\.protocols\.(\w+\.session|runtime\.(?!broker|slices|off_loop|reply_buffers|commands)\w+)",
     "any wire": r"polywire\.protocols\.(?!runtime\b)\w+",
     "wires": r"polywire\.protocols\.(?!runtime\b)\w+",
     "files": r"os|pathlib|polywire\.store",

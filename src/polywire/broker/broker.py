@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its verbs are those of its bases, one for each kind of caller.
+    """One broker over one log. Its verbs are those of its bases, one for each kind of caller; a wire names those that it calls.
 
     Invariant: ``_state`` is what the journal's changes up to the end of this write batch make it.
     """

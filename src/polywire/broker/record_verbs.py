@@ -29,7 +29,7 @@ class Append(Protocol):
     ) -> None: ...
 
 
-class RecordVerbs:
+class RecordVerbs(Protocol):
     """A base of ``Broker``, whose log and state these verbs use. ``appended``: batches taken so far, stored or staged, by which a
     connection knows that its peer produces."""
 

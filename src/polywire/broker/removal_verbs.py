@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.catalog import Catalog
@@ -21,7 +22,7 @@ from polywire.log.base import Completion, Need
 from polywire.types import Level
 
 
-class RemovalVerbs(WriteBatchVerbs):
+class RemovalVerbs(WriteBatchVerbs, Protocol):
     """A base of ``Broker``, whose log and state these verbs use."""
 
     __slots__ = ()

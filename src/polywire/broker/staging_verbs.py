@@ -6,6 +6,7 @@ Promises: what is published is readable as a whole, once. Must not know: wires, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.record_verbs import RecordVerbs
@@ -15,7 +16,7 @@ from polywire.log.base import Completion
 from polywire.types import Buffer, Level
 
 
-class StagingVerbs(RecordVerbs):
+class StagingVerbs(RecordVerbs, Protocol):
     """A base of ``Broker``, whose log and state these verbs use; what is staged counts as appended, too."""
 
     __slots__ = ()

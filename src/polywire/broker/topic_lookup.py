@@ -6,6 +6,7 @@ Promises: nothing is changed. Must not know: wires, records.
 from __future__ import annotations
 
 from array import array
+from typing import Protocol
 
 from polywire.broker.catalog import Catalog
 from polywire.broker.settings import BrokerSettings
@@ -15,7 +16,7 @@ from polywire.records.partitioner import partitions_of
 from polywire.types import Buffer, KeyHash, TopicName
 
 
-class TopicLookup:
+class TopicLookup(Protocol):
     """A base of ``Broker``, whose catalogue these verbs use."""
 
     __slots__ = ()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.owners import NOBODY, Caller
@@ -38,7 +39,7 @@ Then = Callable[[Topic], None]
 """Called with a topic as soon as what was asked for can be used."""
 
 
-class TopicVerbs(TopicLookup, WriteBatchVerbs):
+class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     """A base of ``Broker``, whose state these verbs use."""
 
     __slots__ = ()

@@ -6,6 +6,7 @@ Promises: a value has an owner, whose share it counts for; what a wire keeps for
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from polywire.broker.changes import WireStateSet
 from polywire.broker.owners import ITSELF, Caller, heir
@@ -38,7 +39,7 @@ def wire_change(
     return WireStateSet(wire, key, value, heir(owner, by))
 
 
-class WireStateVerbs(WriteBatchVerbs):
+class WireStateVerbs(WriteBatchVerbs, Protocol):
     """A base of ``Broker``, whose state these verbs use."""
 
     __slots__ = ()

@@ -7,6 +7,7 @@ Must not know: wires, what a change is about.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.state import State
@@ -16,7 +17,7 @@ from polywire.types import Level
 ENTRY_BYTES = 40  # a directory entry of a journal group (decision 0002), and its padding
 
 
-class WriteBatchVerbs:
+class WriteBatchVerbs(Protocol):
     """A base of ``Broker``, whose log and state these verbs use."""
 
     __slots__ = ()

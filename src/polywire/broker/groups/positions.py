@@ -6,6 +6,7 @@ Promises: positions of a topic that does not exist yet wait under its name. Must
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.commits import Commits
@@ -16,7 +17,7 @@ from polywire.log.base import Completion
 from polywire.types import Level, PositionKind
 
 
-class PositionVerbs(WriteBatchVerbs):
+class PositionVerbs(WriteBatchVerbs, Protocol):
     """A base of ``Broker``, whose state these verbs use."""
 
     __slots__ = ()

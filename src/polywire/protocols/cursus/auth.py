@@ -7,7 +7,7 @@ counts also on a broker without users. Must not know: how passwords are verified
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from polywire.broker.access import Access, Principal
 from polywire.broker.actions import ADMINISTRATION, ANYBODY, Action, Resource
@@ -15,15 +15,12 @@ from polywire.broker.permissions import Permission
 from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, Denied
-from polywire.protocols.cursus.context import Peer
+from polywire.protocols.cursus.context import CursusBroker, Peer
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded, topic_word
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 VERDICTS_MAX: Final = 100  # kept before those of connections that have gone are dropped
 WORDS: Final[Mapping[Permission, str]] = {
@@ -48,7 +45,7 @@ class AccessGuard:
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: CursusBroker) -> None:
         self._broker = broker
         self._access: Final[Access] = broker.access
         self._acting: Principal | None = None

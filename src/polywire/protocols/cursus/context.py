@@ -11,13 +11,20 @@ from typing import Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
+from polywire.broker.events import Events
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.staged_publish import StagedPublish
+from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Topic
+from polywire.broker.transactions import Transactions
 from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.cursus.compression import algorithm
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.scratch import Scratch
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
@@ -31,6 +38,26 @@ COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # of a stored batch beside its messages: header, producer, alignment
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait for longer than some years
 REPEATS_S_MAX: Final = 86_400.0  # how long a payload is remembered at most
+
+
+class CursusBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireBroker, Protocol):
+    """What this wire calls of the broker."""
+
+    @property
+    def groups(self) -> Coordinator:
+        """Groups and their members."""
+
+    @property
+    def events(self) -> Events:
+        """Event sourcing: versions and snapshots of aggregates."""
+
+    @property
+    def staging(self) -> StagedPublish:
+        """What is held back, for who may see it."""
+
+    @property
+    def transactions(self) -> Transactions:
+        """Transactions by their producers' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +210,7 @@ class CursusState:
     piece_bytes_max: of the messages that are stored as one batch.
     """
 
-    broker: Broker
+    broker: CursusBroker
     settings: CursusSettings
     guard: Guard
     off_loop: OffLoopQueue

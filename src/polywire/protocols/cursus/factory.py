@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from polywire.broker.broker import Broker
 from polywire.protocols.cursus import (
     auth,
     events,
@@ -25,7 +24,7 @@ from polywire.protocols.cursus import (
 )
 from polywire.protocols.cursus.auth import AccessGuard
 from polywire.protocols.cursus.compression import begins_compressed
-from polywire.protocols.cursus.context import WIRE, CursusSettings, CursusState
+from polywire.protocols.cursus.context import WIRE, CursusBroker, CursusSettings, CursusState
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
 from polywire.protocols.runtime.commands import table
@@ -49,12 +48,12 @@ _BLANKS: Final = b" \t\r\n"
 
 
 class CursusFactory:
-    """Implements ``protocols.base.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("state",)
 
     def __init__(
-        self, broker: Broker, settings: CursusSettings | None = None, *, off_loop: OffLoopQueue | None = None
+        self, broker: CursusBroker, settings: CursusSettings | None = None, *, off_loop: OffLoopQueue | None = None
     ) -> None:
         """off_loop: the process's, where it has one."""
         self.state: Final = CursusState(

@@ -16,10 +16,9 @@ from typing import Final
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
-from polywire.protocols.cursus.context import COORDINATOR, WIRE, GroupKey
+from polywire.protocols.cursus.context import COORDINATOR, WIRE, CursusBroker, GroupKey
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
     Dialect,
@@ -369,7 +368,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
     return None
 
 
-def _list(broker: Broker, acting: Principal | None) -> Iterator[bytes]:
+def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
     """acting: who asked; by the time this runs others have been admitted."""
     bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     found: set[str] = set()

@@ -18,7 +18,7 @@ from polywire.protocols.runtime.pipelined import ReplySlot
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+    from polywire.protocols.cursus.context import CursusBroker
 
 PACKED_HERE_BYTES_MAX: Final = 64 * 1024  # longer answers are compressed beside the loop: gzip takes 2 ms for so many
 
@@ -27,7 +27,7 @@ class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> CursusBroker:
         """Whose loop and clock long answers are made with."""
 
     @property

@@ -15,7 +15,7 @@ from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
-from polywire.protocols.cursus.context import CursusState
+from polywire.protocols.cursus.context import CursusBroker, CursusState
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.long_frame import LongFrame, NotYet, Stored
 from polywire.protocols.cursus.messages import (
@@ -81,7 +81,7 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: Scratch, /) -> Stored | None: ...
 
 
-class CursusSession(FramedSession, PipelinedSession[Answer]):
+class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):
     """One peer.
 
     spoken: dialect of the latest request that told it, None before. principal: who has logged in by AUTH, None before. group: set by

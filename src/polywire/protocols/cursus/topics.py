@@ -12,12 +12,12 @@ from typing import Final
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topic_verbs import Then
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
 from polywire.log.base import Completion
+from polywire.protocols.cursus.context import CursusBroker
 from polywire.protocols.cursus.messages import (
     Dialect,
     Refused,
@@ -191,7 +191,7 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
     return None
 
 
-def _list(broker: Broker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
+def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
     """acting: who asked; by the time this runs others have been admitted."""
     names: list[str] = []
     for topic in broker.topics():

@@ -1,16 +1,30 @@
-"""What is settled for the FLUX wire of one broker: its name and its settings.
+"""What is settled for the FLUX wire of one broker: its name, its settings, and what it calls of the broker.
 
-Promises: the defaults are those of the reference, where it has such a setting. Must not know: sessions, sockets, the broker.
+Promises: the defaults are those of the reference, where it has such a setting. Must not know: sessions, sockets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.wire_state import WireStateVerbs
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
+from polywire.protocols.runtime.broker import WireBroker
 
 WIRE: Final = "flux"
+
+
+class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
+    """What this wire calls of the broker."""
+
+    @property
+    def groups(self) -> Coordinator:
+        """Groups and their members."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,10 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from polywire.broker.broker import Broker
 from polywire.broker.groups.coordinator import GroupView
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Handle
-from polywire.protocols.flux.context import WIRE
+from polywire.protocols.flux.context import WIRE, FluxBroker
 from polywire.store.base import Store
 from polywire.types import PositionKind
 
@@ -70,7 +69,7 @@ class Exports:
     there are none, and all groups are to be encoded.
     """
 
-    def __init__(self, broker: Broker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
         self._broker: Final = broker
         self._store: Final = store
         self._worker: Final = worker

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.protocols.flux import fetch, groups, produce, replicas, topics
-from polywire.protocols.flux.context import WIRE, FluxSettings
+from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import Scratch
@@ -58,7 +57,7 @@ class FluxFactory:
 
     __slots__ = ("_broker", "_commands", "_scratch", "state")
 
-    def __init__(self, broker: Broker, settings: FluxSettings | None = None) -> None:
+    def __init__(self, broker: FluxBroker, settings: FluxSettings | None = None) -> None:
         self._broker = broker
         self.state: Final = FluxState(broker, settings or FluxSettings())
         self._scratch = Scratch()

@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 import structlog
 
-from polywire.broker.broker import Broker
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Completion, Handle
-from polywire.protocols.flux.context import WIRE, FluxSettings
+from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
 from polywire.protocols.flux.messages import Role, bad
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Level
@@ -107,7 +106,7 @@ class FluxState:
         "settings",
     )
 
-    def __init__(self, broker: Broker, settings: FluxSettings) -> None:
+    def __init__(self, broker: FluxBroker, settings: FluxSettings) -> None:
         self._broker = broker
         self.settings = settings
         self.reply_buffers: Final = ReplyBuffers()

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Iterator
 from typing import Protocol
 
-from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.flux import decoder, encoder
+from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import refused
 from polywire.protocols.flux.messages import Refused, err, ok
 from polywire.protocols.flux.metadata import FluxState
@@ -29,7 +29,7 @@ class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> FluxBroker:
         """Whose loop and clock long answers are made with."""
 
     @property

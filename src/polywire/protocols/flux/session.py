@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action, Resource
-from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.flux import decoder
+from polywire.protocols.flux.context import FluxBroker
 from polywire.protocols.flux.errors import not_leader, refused
 from polywire.protocols.flux.messages import Refused, Request, WireCode, bad, is_http, named, parse
 from polywire.protocols.flux.metadata import FluxState
@@ -56,7 +56,7 @@ class Command(commands.Command[str, Handler]):
     topic_at: int | None = field(default=None, kw_only=True)
 
 
-class FluxSession(PipelinedSession[Answer]):
+class FluxSession(PipelinedSession[FluxBroker, Answer]):
     """One peer.
 
     ``_too_long``: ends the connection where a line that is too long does not end; what comes is skipped meanwhile.
@@ -76,7 +76,7 @@ class FluxSession(PipelinedSession[Answer]):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: FluxBroker,
         state: FluxState,
         scratch: Scratch,
         commands: Mapping[str, Command],

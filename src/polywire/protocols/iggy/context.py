@@ -13,10 +13,14 @@ from time import time
 from typing import TYPE_CHECKING, Final, Protocol
 from zlib import crc32
 
-from polywire.broker.broker import Broker
+from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.removal_verbs import RemovalVerbs
+from polywire.broker.topic_verbs import TopicVerbs
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
-from polywire.protocols.iggy.directory import Directory
+from polywire.protocols.iggy.directory import Directory, DirectoryBroker
 from polywire.protocols.iggy.messages import WIRE
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Assignor
 
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
     from polywire.broker.groups.coordinator import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
+
+
+class IggyBroker(DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireBroker, Protocol):
+    """What this wire calls of the broker; its directory keeps the wire's own state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class Shared:
         "started_at",
     )
 
-    def __init__(self, broker: Broker, settings: IggySettings) -> None:
+    def __init__(self, broker: IggyBroker, settings: IggySettings) -> None:
         self.broker: Final = broker
         self.settings: Final = settings
         self.directory: Final = Directory(broker)

@@ -15,21 +15,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from polywire.broker.broker import Broker
+from polywire.broker.catalog import Streams
+from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.owners import ITSELF, UNOWNED, Caller
 from polywire.broker.settings import TopicSettings
-from polywire.broker.topic_verbs import Then
+from polywire.broker.topic_verbs import Then, TopicVerbs
 from polywire.broker.topic_work import AT_ONCE_MAX
 from polywire.broker.topics import Topic
+from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
 from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, NAME_BYTES_MAX, Level, TopicName, is_name
 
@@ -83,6 +86,18 @@ class Stream:
         return self.kept.number
 
 
+class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
+    """What the directory calls of the broker."""
+
+    @property
+    def streams(self) -> Streams:
+        """Which streams there are."""
+
+    @property
+    def groups(self) -> Coordinator:
+        """Groups and their members."""
+
+
 class Directory:
     """All streams. Invariant: ``_by_number`` and ``_by_name`` hold the same streams; ``_kept`` caches what a topic's settings say; topics
     are as they were at the catalogue's version ``_seen_version``, and all numbers of streams below ``_free_from`` are taken.
@@ -101,7 +116,7 @@ class Directory:
         "_waiting",
     )
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: DirectoryBroker) -> None:
         self._broker = broker
         self._by_number: dict[int, Stream] = {}
         self._by_name: dict[str, Stream] = {}

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.protocols.iggy import auth, fetch, groups, offsets, produce, server, topics, vsr
-from polywire.protocols.iggy.context import IggySettings, Shared
+from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.runtime.commands import table
@@ -71,11 +70,11 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 
 
 class IggyFactory:
-    """Implements ``protocols.base.SessionFactory``."""
+    """Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("shared",)
 
-    def __init__(self, broker: Broker, settings: IggySettings | None = None) -> None:
+    def __init__(self, broker: IggyBroker, settings: IggySettings | None = None) -> None:
         self.shared: Final = Shared(broker, settings or IggySettings())
 
     @property

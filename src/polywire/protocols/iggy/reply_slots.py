@@ -20,7 +20,7 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+    from polywire.protocols.iggy.context import IggyBroker
 
 REPLAY_BYTES_MAX: Final = 64 * 1024  # a longer answer is not kept: no state-changing command has one
 
@@ -29,7 +29,7 @@ class ReplyOwner(Protocol):
     """What an answer needs of its session."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> IggyBroker:
         """Whose loop and clock long answers are made with."""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
@@ -19,6 +19,7 @@ from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Completion
 from polywire.protocols.iggy import documented, errors, vsr
+from polywire.protocols.iggy.context import IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
 from polywire.protocols.iggy.recognition import Recognition
@@ -29,9 +30,6 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
-
-if TYPE_CHECKING:
-    from polywire.protocols.iggy.context import Shared
 
 FRAME_BYTES_MAX: Final = (
     32 * 1024 * 1024 - 4096
@@ -56,7 +54,7 @@ class Command(commands.Command[Code, Handler]):
     empty: bool = field(default=False, kw_only=True)
 
 
-class IggySession(FramedSession, PipelinedSession[Answer]):
+class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
     """One peer. Pipelined commands follow each other before they are answered; any other holds up what is behind it, too."""
 
     __slots__ = (

@@ -11,17 +11,31 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from polywire.broker.broker import Broker
+from polywire.broker.groups.classic_groups import ClassicGroups
+from polywire.broker.groups.positions import PositionVerbs
+from polywire.broker.record_verbs import RecordVerbs
+from polywire.broker.removal_verbs import RemovalVerbs
+from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Partition
+from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError
 from polywire.protocols.kafka.messages import WIRE, Api, Served
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.types import Level
 
 NODE_ID: Final = 1
 _CLUSTER_ID: Final = "cluster_id"  # of the wire's kept state
+
+
+class KafkaBroker(TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
+    """What this wire calls of the broker."""
+
+    @property
+    def classic(self) -> ClassicGroups:
+        """Groups whose members assign partitions themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class Shared:
     __slots__ = ("_cluster_id", "broker", "off_loop", "served", "settings")
 
     def __init__(
-        self, broker: Broker, settings: KafkaSettings, served: Mapping[Api, Served], off_loop: OffLoopQueue
+        self, broker: KafkaBroker, settings: KafkaSettings, served: Mapping[Api, Served], off_loop: OffLoopQueue
     ) -> None:
         self.broker: Final = broker
         self.settings: Final = settings

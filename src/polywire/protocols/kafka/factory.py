@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.protocols.kafka import (
     cluster,
     configs,
@@ -22,7 +21,7 @@ from polywire.protocols.kafka import (
     producers,
     topics,
 )
-from polywire.protocols.kafka.context import KafkaSettings, Shared
+from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.runtime.commands import table
@@ -75,7 +74,7 @@ class KafkaFactory:
     __slots__ = ("shared",)
 
     def __init__(
-        self, broker: Broker, settings: KafkaSettings | None = None, *, off_loop: OffLoopQueue | None = None
+        self, broker: KafkaBroker, settings: KafkaSettings | None = None, *, off_loop: OffLoopQueue | None = None
     ) -> None:
         """off_loop: the process's, where it has one."""
         served: Mapping[Api, Served] = {api: SERVED[api] for api in sorted(COMMANDS)}

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller
+from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Request
 from polywire.protocols.runtime.session import Output
 
@@ -20,7 +20,7 @@ class Peer(Protocol):
     """Who asks."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> KafkaBroker:
         """Whose verbs they are."""
 
     @property

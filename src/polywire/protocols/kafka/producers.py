@@ -9,10 +9,10 @@ from struct import Struct
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
@@ -36,7 +36,7 @@ def init_producer_id(peer: Peer, reply: Reply, request: Any, /) -> Any:
 
 
 def stamp_sequence(
-    broker: Broker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
+    broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
 ) -> None:
     """Have a batch of a producer, before it is produced, say which of all sequences it begins with. Raises Invalid(SEQUENCE_GAP)."""
     producer = _IDENTITY.pack(b"k", producer_id)

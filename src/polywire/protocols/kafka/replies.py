@@ -15,7 +15,7 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+    from polywire.protocols.kafka.context import KafkaBroker
 
 AT_ONCE_MAX: Final = 64  # entries that are made without a pause
 
@@ -55,7 +55,7 @@ def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> Non
 
 
 def answer_in_slices(
-    broker: Broker, answer: Answer, entries: Iterator[Any], count: int, made: Callable[[list[Any]], Any]
+    broker: KafkaBroker, answer: Answer, entries: Iterator[Any], count: int, made: Callable[[list[Any]], Any]
 ) -> Any:
     """The body that ``made`` makes of entries, None are left out: at once where they are few, else with others' requests in between, and then
     None now."""

@@ -15,7 +15,7 @@ from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
 from polywire.errors import PeerError
 from polywire.protocols.kafka.codec import decode_request, unknown_version
-from polywire.protocols.kafka.context import Shared
+from polywire.protocols.kafka.context import KafkaBroker, Shared
 from polywire.protocols.kafka.messages import Api, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.runtime import commands
@@ -45,7 +45,7 @@ class Command(commands.Command[Api, Handler]):
     __slots__ = ()
 
 
-class KafkaSession(FramedSession, PipelinedSession[Answer]):
+class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
     """One peer.
 
     Invariant: while ``work``, a request whose batches are opened beside the loop, is there, or batches wait for room in the log, no further

@@ -21,7 +21,7 @@ from polywire.records.columns import NO_TIME, BatchHeader, Column
 from polywire.records.compression import expand_body
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+    from polywire.protocols.kafka.context import KafkaBroker
 
 AHEAD_MS_MAX: Final = 3_600_000  # how far a record's time may be ahead of ours when it arrives
 READ_BYTES: Final = 1024 * 1024
@@ -42,7 +42,7 @@ class TimeSearch:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: KafkaBroker,
         partition: Partition,
         time_ms: int | None,
         done: Callable[[Found | BrokerError | None], None],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
+from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.messages import NAME_BYTES_MAX, RequestType
 from polywire.protocols.kafka07.produce import Producer
@@ -38,7 +38,7 @@ class Kafka07Factory:
 
     __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
-    def __init__(self, broker: Broker, *, off_loop: OffLoopQueue | None = None) -> None:
+    def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
         """off_loop: the process's, where it has one."""
         self._broker = broker
         self._producer = Producer(broker)

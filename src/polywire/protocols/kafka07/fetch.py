@@ -11,11 +11,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Handle, Read
 from polywire.protocols.kafka07 import encoder, holes
+from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.errors import wire_error
 from polywire.protocols.kafka07.messages import Fetch, FetchEntry, WireError, answer_head
 from polywire.protocols.kafka07.produce import Authorize, topic_name
@@ -88,7 +88,7 @@ class FetchReply:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Kafka07Broker,
         reply_buffers: ReplyBuffers,
         read_cursors: dict[int, ReadCursor],
         fetch: Fetch,

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Missing, PeerError
 from polywire.log.base import Completion, Handle
+from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.messages import EARLIEST, LATEST, Offsets
 from polywire.protocols.kafka07.produce import Authorize, topic_name
 
@@ -29,7 +29,9 @@ class OffsetsReply:
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
 
-    def __init__(self, broker: Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize) -> None:
+    def __init__(
+        self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
+    ) -> None:
         """done: gets the addresses, or why they cannot be told."""
         self._authorize = authorize
         self._broker = broker

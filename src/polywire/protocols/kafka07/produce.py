@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.kafka07 import decoder, messages
 from polywire.protocols.kafka07.compression import OpenedSet, PlainSet
+from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.messages import ANY_PARTITION
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
@@ -64,7 +64,7 @@ class Producer:
 
     __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Kafka07Broker) -> None:
         self._broker = broker
         self._run = decoder.RecordSpans()
         self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES

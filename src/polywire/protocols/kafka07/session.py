@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
-from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Completion
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import EXPANDED_BYTES_MAX, ExpandsTooFar, OpenedSet, open_sets
+from polywire.protocols.kafka07.context import Kafka07Broker
 from polywire.protocols.kafka07.decoder import FRAME_BYTES_MAX
 from polywire.protocols.kafka07.fetch import FetchReply, Parts, ReadCursor, Release
 from polywire.protocols.kafka07.messages import (
@@ -63,7 +63,7 @@ class Command(commands.Command[RequestType, Handler]):
     """A command of the wire; its actions are asked for entry by entry."""
 
 
-class KafkaSession(SequentialSession):
+class KafkaSession(SequentialSession[Kafka07Broker]):
     """One peer.
 
     Invariant: at most one answer is in the making (``_pending``); while there is one, sets wait for room, or a request is so large that it is
@@ -88,7 +88,7 @@ class KafkaSession(SequentialSession):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Kafka07Broker,
         producer: Producer,
         reply_buffers: ReplyBuffers,
         off_loop: OffLoopQueue,

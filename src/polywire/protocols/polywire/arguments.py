@@ -11,8 +11,8 @@ from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.types import Level, PositionKind
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.topics import Partition, Topic
+    from polywire.protocols.polywire.context import PolywireBroker
 
 NAME_BYTES_MAX: Final = 255  # protocols: polywire#limits
 TOPICS_MAX: Final = 1000  # protocols: polywire#limits: what one BOUNDS may name
@@ -41,7 +41,7 @@ def partition_of(topic: Topic, number: int) -> Partition:
     return topic.partitions[number]
 
 
-def find_partition(broker: Broker, name: str, number: int) -> Partition:
+def find_partition(broker: PolywireBroker, name: str, number: int) -> Partition:
     """A partition of a topic by name. Raises Missing(TOPIC_MISSING), Missing(PARTITION_MISSING)."""
     return partition_of(broker.topic(name), number)
 

@@ -22,8 +22,8 @@ from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 from polywire.types import DEFAULT_STREAM, PositionKind, TopicName
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.topics import Topic
+    from polywire.protocols.polywire.context import PolywireBroker
 
 LOGIN_HINT: Final = (
     "log in first: this broker has users. Give a name and a password, as in polywire://name:password@host:port, or in"
@@ -38,7 +38,7 @@ class Admission:
 
     __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
 
-    def __init__(self, broker: Broker, output: Output) -> None:
+    def __init__(self, broker: PolywireBroker, output: Output) -> None:
         self._broker: Final = broker
         self._output: Final = output
         self._caller: Caller | None = None

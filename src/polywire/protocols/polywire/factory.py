@@ -18,7 +18,7 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+    from polywire.protocols.polywire.context import PolywireBroker
 
 COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.PING, PolywireSession.ping, (Action.CONNECT,)),
@@ -57,7 +57,7 @@ class PolywireFactory:
 
     __slots__ = ("_broker", "_round_robin")
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: PolywireBroker) -> None:
         self._broker: Final = broker
         self._round_robin: Final = count()
 

@@ -18,8 +18,8 @@ from polywire.records.batch import headers_of
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.topics import Partition
+    from polywire.protocols.polywire.context import PolywireBroker
 
 WAIT_MS_MAX: Final = 60_000  # a peer that died is noticed in time, and a live one asks again for next to nothing
 
@@ -70,7 +70,7 @@ class RangeFetch:
         self._waits: list[Handle] = []
         """What this waits for: bytes, or records and the time they may take."""
 
-    def start(self, broker: Broker, wait_ms: int) -> None:
+    def start(self, broker: PolywireBroker, wait_ms: int) -> None:
         """Read for the first time, and wait up to ``wait_ms`` for something to read. Raises BrokerError."""
         empty = self._offset_end == self._offset
         log = self._partition.log
@@ -84,7 +84,7 @@ class RangeFetch:
         """Whether bytes read ahead are pinned."""
         return self._read is not None
 
-    def prepare(self, broker: Broker) -> bool:
+    def prepare(self, broker: PolywireBroker) -> bool:
         """Begin to read the next frame's bytes; False when they are not at hand yet (the owner is told when they are). Raises BrokerError."""
         if self.over or self._read is not None:
             return True
@@ -98,7 +98,7 @@ class RangeFetch:
                 self._waits.append(read)
         return self._read is not None
 
-    def advance(self, broker: Broker, output: Output) -> None:
+    def advance(self, broker: PolywireBroker, output: Output) -> None:
         """Write the next frame if its bytes are at hand, else wait for them; tells the owner how it goes on. Raises BrokerError."""
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
@@ -119,7 +119,7 @@ class RangeFetch:
             self._read.pin.release()
             self._read = None
 
-    def _wait(self, broker: Broker, wait_ms: int) -> None:
+    def _wait(self, broker: PolywireBroker, wait_ms: int) -> None:
         self._waits.append(broker.wait(self._partition, self._offset, self._woken))
         self._waits.append(broker.loop.call_later(wait_ms / 1000, self._woken))
 

@@ -20,8 +20,8 @@ from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.groups.coordinator import GroupView
+    from polywire.protocols.polywire.context import PolywireBroker
 
 WIRE: Final = "polywire"
 _ASSIGNORS: Final = {assignor.value: assignor for assignor in Assignor}
@@ -155,7 +155,7 @@ class _Listing:
 
     __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
 
-    def __init__(self, broker: Broker, request: messages.AskGroups, sees: Callable[[str], bool]) -> None:
+    def __init__(self, broker: PolywireBroker, request: messages.AskGroups, sees: Callable[[str], bool]) -> None:
         self._broker = broker
         self._request = request
         self._sees = sees

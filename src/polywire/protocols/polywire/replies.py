@@ -15,8 +15,8 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.protocols.polywire.auth import Admission
+    from polywire.protocols.polywire.context import PolywireBroker
 
 _Part = TypeVar("_Part")
 
@@ -25,7 +25,7 @@ class ReplyOwner(Protocol):
     """What commands ask of the session that they came to. ``round_robin``: over the partitions, of records without a key."""
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> PolywireBroker: ...
 
     @property
     def admission(self) -> Admission: ...

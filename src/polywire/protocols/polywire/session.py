@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages
@@ -29,6 +29,7 @@ from polywire.protocols.polywire.codec import (
     decode_request,
     encode_head,
 )
+from polywire.protocols.polywire.context import PolywireBroker
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.messages import Head, Verb
@@ -36,9 +37,6 @@ from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
 from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 REQUESTS_MAX: Final = 1024  # answers owed to one connection: bounds what callbacks and views it can pin
 FETCHES_MAX: Final = 64  # open fetches of one connection: each may hold a pin
@@ -59,7 +57,7 @@ class Command(commands.Command[Verb, Handler]):
     pipelined: bool = field(default=True, kw_only=True)
 
 
-class PolywireSession(FramedSession):
+class PolywireSession(FramedSession[PolywireBroker]):
     """One connection. Guards: every request is answered exactly once while the connection lives.
 
     Answers known in one turn leave in one write: they are collected until nothing more can come at once. ``_busy``: whoever is running
@@ -82,7 +80,7 @@ class PolywireSession(FramedSession):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: PolywireBroker,
         commands: Mapping[int, Command],
         round_robin: Iterator[int],
         output: Output,

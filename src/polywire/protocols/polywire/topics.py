@@ -20,9 +20,9 @@ from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import KeyHash
 
 if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
     from polywire.broker.fetch import Bounds
     from polywire.broker.topics import Partition, Topic
+    from polywire.protocols.polywire.context import PolywireBroker
 
 TIMES_MAX: Final = 16
 BOUNDS_MAX: Final = 100_000  # partitions, once more for each time: some tenth of a second of work, a little at a time
@@ -175,7 +175,7 @@ class _BoundsAnswer:
         self._next = 0
         self._left = 1
 
-    def ask(self, broker: Broker) -> None:
+    def ask(self, broker: PolywireBroker) -> None:
         self._broker = broker
         broker.many_bounds([one for _, partitions in self._topics for one in partitions], then=self._bounded)
 

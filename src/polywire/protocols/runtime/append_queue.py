@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
-from polywire.log.base import Completion, Handle
+from polywire.log.base import Completion, Handle, Loop
 from polywire.types import Level
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 
@@ -25,6 +23,14 @@ def notify(done: Completion[int] | None, error: BrokerError) -> None:
     """A batch is refused: notify who waits for it."""
     if done is not None:
         done(error)
+
+
+class AppendBroker(RecordVerbs, Protocol):
+    """What appending needs of the broker."""
+
+    @property
+    def loop(self) -> Loop:
+        """Where a wait ends."""
 
 
 class AppendQueue:
@@ -38,7 +44,7 @@ class AppendQueue:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: AppendBroker,
         wait_s: float,
         go_on: Callable[[], None],
         refuse: Callable[[Completion[int] | None, BrokerError], None] = notify,

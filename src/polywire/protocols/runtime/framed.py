@@ -7,12 +7,16 @@ of a frame that is not whole the driver learns how long it will be. Must not kno
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import TypeVar
 
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import ENDING, SequentialSession, believed
 from polywire.protocols.runtime.session import QUANTUM_S
 
+_Broker = TypeVar("_Broker", bound=WireBroker)
 
-class FramedSession(SequentialSession):
+
+class FramedSession(SequentialSession[_Broker]):
     """One peer; stands beside ``PipelinedSession`` where answers keep the order of requests."""
 
     __slots__ = ()

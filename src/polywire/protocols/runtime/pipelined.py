@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, SequentialSession, Wait
 from polywire.protocols.runtime.session import Output
 from polywire.types import Buffer
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 ANSWERS_MAX: Final = 64  # answers a connection may wait for before its next request is handled
 
@@ -61,10 +59,11 @@ class ReplySlot(Generic[_Owner]):
         self.session.answered()
 
 
+_Broker = TypeVar("_Broker", bound=WireBroker)
 _Slot = TypeVar("_Slot", bound=ReplySlot)  # type: ignore[type-arg]
 
 
-class PipelinedSession(SequentialSession, Generic[_Slot]):
+class PipelinedSession(SequentialSession[_Broker], Generic[_Broker, _Slot]):
     """One peer whose answers keep the order of its requests.
 
     Invariant: ``_answers`` holds what was asked and not yet sent, in request order; ``_blocking`` counts those among them that hold up the
@@ -73,7 +72,7 @@ class PipelinedSession(SequentialSession, Generic[_Slot]):
 
     __slots__ = ("_answers", "_blocking")
 
-    def __init__(self, broker: Broker, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(self, broker: _Broker, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
         self._answers: deque[_Slot] = deque()
         self._blocking = 0

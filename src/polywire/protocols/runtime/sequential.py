@@ -14,13 +14,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, TypeVar
 
 from polywire.errors import PeerError
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import Output
 
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
+_Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class Phase(IntEnum):
@@ -73,8 +73,8 @@ def believed(announced: int, come: int) -> int:
     return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
 
 
-class SequentialSession(ABC):
-    """One peer.
+class SequentialSession(ABC, Generic[_Broker]):
+    """One peer, of a wire that sees this much of the broker.
 
     Invariant: ``_phase`` changes as ``TRANSITIONS`` says; ``_rest``, what the peer left when it finished, is empty in any but FINISHING.
     ``_reasons``: why the next request waits. ``_held``: the driver was told to wait for ``_resume``. ``_wanted``: bytes worth making room
@@ -93,7 +93,7 @@ class SequentialSession(ABC):
         "output",
     )
 
-    def __init__(self, broker: Broker, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(self, broker: _Broker, output: Output, resume: Callable[[], None]) -> None:
         self.broker: Final = broker
         self.output: Final = output
         self._resume: Final = resume
@@ -198,5 +198,5 @@ class SequentialSession(ABC):
             self._flush()
             self.output.close()
 
-    def _flush(self) -> None:  # noqa: B027
+    def _flush(self) -> None:
         """Write answers that were collected; most wires collect none."""

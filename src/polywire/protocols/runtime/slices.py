@@ -7,14 +7,11 @@ what is made is told once, whole, or not at all when nobody waits for it any mor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
-
+from polywire.protocols.runtime.broker import WireBroker
 
 _Part = TypeVar("_Part")
 
@@ -28,7 +25,7 @@ class Slices(Generic[_Part]):
 
     __slots__ = ("_broker", "_cancelled", "_done", "_made", "_parts")
 
-    def __init__(self, broker: Broker, parts: Iterator[_Part | None], done: Completion[list[_Part]]) -> None:
+    def __init__(self, broker: WireBroker, parts: Iterator[_Part | None], done: Completion[list[_Part]]) -> None:
         self._broker: Final = broker
         self._parts: Final = parts
         self._done: Final = done

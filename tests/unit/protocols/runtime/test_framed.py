@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import GROWTH_BYTES_MIN, Phase, Wait
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -11,7 +12,7 @@ from polywire.testing.loop import ManualLoop
 from tests.unit.protocols.polywire.peer import CapturedOutput
 
 
-class Words(FramedSession):
+class Words(FramedSession[WireBroker]):
     """A frame is four bytes that tell how many follow, and these. ``slow`` takes a quantum, ``later`` has to wait the first time it is
     offered, ``last`` is the last."""
 

@@ -7,13 +7,14 @@ from itertools import product
 import pytest
 
 from polywire.errors import PeerError
+from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import TRANSITIONS, Phase, SequentialSession, Wait
 from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
 from tests.unit.protocols.polywire.peer import CapturedOutput
 
 
-class Letters(SequentialSession):
+class Letters(SequentialSession[WireBroker]):
     """Each byte is a request. ``y`` ends the quantum, ``e`` is the last, ``!`` makes no sense, ``o`` is owed until ``pay``."""
 
     def __init__(self) -> None:
