@@ -2,6 +2,9 @@
 
 Each directory here holds ``data.tar.xz``, a data directory as a killed broker leaves it (segments, a snapshot, a journal with what nobody
 sealed), and ``contents.json``, what the code that wrote it read from it: every record and the whole state, see ``contents``.
+
+* ``state-1``: five wires, their groups, users, writers, staged batches, a transaction that is open and others that ended.
+* ``state-2``: Kafka beside them: idempotent producers, positions with a text and a leader epoch, topics with settings of that wire.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ DIRECTORIES: Final = sorted(path.parent.name for path in HERE.glob("*/contents.j
 LOGIN: Final = "alice:secret-of-alice"
 STAGED: Final = bytes(range(1, 17))
 PRODUCED: Final = [Record(b"exactly once %d" % number) for number in range(3)]
+KAFKA_PRODUCER: Final = b"k\0\0\0\1\0\0\0\1"
 PRODUCED_TO: Final = ("flux-topic", "kafka07-topic", "cursus-topic", "iggy-stream.iggy-topic", "journal-only")
 LOG: Final = LogSettings(slot_bytes=128 * 1024, sync_interval_ms=2, disk_reserve_bytes=0)
 
@@ -95,7 +99,7 @@ def test_a_difference_is_seen() -> None:
 
 
 def test_there_is_a_directory_of_every_shape_of_the_state() -> None:
-    assert len(DIRECTORIES) >= 1
+    assert DIRECTORIES == ["state-1", "state-2"]
     for name in DIRECTORIES:
         assert (HERE / name / "data.tar.xz").stat().st_size < 64 * 1024
 
@@ -158,6 +162,27 @@ async def _what_was_begun_goes_on(kept: Kept) -> None:
     answer = Answer()
     broker.access.log_in("alice", "secret-of-alice", answer.notify)
     assert (await answer).name == "alice"
+    broker.close()
+
+
+def test_what_kafka_clients_had_goes_on(tmp_path: Path) -> None:
+    asyncio.run(_what_kafka_clients_had_goes_on(Kept("state-2", tmp_path / "data")))
+
+
+async def _what_kafka_clients_had_goes_on(kept: Kept) -> None:
+    broker = kept.open()
+    held = broker.classic.positions("kafka-group", "kafka-topic")[0]
+    assert (held.offset, held.epoch, held.metadata.rstrip("\0")) == (7, 1, "text beside the offset")
+
+    partition = broker.topic("kafka-topic").partitions[0]
+    last = kept.expected["records"]["kafka-topic"][0]["records"][-1]
+    record, sequence = Record(None, key=b"key 0"), last["sequence"]
+    repeated = from_records([record], producer_id=KAFKA_PRODUCER, producer_epoch=0, base_sequence=sequence)
+    answer = Answer()
+    broker.produce(partition, repeated, level=Level.WRITTEN, done=answer.notify)
+    broker.commit()
+    assert await answer == last["offset"]
+    assert partition.log.next_offset == last["offset"] + 1
     broker.close()
 
 
