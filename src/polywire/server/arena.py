@@ -25,15 +25,15 @@ def rounded(size: int) -> int:
 class Arena:
     """Buffers of one server.
 
-    Invariant: ``out_bytes`` is the size of all buffers taken and not given back. ``_viewed`` are those given back since ``settle`` was last
+    Invariant: ``out_bytes`` is the size of all buffers taken and not given back. ``viewed`` are those given back since ``settle`` was last
     called: a write batch that is not committed yet may view them.
     """
 
-    __slots__ = ("_free", "_kept_bytes", "_viewed", "bytes_max", "out_bytes")
+    __slots__ = ("_free", "_kept_bytes", "bytes_max", "out_bytes", "viewed")
 
     def __init__(self, bytes_max: int) -> None:
         self._free: dict[int, list[Memory]] = {}
-        self._viewed: list[Memory] = []
+        self.viewed: list[Memory] = []
         self._kept_bytes = 0
         self.bytes_max: Final = bytes_max
         self.out_bytes = 0
@@ -58,10 +58,10 @@ class Arena:
         self.out_bytes -= size
         if self._kept_bytes + size <= KEPT_BYTES_MAX:
             self._kept_bytes += size
-            self._viewed.append(buffer)
+            self.viewed.append(buffer)
 
     def settle(self) -> None:
         """Nothing views what was given back so far."""
-        for buffer in self._viewed:
+        for buffer in self.viewed:
             self._free.setdefault(len(buffer), []).append(buffer)
-        self._viewed.clear()
+        self.viewed.clear()

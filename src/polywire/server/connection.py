@@ -1,8 +1,13 @@
 """The one connection driver, for all wires: moves bytes between a socket and a session.
 
+How far a connection has come, and why its peer is not read, are two things: a phase, which only goes on, and reasons, which come and go::
+
+    SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
+       └──────────────────────┘        any phase may be the last before ENDING or CLOSED
+
 Promises: a session is offered its bytes in order, each exactly once beyond what it left; it is not called while it is paused or while too
-many of its answers wait for the peer; bytes handed to the broker are not overwritten before their turn was committed. Whatever one peer
-does, floods, stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the
+many of its answers wait for the peer; bytes handed to the broker are not overwritten before their write batch was committed. Whatever one
+peer does, floods, stalls or garbage, costs the others nothing but time: every buffer has a limit. Must not know: any wire, messages, the
 broker's verbs.
 
 **No callback of ours runs while the loop asks for a buffer.** libuv asks for memory and reads into it without looking again whether the
@@ -16,21 +21,21 @@ more is done at the end of ``buffer_updated``, when the loop expects anything. M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from polywire.errors import Busy, PeerError
 from polywire.protocols.runtime.session import Session, SessionFactory
-from polywire.server.arena import BUFFER_BYTES_MIN, Memory, rounded
 from polywire.server.ended import EndedTransport
 from polywire.server.hub import Hub
 from polywire.server.logins import Standing
-from polywire.server.memory import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, Progress
-from polywire.server.receive_buffer import FREE_BYTES_MIN, READ_BYTES
-from polywire.server.recognition import format_address, host_and_port, is_loopback, recognise
-from polywire.types import Buffer
+from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
+from polywire.server.recognition import host_and_port, recognise
+from polywire.server.sending import SendingHalf
+from polywire.server.shared_chunk import READ_BYTES
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
@@ -38,39 +43,76 @@ if TYPE_CHECKING:
 log = structlog.get_logger("polywire.server")
 
 
-class Connection(asyncio.BufferedProtocol):
-    """One socket. Implements ``protocols.base.Output``.
+class Phase(IntEnum):
+    """How far a connection has come."""
 
-    Invariant: ``_buffer[_start:_end]`` is what the session has not consumed; the write batch ``_gathering`` may view what lies before.
+    SILENT = 0
+    """The peer has sent nothing yet."""
+    UNKNOWN = 1
+    """What the peer has sent does not tell its wire yet."""
+    OPEN = 2
+    """What the peer sends is offered to the session."""
+    ENDING = 3
+    """Nothing more is offered; what was answered still goes out."""
+    CLOSED = 4
+    """There is no session any more, and nothing that was received; the transport has ended, or will without another read."""
+
+
+SILENT: Final = Phase.SILENT  # looked at for every read: found by their own names in a tenth of the time
+UNKNOWN: Final = Phase.UNKNOWN
+OPEN: Final = Phase.OPEN
+ENDING: Final = Phase.ENDING
+CLOSED: Final = Phase.CLOSED
+
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    SILENT: frozenset({UNKNOWN, OPEN, ENDING, CLOSED}),
+    UNKNOWN: frozenset({OPEN, ENDING, CLOSED}),
+    OPEN: frozenset({ENDING, CLOSED}),
+    ENDING: frozenset({CLOSED}),
+    CLOSED: frozenset(),
+}
+
+
+class Pause:
+    """Reasons not to read from the peer; several may hold at once, and nothing is read while any does. What was received is offered again
+    when no reason is left but DRAINING.
+
+    Plain numbers: they are looked at for every read.
+    """
+
+    OWING: Final = 1
+    """The session answers first, or the peer has to take its answers."""
+    CONGESTED: Final = 2
+    """The peer produces, and the log is behind."""
+    STARVED: Final = 4
+    """There is no memory for more of its request."""
+    YIELDING: Final = 8
+    """So much was read from it at once that others are read first."""
+    OFFERING: Final = 16
+    """What had waited is being offered."""
+    ENDED: Final = 32
+    """Nothing more is offered."""
+    DRAINING: Final = 64
+    """The broker takes no further request."""
+
+
+class Connection(SendingHalf):
+    """One socket. Implements ``protocols.runtime.session.Output``.
+
+    Invariant: ``_phase`` changes as ``TRANSITIONS`` says; there is a session in OPEN and, where one wire only may be spoken, before.
+    ``_pauses``: why nothing is read. ``_buffer``: what was received and not consumed, or what a flow is read into; without either there is
+    none, and bytes are read into the chunk that all share. ``_produces``: whether the peer does, as far as the last offer showed.
     """
 
     __slots__ = (
         "_buffer",
-        "_clogged",
-        "_end",
-        "_ended",
         "_factories",
-        "_gathering",
-        "_held",
-        "_hub",
-        "_landed",
-        "_paused",
-        "_pins",
+        "_pauses",
+        "_phase",
         "_produces",
-        "_progress",
-        "_receiving",
-        "_released",
         "_session",
-        "_spoke",
-        "_start",
-        "_starved",
         "_taken",
-        "_transport",
-        "_view",
-        "_want",
-        "backlog_max",
         "certified",
-        "clogged_tick",
         "host",
         "seen_tick",
         "wire",
@@ -78,36 +120,29 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
         """factories: the wires that may be spoken here; with one, nothing has to be recognised."""
-        self._hub = hub
+        super().__init__(hub)
         self._factories = factories
+        self._phase = SILENT
+        self._pauses = 0
         self._session: Session | None = None
-        self._transport: Any = None  # uvloop's is no asyncio.Transport subclass
-        self._buffer: Memory | None = None
-        self._pins = 0
-        self._view = memoryview(b"")
-        self._start = 0
-        self._end = 0
-        self._landed = False
-        self._want = BUFFER_BYTES_MIN
-        self._progress = Progress()
-        self._starved = False
-        self._spoke = False
-        self._gathering = hub.gathering
+        self._buffer: ReceiveBuffer | None = None
         self._taken = 0
-        self._paused = False
-        self._held = False
-        self._produces = False  # as far as the last offer showed
-        self._receiving = False
-        self._ended = False
-        self._clogged = False
-        self.clogged_tick = 0
+        self._produces = False
         self.seen_tick = hub.tick
         self.host = ""
-        self._released: list[Callable[[], None]] = []
-        self.backlog_max = hub.limits.backlog_bytes_max
         self.certified: Principal | None = None
         self.wire = ""
         """Name of the wire that is spoken, empty until that is known."""
+
+    def _enter(self, phase: Phase) -> None:
+        """Go on to another phase."""
+        assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
+        self._phase = phase
+
+    def _stop_offering(self) -> None:
+        """Offer nothing more."""
+        if self._phase < ENDING:
+            self._enter(ENDING)
 
     # The socket's side
 
@@ -154,202 +189,168 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for what comes next. Nothing of ours may happen in here (see above)."""
         hub = self._hub
+        memory = hub.memory
         hub.lending = True
         try:
             if not hub.ingest.uncommitted:
-                hub.settle()
+                memory.settle()
             if self._buffer is None:
-                self._view, self._start = hub.memory.receive_buffer.lend()
-                self._end = self._start
-                self._landed = True
-            else:
-                self._make_free()
-            return self._view[self._end :]
+                return memory.shared_chunk.lend()
+            self._buffer = buffer = self._buffer.with_free()
+            return buffer.view[buffer.end :]
         finally:
             hub.lending = False
 
-    def _make_free(self) -> None:
-        """Have free memory behind what the session has not consumed; no more of it than there is."""
-        if self._start == self._end and self._gathering < self._hub.gathering:
-            self._start = self._end = 0
-        left, size = self._end - self._start, len(self._view)
-        if size - self._end < (1 if left else FREE_BYTES_MIN):
-            self._replace(max(size, left + 1))
-
     def buffer_updated(self, nbytes: int) -> None:
-        hub, landed, start = self._hub, self._landed, self._start
-        is_new = start == self._end
-        self._end = end = self._end + nbytes
+        hub = self._hub
         self.seen_tick = hub.tick
-        if not self._spoke:
-            self._spoke = True
-            hub.slots.spoke(self)
-        if end == len(self._view) and (filled := READ_BYTES if landed else end) < hub.limits.receive_bytes_max:
-            self._want = 4 * filled
-        self._offer()
-        if self._start < self._end and (is_new or self._start != start):
-            self._note_progress()
-        if landed:
-            self._take_off(end)
+        if self._phase is SILENT:
+            self._begin()
+        buffer = self._buffer
+        if buffer is None:
+            chunk = hub.memory.shared_chunk
+            chunk.reader = self
+            chunk.lent = data = chunk.lent[:nbytes]
+            count = 0 if self._pauses else self._offer(data)
+            chunk.used()
+            if count < nbytes or nbytes == READ_BYTES or self._buffer is not None:
+                self._keep(data[count:], nbytes)
+        else:
+            is_new, start = buffer.start == buffer.end, buffer.start
+            buffer.filled(nbytes, flow_bytes_max=hub.limits.receive_bytes_max)
+            if not self._pauses:
+                buffer.consumed(self._offer(buffer.view[buffer.start : buffer.end]))
+            if buffer.start < buffer.end and (is_new or buffer.start != start):
+                buffer.begin()
+            if self._phase is OPEN:
+                self._prepare(buffer)
         self._taken += nbytes
         if self._taken >= hub.limits.quantum_bytes_max:
             self._let_others_read()
-        if self._buffer is not None or self._want > READ_BYTES:
-            self._prepare()
         if hub.idle is not None:
             hub.idle.came()
 
-    def _note_progress(self) -> None:
-        """What is left is the beginning of a request, or goes on from here."""
-        self.seen_tick = self._hub.tick
-        self._progress.begin(self.seen_tick, self._end - self._start)
+    def _begin(self) -> None:
+        """The peer sends its first bytes."""
+        self._enter(UNKNOWN if self._session is None else OPEN)
+        self._hub.slots.spoke(self)
 
-    def _take_off(self, end: int) -> None:
-        """Leave the landing, which was used up to ``end``, with what is left."""
-        receive_buffer = self._hub.memory.receive_buffer
-        receive_buffer.used(end)
-        self._landed = False
-        if self._pins:
-            self._buffer = receive_buffer.hand_over()
-            self._view = memoryview(self._buffer)
-            return
-        left = self._view[self._start : self._end]
-        self._view = memoryview(b"")
-        self._start = self._end = 0
-        if left:
-            self._view = left
-            self._end = len(left)
-            self._replace(len(left) + 1)
+    def _keep(self, left: memoryview, read: int) -> None:
+        """Have a buffer for what is left of so much that landed, or for a flow that fills its reads."""
+        hub, pinned = self._hub, self._buffer
+        if pinned is not None:
+            pinned.consumed(read - len(left))
+            pinned.begin()
+        elif self._phase < ENDING:
+            self._buffer = ReceiveBuffer.of_landed(
+                hub.memory, left, read=read, flow_bytes_max=hub.limits.receive_bytes_max
+            )
+            if left and self._phase is OPEN and not self._pauses:
+                self._grow()
 
-    def _replace(self, size: int) -> None:
-        """Have a buffer of at least this size with what is left at its front."""
-        left = self._view[self._start : self._end]
-        size = rounded(size)
-        old, arena = self._buffer, self._hub.memory.arena
-        if old is not None and len(old) == size and self._gathering < self._hub.gathering and not self._pins:
-            self._view[: len(left)] = left
-            self._start, self._end = 0, len(left)
-            return
-        self._buffer = None
-        self._view = memoryview(b"")
-        if old is not None:
-            arena.give(old)
-        self._buffer = arena.take(size)
-        self._view = memoryview(self._buffer)
-        self._view[: len(left)] = left
-        self._start, self._end = 0, len(left)
-
-    def _prepare(self) -> None:
+    def _prepare(self, buffer: ReceiveBuffer) -> None:
         """Have memory for the next read, as long as others may still be answered and closed for it."""
         hub = self._hub
-        if self._buffer is not None and self._end == len(self._view):
+        if buffer.end == len(buffer.view):
             if hub.ingest.uncommitted:  # the loop reads on at once: let it be into the same memory
                 hub.commit()
             else:
-                hub.settle()
-        if self._ended or self._session is None:
-            return
-        if self._start < self._end:
-            if not self._paused:
-                self._grow()
-            return
-        wanted = min(self._want, hub.limits.receive_bytes_max)
-        if wanted <= READ_BYTES or hub.memory.is_short:
-            self.give_back_idle()
-        elif wanted > len(self._view) and hub.memory.arena.fits(wanted - len(self._view)):
-            self._replace(wanted)
+                hub.memory.settle()
+            if self._phase is not OPEN:
+                return
+        if buffer.start == buffer.end:
+            self._buffer = buffer.for_flow(hub.limits.receive_bytes_max)
+        elif not self._pauses:
+            self._grow()
 
     def _grow(self) -> bool:
-        """Have room for more of an unfinished request; False when that has to wait, and then nothing is read."""
-        size, memory = len(self._view), self._hub.memory
-        wanted = self._growth()
+        """Have memory for more of an unfinished request; False when that has to wait, and then nothing is read."""
+        buffer = self._buffer
+        assert buffer is not None, "a request is unfinished"
+        size, wanted = len(buffer.view), self._wanted_size(buffer)
         if wanted > size:
-            if not memory.grant(wanted - size, self):
-                self._starved = True
-                self._pause()
+            if not self._hub.memory.grant(wanted - size, self):
+                self._pause(Pause.STARVED)
                 return False
-            self._replace(wanted)
+            self._buffer = buffer.replaced(wanted)
         return True
 
-    def _growth(self) -> int:
-        """Size of the buffer that a request deserves: what the flow so far does, and what it says it needs, but of that no more than four
-        times what has come."""
-        session, left, size = self._session, self._end - self._start, len(self._view)
+    def _wanted_size(self, buffer: ReceiveBuffer) -> int:
+        session = self._session
         assert session is not None, "somebody has taken the beginning"
-        flow = min(self._want, self._hub.limits.receive_bytes_max) if self._want > READ_BYTES else 0
-        most = min(max(session.frame_bytes_max, self._hub.limits.receive_bytes_max), 4 * left)
-        wanted = 2 * size if left == size else session.wanted()
-        return rounded(max(flow, min(wanted, most), left + 1))
+        return buffer.wanted_size(
+            needed=session.wanted(),
+            request_bytes_max=session.frame_bytes_max,
+            flow_bytes_max=self._hub.limits.receive_bytes_max,
+        )
 
     def go_on_receiving(self) -> None:
         """There may be memory now."""
-        self._starved = False
-        if self._session is not None and not self._ended and self._grow():
-            self._note_progress()
-            self._take_up()
+        if self._phase is OPEN and self._buffer is not None and self._grow():
+            self._buffer.begin()
+            self.seen_tick = self._hub.tick
+            self._take_up(Pause.STARVED)
 
     def _let_others_read(self) -> None:
         """libuv reads up to 32 buffers from a socket that is never empty before it looks at anything else: tens of milliseconds."""
         self._taken = 0
-        if not self._paused:
-            self._pause()
-            self._hub.soon(self._take_up)
+        if not self._pauses:
+            self._pause(Pause.YIELDING)
+            self._hub.soon(self._read_again)
+
+    def _read_again(self) -> None:
+        """The others had their turn."""
+        self._take_up(Pause.YIELDING)
 
     def eof_received(self) -> bool:
         """The peer will send nothing more; answers still go out, the session closes when it owes none."""
-        self._ended = True
+        self._stop_offering()
         self.seen_tick = self._hub.tick
-        session = self._session
+        session, buffer = self._session, self._buffer
         if session is None:
             return False
+        left = b"" if buffer is None else buffer.view[buffer.start : buffer.end]
         try:
-            session.finish(self._view[self._start : self._end])
+            session.finish(memoryview(left))
         except Exception as error:
             self._fail(error)
-        self._start = self._end
+        self._drop_left()
         return True
 
-    def pause_writing(self) -> None:
-        self._clogged = True
-        self.clogged_tick = self._hub.tick
+    def _drop_left(self) -> None:
+        """What was received is not wanted any more; the buffer may be looked at still."""
+        if self._buffer is not None:
+            self._buffer.start = self._buffer.end
 
     def resume_writing(self) -> None:
-        self._clogged = False
-        self._release()
+        self._unclog()
         if self._session is not None:
             self._session.drained()
-            self._take_up()
+            self._take_up(Pause.OWING)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._clogged = False
-        self._ended = True
+        self._clogged = False  # nothing is owed to anybody, as far as the slot is concerned
         self.vacate()
-        self._release()
+        self._unclog()
         self._transport = EndedTransport(self._transport)
 
     def let_go(self) -> None:
         """Have nothing received any more: the transport has ended, or will without another read."""
         assert not self._hub.lending, "the loop asks for a buffer"
+        if self._phase is CLOSED:
+            return
+        self._enter(CLOSED)
         session, self._session = self._session, None
         if session is not None:
             session.close()
-        self._give_buffer()
-
-    def _give_buffer(self) -> None:
-        if self._pins:
-            return
-        self._view = memoryview(b"")
-        self._start = self._end = 0
-        if self._buffer is not None:
-            self._hub.memory.arena.give(self._buffer)
-            self._buffer = None
-        self._hub.memory.given_back()
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.give_back()
 
     def give_back_idle(self) -> None:
         """Give back a buffer that holds no request."""
-        if self._start == self._end and not self._landed and self._buffer is not None and not self._pins:
-            self._give_buffer()
-            self._want = BUFFER_BYTES_MIN
+        if self._buffer is not None:
+            self._buffer = self._buffer.given_back()
 
     def vacate(self) -> None:
         """The transport was ended: the place is free, though the loop has not said so yet."""
@@ -358,49 +359,48 @@ class Connection(asyncio.BufferedProtocol):
 
     def pin(self) -> Callable[[], None]:
         """Keep what was received as it is."""
-        self._pins += 1
-        return self._unpin
-
-    def _unpin(self) -> None:
-        self._pins -= 1
-        if self._session is None:
-            self._give_buffer()
+        memory = self._hub.memory
+        if self._buffer is None and memory.shared_chunk.reader is self:
+            self._buffer = ReceiveBuffer.of_chunk(memory)
+        return _unpin_nothing if self._buffer is None else self._buffer.pin()
 
     # Bytes to the session
 
-    def _offer(self) -> None:
-        """Let the session take what it can."""
-        session = self._session or self._recognise()
-        if session is None or self._ended:
-            return
+    def _offer(self, data: memoryview) -> int:
+        """Let the session take what it can of this; returns how many bytes that were."""
+        session = self._session if self._phase is OPEN else self._recognise(data)
+        if session is None:
+            return 0
         ingest = self._hub.ingest
         if self._produces and ingest.congested:
-            self._hold()
-            return
+            self._wait_for_relief()
+            return 0
         appended = ingest.appended
-        self._receiving = True
         try:
-            self._start += session.receive(self._view[self._start : self._end])
+            count = session.receive(data)
         except Exception as error:
             self._fail(error)
-            return
-        finally:
-            self._receiving = False
-            self._gathering = self._hub.gathering
+            return len(data)
         self._produces = ingest.appended != appended
         if self._produces and ingest.congested:
-            self._hold()
+            self._wait_for_relief()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
-            self._pause()
+            self._pause(Pause.OWING)
+        return count
 
-    def _recognise(self) -> Session | None:
+    def _recognise(self, data: memoryview) -> Session | None:
         """Find out which wire the peer speaks."""
+        if self._phase is not UNKNOWN:
+            return None
         try:
-            factory = recognise(self._factories, self._view[self._start : self._end])
+            factory = recognise(self._factories, data)
         except PeerError as error:
             self.abort(error.message)
             return None
-        return None if factory is None else self._open_session(factory)
+        if factory is None:
+            return None
+        self._enter(OPEN)
+        return self._open_session(factory)
 
     def fail(self, error: PeerError) -> None:
         """The session gave up outside of ``receive``."""
@@ -412,113 +412,72 @@ class Connection(asyncio.BufferedProtocol):
             log.info("connection closed: protocol error", peer=self.peer, reason=error.message)
         else:
             log.error("connection closed: unexpected error", peer=self.peer, exc_info=error)
-        self._ended = True
-        self._start = self._end
-        self._pause()
+        self._stop_offering()
+        self._drop_left()
+        self._pause(Pause.ENDED)
         self._hub.commit()
         self.close()
 
-    def resume(self) -> None:
-        """The session takes requests again."""
-        if not self._receiving:
-            self._take_up()
+    # Reading and not
 
-    def _take_up(self) -> None:
-        """Offer what waited, then read on, unless the session pauses again."""
+    def _pause(self, reason: int) -> None:
+        """Read nothing as long as there is this reason not to."""
+        assert not self._hub.lending, "the loop asks for a buffer"
+        if not self._pauses and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._pauses |= reason
+
+    def _take_up(self, reason: int) -> None:
+        """A reason not to read has gone: without another, offer what has waited, and read on unless that gave one."""
+        if not self._pauses & reason:
+            return
+        self._pauses &= ~reason
         session = self._session
-        if session is None or self._ended or not self._paused or self._held or self._starved:
+        if self._phase is not OPEN or session is None or self._pauses & ~Pause.DRAINING:
             return
         if session.paused() or self.backlog > self.backlog_max:
+            self._pauses |= Pause.OWING
             return
-        self._paused = False
-        if self._start < self._end:
-            self._offer()
-            self._note_progress()
-        if self._paused or self._hub.draining or self._ended:
-            self._paused = True
-        elif self._start < self._end and self._growth() > len(self._view):
-            self._paused = self._starved = True  # others may have to go: not from inside of what resumed this one
-            self._hub.soon(self.go_on_receiving)
-        else:
-            if self._want <= READ_BYTES or self._hub.memory.is_short:
-                self.give_back_idle()
-            self._transport.resume_reading()
+        self._pauses |= Pause.OFFERING
+        buffer = self._buffer
+        if buffer is not None and buffer.left:
+            buffer.consumed(self._offer(buffer.view[buffer.start : buffer.end]))
+            self.seen_tick = self._hub.tick
+            buffer.begin()
+        self._pauses &= ~Pause.OFFERING
+        if not self._pauses and self._phase is OPEN:
+            self._read_on()
 
-    def _hold(self) -> None:
+    def _read_on(self) -> None:
+        """Nothing stands against reading, unless there is no memory for it."""
+        buffer = self._buffer
+        if buffer is not None and buffer.left:
+            if self._wanted_size(buffer) > buffer.size:
+                self._pauses |= Pause.STARVED  # others may have to go: not from inside of what resumed this one
+                self._hub.soon(self.go_on_receiving)
+                return
+        elif buffer is not None:
+            self._buffer = buffer.for_flow(self._hub.limits.receive_bytes_max)
+        self._transport.resume_reading()
+
+    def resume(self) -> None:
+        """The session takes requests again."""
+        self._take_up(Pause.OWING)
+
+    def _wait_for_relief(self) -> None:
         """Wait, with what was not offered yet, until the intake has caught up."""
-        if not self._held:
-            self._held = True
-            self._hub.hold(self)
-            self._pause()
+        self._hub.hold(self)
+        self._pause(Pause.CONGESTED)
 
     def relieve(self) -> None:
         """The intake has caught up."""
-        self._held = False
-        self._take_up()
+        self._take_up(Pause.CONGESTED)
 
-    def _pause(self) -> None:
-        assert not self._hub.lending, "the loop asks for a buffer"
-        if not self._paused:
-            self._paused = True
-            if not self._transport.is_closing():
-                self._transport.pause_reading()
+    def stop_reading(self) -> None:
+        """Take no further request; those that have come are carried out."""
+        self._pause(Pause.DRAINING)
 
     # What the session may do
-
-    @property
-    def backlog(self) -> int:
-        """Bytes the kernel has not taken."""
-        return int(self._transport.get_write_buffer_size()) if self._clogged else 0
-
-    @property
-    def peer(self) -> str:
-        """Address of the peer."""
-        return format_address(self._transport.get_extra_info("peername"))
-
-    @property
-    def local(self) -> tuple[str, int]:
-        """Host and port that the peer connected to."""
-        return host_and_port(self._transport.get_extra_info("sockname"))
-
-    @property
-    def on_loopback(self) -> bool:
-        """Whether the peer is on this machine."""
-        return is_loopback(self._transport.get_extra_info("peername"))
-
-    def write(self, data: Buffer) -> None:
-        """Send bytes."""
-        assert not self._hub.lending, "the loop asks for a buffer"
-        if not self._transport.is_closing():
-            self._transport.write(data)
-            if self._clogged:
-                self._check_backlog()
-
-    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Send parts in order; ``released`` once the kernel has them."""
-        assert not self._hub.lending, "the loop asks for a buffer"
-        if not self._transport.is_closing():
-            self._transport.writelines(parts)
-            if self._clogged:
-                if released is not None:
-                    self._released.append(released)
-                self._check_backlog()
-                return
-        if released is not None:
-            released()
-
-    def _check_backlog(self) -> None:
-        if self.backlog > self.backlog_max:
-            self._hub.check_backlog()
-
-    def _release(self) -> None:
-        released, self._released = self._released, []
-        for release in released:
-            release()
-
-    def close(self) -> None:
-        """Close once everything written was sent."""
-        assert not self._hub.lending, "the loop asks for a buffer"
-        self._transport.close()
 
     def identified(self, principal: Principal | None) -> None:
         """Say who the peer is."""
@@ -529,66 +488,66 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def held_bytes(self) -> int:
         """Size of the receive buffer."""
-        return 0 if self._buffer is None else len(self._buffer)
+        return 0 if self._buffer is None else self._buffer.size
 
     @property
     def rate(self) -> float:
         """Bytes a second in which an unfinished request arrives."""
-        return self._progress.rate(self._hub.tick, self._end - self._start)
+        return 0.0 if self._buffer is None else self._buffer.rate()
 
     @property
     def is_stalled(self) -> bool:
         """Whether a request hardly arrives, for no reason of ours: what lies unread has arrived, too."""
-        unfinished = self._start < self._end and not self._paused and not self._landed
-        slow = unfinished and self._is_slow(STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
-        return slow and not self._progress.goes_on(self._hub.tick, self._end - self._start, self._transport)
+        buffer = self._buffer
+        if buffer is None or not buffer.left or self._pauses:
+            return False
+        slow = self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN)
+        return slow and not buffer.goes_on(self._transport)
 
-    def _is_slow(self, ticks: int, bytes_per_s: int) -> bool:
+    def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
         """Whether nothing came for so long, or for longer than that less than so much."""
-        quiet = self._hub.tick - self.seen_tick
-        return quiet >= ticks or self._progress.is_slow(self._hub.tick, self._end - self._start, ticks, bytes_per_s)
+        return self._hub.tick - self.seen_tick >= ticks or buffer.is_slow(ticks, bytes_per_s)
 
     @property
     def is_receiving(self) -> bool:
         """Whether a request is arriving, or will be read on, or is kept while it is prepared beside the loop."""
-        if self._pins:
-            return True
-        return self._start < self._end and not self._ended and not self.is_waiting and not self.is_stalled
+        buffer = self._buffer
+        if buffer is None or buffer.is_pinned:
+            return buffer is not None
+        return bool(buffer.left) and self._phase < ENDING and not self.is_waiting and not self.is_stalled
 
     @property
     def standing(self) -> Standing:
         """How well the peer is known."""
-        return self._hub.logins.standing(self) if self._spoke else Standing.SILENT
+        return Standing.SILENT if self._phase is SILENT else self._hub.logins.standing(self)
 
     @property
     def is_waiting(self) -> bool:
         """Whether the session owes an answer that holds up its next request, or answers wait for the peer."""
         return self._clogged or (self._session is not None and self._session.paused())
 
-    def stop_reading(self) -> None:
-        """Take no further request."""
-        self._pause()
-
     def sweep(self) -> None:
         """A second has passed."""
-        hub, quiet = self._hub, self._hub.tick - self.seen_tick
+        hub, buffer, quiet = self._hub, self._buffer, self._hub.tick - self.seen_tick
         if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:
             self.abort("the peer does not read its answers")
+        elif self._phase >= ENDING:
+            if hub.tick - max(self.seen_tick, self.clogged_tick) > hub.limits.stalled_s:
+                self.abort("the peer has finished and nothing is left to say")
         elif self._session is None and quiet > hub.limits.unknown_s:
             self.abort("the peer did not say which wire it speaks")
-        elif self._ended and hub.tick - max(self.seen_tick, self.clogged_tick) > hub.limits.stalled_s:
-            self.abort("the peer has finished and nothing is left to say")
-        elif self._start < self._end and not self._paused:
-            if self._is_slow(hub.limits.stalled_s + 1, BYTES_PER_S_MIN):
-                self.abort("a request stands still in its middle")
-        elif quiet > 1 and not self._paused:
-            self.give_back_idle()
+        elif buffer is None or self._pauses:
+            return
+        elif not buffer.left:
+            if quiet > 1:
+                self.give_back_idle()
+        elif self._is_slow(buffer, hub.limits.stalled_s + 1, BYTES_PER_S_MIN):
+            self.abort("a request stands still in its middle")
 
     def end(self, reason: str) -> None:
         """Carry out nothing more, and close once everything written was sent."""
         log.info("connection closed", peer=self.peer, reason=reason)
-        self._ended = True
-        self._pause()
+        self._pause(Pause.ENDED)
         self.let_go()
         self._transport.close()
 
@@ -596,5 +555,9 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once, dropping what was not sent."""
         assert not self._hub.lending, "the loop asks for a buffer"
         log.info("connection dropped", peer=self.peer, reason=reason)
-        self._ended = True
+        self._stop_offering()
         self._transport.abort()
+
+
+def _unpin_nothing() -> None:
+    """What was pinned is in no buffer: a copy is kept as it is."""

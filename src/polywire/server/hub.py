@@ -94,15 +94,13 @@ class Hub:
     """What the connections of one server share.
 
     Invariant: ``connections`` holds every open connection; ``tick`` counts the seconds since the start, as ``sweep`` is called each second;
-    ``_held`` are those that wait for the intake; ``lending`` is true while the loop asks a connection for a buffer. Nothing views bytes that
-    were handed on while ``gathering`` was smaller.
+    ``_held`` are those that wait for the intake; ``lending`` is true while the loop asks a connection for a buffer.
     """
 
     __slots__ = (
         "_held",
         "connections",
         "draining",
-        "gathering",
         "idle",
         "ingest",
         "lending",
@@ -131,7 +129,6 @@ class Hub:
         self.idle: Final = idle
         self.soon: Final = soon or _call_soon
         self.logins: Final = Logins(identities, self.limits.connections_max)
-        self.gathering = 0
         self.lending = False
         self._held: set[Peer] = set()
         self.connections: set[Peer] = set()
@@ -145,16 +142,11 @@ class Hub:
         """Write this turn now. A log that breaks over it has ended and told so (decision 0020): that is not the fault of the peer that is
         being read, and no reason to leave its connection, or a drain, half way."""
         assert not self.lending, "the loop asks for a buffer"
-        self.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
+        self.memory.settle()  # the batch is written before anybody is told; what is handed on then belongs to the next one
         try:
             self.ingest.commit()
         except Exception as error:
             log.error("internal error of the log", exc_info=error)
-
-    def settle(self) -> None:
-        """Nothing views what was handed on so far."""
-        self.gathering += 1
-        self.memory.settle()
 
     def sweep(self) -> None:
         """Close what has stood still too long, take buffers from idle connections; to be called once a second."""

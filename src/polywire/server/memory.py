@@ -14,41 +14,7 @@ from typing import Final, Protocol
 
 from polywire.server.arena import Arena
 from polywire.server.logins import Standing
-from polywire.server.receive_buffer import ReceiveBuffer
-from polywire.server.unread import unread_bytes
-
-SMALL_BYTES: Final = 4 * 1024  # so much of a request may always wait: requests of most kinds are no longer
-STALLED_TICKS: Final = 2  # more than one second, at most two, after which a request that hardly arrives may have to go
-SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # less is "hardly" while memory is short
-BYTES_PER_S_MIN: Final = 64  # less is "not at all", memory or not
-
-
-class Progress:
-    """How quickly an unfinished request arrives. Guards: both fields are of when it began, or was last taken up."""
-
-    __slots__ = ("_began", "_bytes")
-
-    def __init__(self) -> None:
-        self._began = 0
-        self._bytes = 0
-
-    def begin(self, tick: int, size: int) -> None:
-        """So much of it is there."""
-        self._began = tick
-        self._bytes = size
-
-    def rate(self, tick: int, size: int) -> float:
-        """Bytes a second since it began."""
-        return (size - self._bytes) / max(tick - self._began, 1)
-
-    def is_slow(self, tick: int, size: int, ticks: int, bytes_per_s: int) -> bool:
-        """Whether for so long less than so much has come."""
-        return tick - self._began >= ticks and self.rate(tick, size) < bytes_per_s
-
-    def goes_on(self, tick: int, size: int, transport: object) -> bool:
-        """Whether it arrives well enough while memory is short, if what lies unread is counted."""
-        unread = unread_bytes(transport)
-        return unread > 0 and self.rate(tick, size + unread) >= SHORT_BYTES_PER_S_MIN
+from polywire.server.shared_chunk import SharedChunk
 
 
 class Receiver(Protocol):
@@ -95,7 +61,7 @@ class ReceiveMemory:
     """What the unfinished requests of one server take.
 
     Invariant: ``_waiting`` are connections that are paused until they get memory, the one waiting longest first; ``_beyond`` is the one that
-    may take what it needs.
+    may take what it needs. Nothing views bytes that were handed on while ``write_batch`` was smaller.
     """
 
     __slots__ = (
@@ -106,8 +72,9 @@ class ReceiveMemory:
         "_soon",
         "_waiting",
         "arena",
-        "receive_buffer",
+        "shared_chunk",
         "tick",
+        "write_batch",
     )
 
     def __init__(
@@ -115,7 +82,7 @@ class ReceiveMemory:
     ) -> None:
         """soon: calls back in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
-        self.receive_buffer: Final = ReceiveBuffer(self.arena)
+        self.shared_chunk: Final = SharedChunk(self.arena)
         self._connections: Final = connections
         self._soon: Final = soon
         self._waiting: dict[Receiver, None] = {}
@@ -123,6 +90,7 @@ class ReceiveMemory:
         self._beyond: Receiver | None = None
         self._looked = -1
         self.tick = 0
+        self.write_batch = 0
 
     @property
     def is_short(self) -> bool:
@@ -130,9 +98,11 @@ class ReceiveMemory:
         return bool(self._waiting) or not self.arena.fits(0)
 
     def settle(self) -> None:
-        """Nothing views what landed, or was given back, so far."""
-        self.arena.settle()
-        self.receive_buffer.settle()
+        """Nothing views what was handed on, or given back, so far."""
+        self.write_batch += 1
+        self.shared_chunk.position = 0
+        if self.arena.viewed:
+            self.arena.settle()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
         """Whether a connection may hold so much more; if not it waits, and is called when it may try again."""

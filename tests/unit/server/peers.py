@@ -9,6 +9,7 @@ from polywire.protocols.runtime.session import Output
 from polywire.server.config import OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
+from polywire.server.shared_chunk import CHUNK_BYTES
 
 SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # each wire is a field of text
 
@@ -38,6 +39,9 @@ class Wire:
 
     def is_closing(self) -> bool:
         return self.closing
+
+    def set_protocol(self, protocol: object) -> None:
+        assert protocol is self.connection
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -210,4 +214,18 @@ def send(transport: Wire, data: bytes) -> None:
         transport.connection.buffer_updated(size)
 
 
-__all__ = ["Frames", "FramesWire", "LongWire", "Place", "Wire", "send"]
+def stalled(place: Place, size: int) -> Wire:
+    """A connection in the middle of a frame of this size."""
+    transport = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = size
+    send(transport, b"x" * (size // 2))
+    return transport
+
+
+def taken(place: Place) -> int:
+    """Bytes of buffers that connections hold."""
+    return place.hub.memory.arena.out_bytes - CHUNK_BYTES
+
+
+__all__ = ["Frames", "FramesWire", "LongWire", "Place", "Wire", "send", "stalled", "taken"]

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from socket import socketpair
 
 import pytest
 
 from polywire.errors import PeerError
-from polywire.server.arena import BUFFER_BYTES_MIN
+from polywire.server.connection import TRANSITIONS, Phase
 from polywire.server.connection_slots import QUIET_TICKS
 from polywire.server.hub import ConnectionLimits
-from polywire.server.receive_buffer import CHUNK_BYTES
-from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send
+from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send, stalled, taken
 
 
 def memory(transport: Wire) -> int:
     """Address of what the next bytes are read into."""
     return ctypes.addressof(ctypes.c_char.from_buffer(transport.connection.get_buffer(-1)))
-
-
-def taken(place: Place) -> int:
-    """Bytes of buffers that connections hold."""
-    return place.hub.memory.arena.out_bytes - CHUNK_BYTES
 
 
 def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
@@ -152,7 +145,7 @@ def test_the_turn_of_a_flood_does_not_end_another_pause(why: str) -> None:
     place.congested = why == "congested"
     send(transport, b"x" * 1000 + (b"!" if why == "blocked" else b""))
     if why == "draining":
-        place.hub.draining = True
+        transport.connection.stop_reading()
     if why == "lost":
         transport.abort()
     for go_on in place.soon:
@@ -203,6 +196,75 @@ def test_resuming_into_the_next_pause_keeps_reading_off() -> None:
     place.session.resume()
     assert place.session.frames == [b"!", b"!"]
     assert not transport.reading
+
+
+def test_bytes_that_come_with_another_transport_wait_for_a_paused_session_too() -> None:
+    place = Place()
+    connection = place.connect().connection
+    moved = Wire(connection)
+    session, offered = place.session, 0
+    receive = session.receive
+
+    def counting(data: memoryview) -> int:
+        nonlocal offered
+        offered += 1
+        return receive(data)
+
+    session.receive = counting  # type: ignore[method-assign]
+    connection.move_to(moved, b"a!" + b"x" * 40_000)
+    assert session.frames == [b"a", b"!"]
+    assert offered == 1
+    assert not moved.reading
+    session.blocked = False
+    session.resume()
+    assert b"".join(session.frames) == b"a!" + b"x" * 40_000
+    assert moved.reading
+
+
+def test_reading_goes_on_once_no_reason_against_it_is_left() -> None:
+    place = Place()
+    transport = place.connect()
+    place.congested = True
+    send(transport, b"a!b")
+    place.session.blocked = False
+    place.session.resume()
+    assert place.session.frames == [b"a", b"!"]
+    assert not transport.reading
+    place.congested = False
+    (relieved,) = place.relief
+    relieved()
+    assert place.session.frames == [b"a", b"!", b"b"]
+    assert transport.reading
+
+
+def test_a_connection_only_goes_on_and_anything_may_be_its_end() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    for phase, following in TRANSITIONS.items():
+        assert all(later > phase for later in following)
+        assert phase is Phase.CLOSED or Phase.CLOSED in following
+
+
+@pytest.mark.parametrize("wires", [1, 2])
+@pytest.mark.parametrize("sent", [b"", b"Fr", b"Frame"])
+@pytest.mark.parametrize("ending", ["lost", "end", "abort", "finished"])
+def test_whenever_it_ends_everything_is_given_back_once(ending: str, sent: bytes, wires: int) -> None:
+    place = Place(*[LongWire() for _ in range(wires)])
+    transport = place.connect()
+    for byte in sent:
+        send(transport, bytes([byte]))
+    connection = transport.connection
+    endings = {
+        "lost": lambda: connection.connection_lost(None),
+        "end": lambda: connection.end("for a test"),
+        "abort": lambda: connection.abort("for a test"),
+        "finished": connection.eof_received,
+    }
+    endings[ending]()
+    if ending == "finished":
+        connection.connection_lost(None)
+    assert not place.hub.connections
+    assert taken(place) <= 0
+    assert all(session.closed for wire in place.wires for session in wire.opened)
 
 
 def test_a_peer_that_does_not_read_is_not_read_from() -> None:
@@ -353,183 +415,6 @@ def test_an_address_with_most_of_the_places_gives_way_to_one_with_few() -> None:
     assert place.connect(host="10.0.0.1").aborted
     assert not place.connect(host="10.0.0.2").aborted
     assert sum(transport.aborted for transport in many) == 1
-
-
-def test_requests_that_have_just_begun_take_memory_in_proportion() -> None:
-    place = Place()
-    for number in range(1_100):
-        transport = place.connect()
-        session = place.wires[0].opened[-1]
-        session.size, session.need = 4_000_000, 4_000_000
-        send(transport, bytes(1 + number % 100))
-    assert taken(place) <= 1_100 * BUFFER_BYTES_MIN
-    large = place.connect()
-    session = place.wires[0].opened[-1]
-    session.size = session.need = 2_000_000
-    send(large, bytes(2_000_000))
-    assert len(session.frames) == 1
-
-
-def test_requests_that_go_on_arriving_wait_for_memory_and_come_to_their_end() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=3 * 1024 * 1024))
-    transports = [place.connect() for _ in range(20)]
-    sessions = place.wires[0].opened
-    for session in sessions:
-        session.size = session.need = 300_000
-    sent = dict.fromkeys(transports, 0)
-    for turn in range(10_000):
-        for transport in transports:
-            if transport.reading and sent[transport] < 300_000:
-                send_some(transport, sent)
-        go_on, place.soon[:] = list(place.soon), []
-        for call in go_on:
-            call()
-        if turn % 100 == 99:
-            place.hub.sweep()
-        if all(size == 300_000 for size in sent.values()):
-            break
-    assert [len(session.frames) for session in sessions] == [1] * 20
-    assert not any(transport.aborted for transport in transports)
-
-
-def send_some(transport: Wire, sent: dict[Wire, int]) -> None:
-    view = transport.connection.get_buffer(-1)
-    size = min(len(view), 300_000 - sent[transport])
-    transport.connection.buffer_updated(size)
-    sent[transport] += size
-
-
-def stalled(place: Place, size: int) -> Wire:
-    """A connection in the middle of a frame of this size."""
-    transport = place.connect()
-    session = place.wires[0].opened[-1]
-    session.size = session.need = size
-    send(transport, b"x" * (size // 2))
-    return transport
-
-
-def test_short_of_memory_the_longest_stalled_request_goes() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
-    old = stalled(place, 1_500_000)
-    place.hub.sweep()
-    young = stalled(place, 1_500_000)
-    place.hub.sweep()
-    assert not old.aborted
-    third = stalled(place, 1_500_000)
-    assert old.aborted
-    assert not young.aborted
-    assert not third.aborted
-    assert taken(place) <= 5 * 1024 * 1024
-
-
-@pytest.mark.parametrize(("unread", "goes"), [(0, True), (1, True), (5_000, True), (10_000, False)])
-def test_short_of_memory_what_lies_unread_counts_as_arrived(unread: int, *, goes: bool) -> None:
-    """The loop may have been busy, or read others first; 16 KiB a second are enough, and a byte now and then is not."""
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
-    silent = stalled(place, 120_000)
-    ours, theirs = socketpair()
-    with ours, theirs:
-        silent.socket = ours
-        theirs.sendall(bytes(unread))
-        for _ in range(3):
-            place.hub.sweep()
-        stalled(place, 120_000)
-        assert silent.aborted is goes
-
-
-def test_short_of_memory_a_byte_unread_does_not_help_who_trickles() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
-    trickling = stalled(place, 120_000)
-    ours, theirs = socketpair()
-    with ours, theirs:
-        trickling.socket = ours
-        theirs.sendall(b"x")
-        for _ in range(3):
-            send(trickling, b"x")
-            place.hub.sweep()
-        stalled(place, 120_000)
-        assert trickling.aborted
-
-
-def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
-    pinned = stalled(place, 1_500_000)
-    unpin = pinned.connection.pin()
-    place.hub.sweep()
-    old = stalled(place, 1_500_000)
-    place.hub.sweep()
-    place.hub.sweep()
-    young = stalled(place, 1_500_000)
-    assert pinned.aborted, "its peer has stood still longest"
-    assert old.aborted, "what is pinned is not had back"
-    assert not young.aborted
-    before = taken(place)
-    unpin()
-    assert taken(place) == before - 2 * 1024 * 1024
-
-
-def beyond(place: Place, size: int) -> Wire:
-    """A connection in the middle of a frame that takes more memory than all may take together."""
-    transport = place.connect()
-    session = place.wires[0].opened[-1]
-    session.size = session.need = session.frame_bytes_max = size
-    assert arrives(place, transport, size - 1) == size - 1
-    return transport
-
-
-def arrives(place: Place, transport: Wire, size: int) -> int:
-    """So many bytes arrive as far as they are read; how many were."""
-    left = size
-    while left and transport.reading:
-        step = min(left, 100_000)
-        send(transport, b"x" * step)
-        left -= step
-        while left and place.soon:
-            place.soon.pop(0)()
-    return size - left
-
-
-def test_beside_one_request_beyond_the_limit_others_have_theirs() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
-    large = beyond(place, 3_000_000)
-    for _ in range(10):
-        other = place.connect()
-        session = place.wires[0].opened[-1]
-        session.size = session.need = 300_000
-        assert arrives(place, other, 300_000) == 300_000
-        assert len(session.frames) == 1
-    assert not large.aborted
-
-
-def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
-    large = beyond(place, 3_000_000)
-    session = place.wires[0].opened[-1]
-    unpin = large.connection.pin()
-    session.blocked = True
-    send(large, b"x")
-    following = place.connect()
-    session = place.wires[0].opened[-1]
-    session.size = session.need = session.frame_bytes_max = 3_000_000
-    assert arrives(place, following, 3_000_000) < 3_000_000
-    assert not following.reading
-    assert taken(place) <= 5 * 1024 * 1024, "one beyond the limit, and what the limit allows"
-    unpin()
-    large.connection.connection_lost(None)
-    assert arrives(place, following, 1) == 0
-    for call in list(place.soon):
-        call()
-    assert following.reading
-
-
-def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
-    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, quantum_bytes_max=2_999_999))
-    assert not beyond(place, 3_000_000).reading
-    following = place.connect()
-    session = place.wires[0].opened[-1]
-    session.size = session.need = session.frame_bytes_max = 3_000_000
-    assert arrives(place, following, 2_000_000) < 2_000_000
-    assert taken(place) <= 5 * 1024 * 1024
 
 
 def test_a_request_may_not_stand_still_for_ever() -> None:

@@ -1,0 +1,206 @@
+"""Memory for requests that have begun: in proportion to what has come, within a limit of all, and for whoever has it pinned."""
+
+from __future__ import annotations
+
+from socket import socketpair
+
+import pytest
+
+from polywire.server.arena import BUFFER_BYTES_MIN
+from polywire.server.hub import ConnectionLimits
+from tests.unit.server.peers import Place, Wire, send, stalled, taken
+
+
+def test_requests_that_have_just_begun_take_memory_in_proportion() -> None:
+    place = Place()
+    for number in range(1_100):
+        transport = place.connect()
+        session = place.wires[0].opened[-1]
+        session.size, session.need = 4_000_000, 4_000_000
+        send(transport, bytes(1 + number % 100))
+    assert taken(place) <= 1_100 * BUFFER_BYTES_MIN
+    large = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = 2_000_000
+    send(large, bytes(2_000_000))
+    assert len(session.frames) == 1
+
+
+def test_requests_that_go_on_arriving_wait_for_memory_and_come_to_their_end() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=3 * 1024 * 1024))
+    transports = [place.connect() for _ in range(20)]
+    sessions = place.wires[0].opened
+    for session in sessions:
+        session.size = session.need = 300_000
+    sent = dict.fromkeys(transports, 0)
+    for turn in range(10_000):
+        for transport in transports:
+            if transport.reading and sent[transport] < 300_000:
+                send_some(transport, sent)
+        go_on, place.soon[:] = list(place.soon), []
+        for call in go_on:
+            call()
+        if turn % 100 == 99:
+            place.hub.sweep()
+        if all(size == 300_000 for size in sent.values()):
+            break
+    assert [len(session.frames) for session in sessions] == [1] * 20
+    assert not any(transport.aborted for transport in transports)
+
+
+def send_some(transport: Wire, sent: dict[Wire, int]) -> None:
+    view = transport.connection.get_buffer(-1)
+    size = min(len(view), 300_000 - sent[transport])
+    transport.connection.buffer_updated(size)
+    sent[transport] += size
+
+
+def test_short_of_memory_the_longest_stalled_request_goes() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
+    old = stalled(place, 1_500_000)
+    place.hub.sweep()
+    young = stalled(place, 1_500_000)
+    place.hub.sweep()
+    assert not old.aborted
+    third = stalled(place, 1_500_000)
+    assert old.aborted
+    assert not young.aborted
+    assert not third.aborted
+    assert taken(place) <= 5 * 1024 * 1024
+
+
+@pytest.mark.parametrize(("unread", "goes"), [(0, True), (1, True), (5_000, True), (10_000, False)])
+def test_short_of_memory_what_lies_unread_counts_as_arrived(unread: int, *, goes: bool) -> None:
+    """The loop may have been busy, or read others first; 16 KiB a second are enough, and a byte now and then is not."""
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
+    silent = stalled(place, 120_000)
+    ours, theirs = socketpair()
+    with ours, theirs:
+        silent.socket = ours
+        theirs.sendall(bytes(unread))
+        for _ in range(3):
+            place.hub.sweep()
+        stalled(place, 120_000)
+        assert silent.aborted is goes
+
+
+def test_short_of_memory_a_byte_unread_does_not_help_who_trickles() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=200 * 1024))
+    trickling = stalled(place, 120_000)
+    ours, theirs = socketpair()
+    with ours, theirs:
+        trickling.socket = ours
+        theirs.sendall(b"x")
+        for _ in range(3):
+            send(trickling, b"x")
+            place.hub.sweep()
+        stalled(place, 120_000)
+        assert trickling.aborted
+
+
+def test_what_is_pinned_is_kept_until_nobody_looks_at_it_any_more() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=5 * 1024 * 1024))
+    pinned = stalled(place, 1_500_000)
+    unpin = pinned.connection.pin()
+    place.hub.sweep()
+    old = stalled(place, 1_500_000)
+    place.hub.sweep()
+    place.hub.sweep()
+    young = stalled(place, 1_500_000)
+    assert pinned.aborted, "its peer has stood still longest"
+    assert old.aborted, "what is pinned is not had back"
+    assert not young.aborted
+    before = taken(place)
+    unpin()
+    assert taken(place) == before - 2 * 1024 * 1024
+
+
+def test_what_is_pinned_is_not_read_into_when_the_flow_wants_another_buffer() -> None:
+    place = Place(limits=ConnectionLimits(quantum_bytes_max=8_000_000))
+    transport = place.connect()
+    session = place.session
+    session.size = session.need = 64 * 1024
+    send(transport, b"x" * (64 * 1024 - 1))
+    pins = []
+    receive = session.receive
+
+    def pinning(data: memoryview) -> int:
+        pins.append((data, transport.connection.pin()))
+        return receive(data)
+
+    session.receive = pinning  # type: ignore[method-assign]
+    send(transport, b"x")
+    place.hub.commit()
+    for _ in range(4):
+        other = place.connect()
+        place.wires[0].opened[-1].size = place.wires[0].opened[-1].need = 64 * 1024
+        send(other, b"y" * (64 * 1024 - 1))
+    ((data, unpin),) = pins
+    assert bytes(data) == b"x" * 64 * 1024
+    before = taken(place)
+    unpin()
+    assert taken(place) == before - 64 * 1024
+
+
+def beyond(place: Place, size: int) -> Wire:
+    """A connection in the middle of a frame that takes more memory than all may take together."""
+    transport = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = size
+    assert arrives(place, transport, size - 1) == size - 1
+    return transport
+
+
+def arrives(place: Place, transport: Wire, size: int) -> int:
+    """So many bytes arrive as far as they are read; how many were."""
+    left = size
+    while left and transport.reading:
+        step = min(left, 100_000)
+        send(transport, b"x" * step)
+        left -= step
+        while left and place.soon:
+            place.soon.pop(0)()
+    return size - left
+
+
+def test_beside_one_request_beyond_the_limit_others_have_theirs() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
+    large = beyond(place, 3_000_000)
+    for _ in range(10):
+        other = place.connect()
+        session = place.wires[0].opened[-1]
+        session.size = session.need = 300_000
+        assert arrives(place, other, 300_000) == 300_000
+        assert len(session.frames) == 1
+    assert not large.aborted
+
+
+def test_the_next_request_goes_beyond_the_limit_once_the_one_before_is_handled() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024))
+    large = beyond(place, 3_000_000)
+    session = place.wires[0].opened[-1]
+    unpin = large.connection.pin()
+    session.blocked = True
+    send(large, b"x")
+    following = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 3_000_000
+    assert arrives(place, following, 3_000_000) < 3_000_000
+    assert not following.reading
+    assert taken(place) <= 5 * 1024 * 1024, "one beyond the limit, and what the limit allows"
+    unpin()
+    large.connection.connection_lost(None)
+    assert arrives(place, following, 1) == 0
+    for call in list(place.soon):
+        call()
+    assert following.reading
+
+
+def test_a_turn_of_the_others_ends_nobodys_way_beyond_the_limit() -> None:
+    place = Place(limits=ConnectionLimits(receive_total_bytes_max=1024 * 1024, quantum_bytes_max=2_999_999))
+    assert not beyond(place, 3_000_000).reading
+    following = place.connect()
+    session = place.wires[0].opened[-1]
+    session.size = session.need = session.frame_bytes_max = 3_000_000
+    assert arrives(place, following, 2_000_000) < 2_000_000
+    assert taken(place) <= 5 * 1024 * 1024
