@@ -380,6 +380,7 @@ class FileLog:
         try:
             position = journal.write(draft.parts, head.size, sequence)
         except OSError as error:
+            draft.take_back()
             self._fail(storage_failed(error))
             return False
         self._sequence, self._checksum = sequence, head.checksum

@@ -200,9 +200,10 @@ class _Opening:
         state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
-            # A killed broker leaves groups that only the page cache has. What follows deletes what they say is not needed.
+            # A killed broker leaves groups that only the page cache has, one whose disk failed even groups that count as synced. What
+            # follows deletes what they say is not needed.
             for slot in slots:
-                slot.sync()
+                slot.recover()
             self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
             player = Player(self._store, state, self._replay, chain)
             player.play()

@@ -23,6 +23,7 @@ from polywire.store.files import (
     Files,
     Hint,
     exists,
+    fill,
     remove,
     write_parts,
 )
@@ -77,7 +78,7 @@ class FileBlob:
 
     def pread_into(self, out: Buffer, position: int) -> int:
         with _storage_errors("read", self._path):
-            return _fill(self._file, memoryview(out), position, len(out))
+            return fill(self._file, memoryview(out), position, len(out))
 
     def expect(self, start: int, stop: int) -> None:
         """Have the system bring bytes [start, stop) into its page cache meanwhile, if it can."""
@@ -94,7 +95,7 @@ class FileBlob:
         first, stop = start - start % BLOCK_BYTES, min(stop, self._size)
         room = block[: -(-(stop - first) // BLOCK_BYTES) * BLOCK_BYTES]
         with _storage_errors("read", self._path):
-            done = _fill(self._direct_file(), room, first, stop - first)
+            done = fill(self._direct_file(), room, first, stop - first)
         if first + done < stop:
             raise Unavailable(ErrorCode.STORAGE_FAILED, f"file is shorter than it was path={str(self._path)!r}")
         return block[start - first : stop - first]
@@ -115,14 +116,6 @@ class FileBlob:
             file = getattr(self, name, None)  # missing when opening failed
             if file is not None:
                 file.close()
-
-
-def _fill(file: File, out: memoryview, position: int, size: int) -> int:
-    """Read until there are ``size`` bytes, or no more; returns how many. ``out`` may have room for more than that."""
-    done = 0
-    while done < size and (count := file.read(out[done:], position + done)):
-        done += count
-    return done
 
 
 class OpenBlobs:

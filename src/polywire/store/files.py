@@ -159,15 +159,20 @@ def remove(files: Files, path: Path) -> None:
         files.unlink(path)
 
 
+def fill(file: File, out: memoryview, position: int, size: int) -> int:
+    """Read until there are ``size`` bytes, or no more; returns how many. ``out`` may have room for more than that."""
+    done = 0
+    while done < size and (count := file.read(out[done:], position + done)):
+        done += count
+    return done
+
+
 def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
     """What a file holds, at most ``size_max`` bytes of it. Raises FileNotFoundError."""
     file = files.open(path, Access.READ)
     try:
         content = bytearray(file.size if size_max is None else min(file.size, size_max))
-        view, done = memoryview(content), 0
-        while done < len(content) and (count := file.read(view[done:], done)):
-            done += count
-        return bytes(view[:done])
+        return bytes(content[: fill(file, memoryview(content), 0, len(content))])
     finally:
         file.close()
 

@@ -7,6 +7,7 @@ Must not know: batches, partitions, what a group holds.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.journal.group import GROUP_BYTES_MAX, GROUP_HEADER_BYTES, GroupHead
 from polywire.log.journal.seed import find_seed, keep_seed, read_seed
 from polywire.log.settings import PAGE_BYTES
-from polywire.store.files import Access, Files, make_directories, remove, write_parts
+from polywire.store.base import CHUNK_BYTES, aligned_buffer
+from polywire.store.files import Access, Files, fill, make_directories, remove, write_parts
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Buffer
 
@@ -32,6 +34,7 @@ class Slot:
     """
 
     __slots__ = (
+        "_files",
         "file",
         "first",
         "last",
@@ -50,6 +53,7 @@ class Slot:
         self.path: Final = path
         self.number: Final = number
         self.seed: Final = seed
+        self._files: Final = files
         self.file: Final = files.open(path, Access.WRITE)
         self.size: Final = self.file.size
         if self.size == 0:
@@ -99,6 +103,37 @@ class Slot:
     def sync(self) -> None:
         """Put all of it on the disk. Raises OSError."""
         self.file.sync(data_only=True)
+
+    def recover(self) -> None:
+        """Put all of it on the disk, even what an earlier sync has failed to: the system takes that for written, so it is asked what the disk
+        has, and written what that lacks. Raises OSError."""
+        self.sync()
+        lost = list(self._lost())
+        for at in lost:
+            write_parts(self.file, [self.view[at : at + PAGE_BYTES]], at)
+        if lost:
+            self.sync()
+
+    def _lost(self) -> Iterator[int]:
+        """Positions of pages that memory has and the disk has not; none where the system cannot read past its page cache."""
+        try:
+            file = self._files.open(self.path, Access.DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return
+        try:
+            block = aligned_buffer(min(self.size, CHUNK_BYTES))
+            for start in range(0, self.size, len(block)):
+                stop = min(start + len(block), self.size)
+                fill(file, block, start, stop - start)
+                if block[: stop - start] != self.view[start:stop]:
+                    pages = range(start, stop, PAGE_BYTES)
+                    yield from [
+                        at for at in pages if block[at - start :][:PAGE_BYTES] != self.view[at : at + PAGE_BYTES]
+                    ]
+        finally:
+            file.close()
 
     def close(self) -> None:
         """Close the file; the mapping goes with its last reader, and must not keep the lock until then."""

@@ -70,7 +70,8 @@ class Draft:
         self.head.clear()
         self.parts: list[Buffer] = []
         self.indexed: list[tuple[FilePartition | None, int, int, int, int, int]] = []
-        """(partition, offset, position among the entries, length, address, time); a position of -1 - n is the n-th of ``then``."""
+        """(partition, its next offset before, position among the entries, length, address, time); a position of -1 - n is the n-th of
+        ``then``, NO_OFFSET where that numbers nothing."""
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
         """Called with the slot's serial once the group is written and everything before it in ``indexed`` is indexed."""
@@ -125,14 +126,22 @@ class Draft:
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
         """Call ``then(serial)`` once what was entered so far is written and indexed; ``partition`` is touched by it."""
         self.then.append(then)
-        self.indexed.append((partition, 0, -len(self.then), 0, 0, 0))
+        self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
-    def touch(self, partitions: Sequence[FilePartition], then: Callable[[int], None]) -> None:
-        """The same for several partitions."""
+    def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
+        """The same for several partitions, which had these next offsets before."""
         self.then += (_nothing, then)
         index = 1 - len(self.then)
-        self.indexed += [(partition, 0, index, 0, 0, 0) for partition in partitions]
-        self.indexed.append((None, 0, index - 1, 0, 0, 0))
+        self.indexed += [
+            (partition, offset, index, 0, 0, 0) for partition, offset in zip(partitions, offsets, strict=True)
+        ]
+        self.indexed.append((None, NO_OFFSET, index - 1, 0, 0, 0))
+
+    def take_back(self) -> None:
+        """The group was not written: its partitions end where they did, for nobody can read what follows."""
+        for partition, offset, _, _, _, _ in reversed(self.indexed):
+            if partition is not None and offset != NO_OFFSET:
+                partition.next_offset = offset
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
         """The group was written; its entries begin at ``start`` of the slot: index them."""
@@ -356,7 +365,7 @@ class Publish(_Simple):
             first, at = partition.next_offset, 4 * index
             _, partition.next_offset, partition.next_address, partition.last_append_time_us = after[at : at + 4]
             found.append((partition.incarnation, first, partition.next_offset))
-        draft.touch(partitions, made.settle)
+        draft.touch(partitions, [first for _, first, _ in found], made.settle)
         draft.enter(EntryKind.CHANGE, self.change)
         draft.state_changed = True
         draft.notify(self.level, self.done, found)

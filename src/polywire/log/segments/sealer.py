@@ -25,6 +25,7 @@ from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read
 from polywire.log.segments.sealing import Written, install, seal, take_down
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import Image, LogState
+from polywire.log.worker import storage_failed
 
 LEND_SECONDS: Final = (
     0.1  # a sealed slot waits for its readers when another is wanted; who reads at all has read by then
@@ -230,7 +231,7 @@ class Sealer:
         free = [slot for slot in self._parked if not slot.pins]
         self._parked = still
         for slot in free:
-            self._journal.release(slot)
+            self._remove(self._journal.release, slot)
         if self._stopped:
             return
         if free:
@@ -249,11 +250,18 @@ class Sealer:
             return
         if wanted and len(self._lent) < LENT_MAX:
             slot = self._parked.pop(0)
-            self._journal.lend(slot)
+            self._remove(self._journal.lend, slot)
             self._lent.append(slot)
             self._worker.run(self._journal.plan_slot(), self._made)
         else:
             self.free_parked()
+
+    def _remove(self, let_go: Callable[[Slot], None], slot: Slot) -> None:
+        """Take a slot out of the journal, which may take its name away."""
+        try:
+            let_go(slot)
+        except OSError as error:
+            self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
         """A slot for the one that was lent, if there was space for it."""

@@ -96,7 +96,8 @@ class Client:
         except Busy as busy:
             self._story.tell("busy", busy.code.name)
         except BrokerError as error:
-            require(self.failure is not None, "only a log that failed refuses", error=str(error))
+            failed = self.failure is not None or error.code is ErrorCode.STORAGE_FAILED  # whom the log tells later
+            require(failed, "only a log that failed refuses", error=str(error))
         self._story.actor = before
 
     # Answers

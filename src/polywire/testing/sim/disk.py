@@ -2,10 +2,10 @@
 
 What a process writes, every process sees at once, and the next start as well if only the process was killed. On the disk for certain is
 what was synced: bytes with their file, names with their directory. Of everything else each sector of 512 bytes and each change of a
-directory is on the disk or not, whatever came before or after it.
+directory is on the disk or not, whatever came before or after it. One sector, which was being written just then, may hold anything.
 
-Promises: a sector that was never synced has, after a power loss, bytes that it once had; one that was synced those it had then, or later
-ones. Must not know: who writes, when the power goes.
+Promises: a sector that was never synced has, after a power loss, bytes that it once had, but for one that has any; one that was synced
+those it had then, or later ones. Must not know: who writes, when the power goes.
 """
 
 from __future__ import annotations
@@ -71,6 +71,15 @@ class Inode:
             self._put(self.durable, sector, versions[-1])
         return len(chosen)
 
+    def read_past(self, start: int, stop: int) -> bytearray:
+        """Bytes as the disk has them once what waits is written, which that takes for done; without what a failed sync has lost."""
+        found = self.durable[start:stop].ljust(min(stop, len(self.data)) - start, b"\0")
+        for sector, versions in self.dirty.items():
+            at = sector * SECTOR_BYTES
+            if start <= at < stop:
+                found[at - start : at - start + len(versions[-1])] = versions[-1]
+        return found[: max(len(self.data) - start, 0)]
+
     def lose(self, chance: Chance) -> None:
         """A sync has failed: some of what waited is on the disk, the rest will not be, however often it is tried."""
         for sector in sorted(self.dirty):
@@ -95,6 +104,14 @@ class Inode:
         self.data = bytearray(self.durable)
         self.dirty, self.sizes, self.opened = {}, [], 0
         return lost
+
+    def garble(self, chance: Chance) -> None:
+        """The power goes while a sector is written that was not synced: from somewhere on it holds anything."""
+        sector = chance.one_of(sorted(self.dirty))
+        content = bytearray(self.dirty.pop(sector)[-1])
+        at = chance.below(len(content))
+        content[at:] = chance.token(len(content) - at)
+        self._put(self.durable, sector, bytes(content))
 
     def _resize_durable(self, size: int) -> None:
         del self.durable[size:]
@@ -150,10 +167,12 @@ def _apply(names: dict[str, Inode | Directory], change: dict[str, Inode | Direct
 
 
 class SimulatedDisk:
-    """Everything that is stored. Guards: ``used_bytes`` are those of files that have a name or are open."""
+    """Everything that is stored. Guards: ``used_bytes`` are those of files that have a name or are open. reads_past: whether files can be
+    read past what the system keeps of them; of one that cannot, nobody could tell what a failed sync has lost."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, reads_past: bool = True) -> None:
         self.capacity_bytes = capacity_bytes
+        self.reads_past: Final = reads_past
         self.root: Final = Directory()
         self._number = 0
 
@@ -198,19 +217,21 @@ class SimulatedDisk:
 
     def lose_power(self, chance: Chance, kept: float) -> tuple[int, int]:
         """Become what the power loss leaves; returns how many sectors and how many changes of directories went."""
-        sectors = changes = 0
+        changes = self._lose_names(chance, kept)
+        found = list({inode.number: inode for _, inode in self.files()}.values())
+        writing = [inode for inode in found if inode.dirty]
+        if writing and chance.happens(0.5):
+            chance.one_of(writing).garble(chance)
+        return sum(inode.lose_power(chance, kept) for inode in found), changes
+
+    def _lose_names(self, chance: Chance, kept: float) -> int:
+        changes = 0
         left: list[Directory] = [self.root]
-        done: set[int] = set()
         while left:
             directory = left.pop()
             changes += directory.lose_power(chance, kept)
-            for node in directory.names.values():
-                if isinstance(node, Directory):
-                    left.append(node)
-                elif node.number not in done:
-                    done.add(node.number)
-                    sectors += node.lose_power(chance, kept)
-        return sectors, changes
+            left += [node for node in directory.names.values() if isinstance(node, Directory)]
+        return changes
 
 
 def _files(directory: Directory, path: str) -> Iterator[tuple[str, Inode]]:

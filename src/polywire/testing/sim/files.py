@@ -72,10 +72,12 @@ class SimulatedMapping:
 class SimulatedFile:
     """One open file of a process."""
 
-    __slots__ = ("_files", "_locked", "_open", "inode", "name")
+    __slots__ = ("_direct", "_files", "_locked", "_open", "inode", "name")
 
-    def __init__(self, files: SimulatedFiles, inode: Inode, name: str) -> None:
+    def __init__(self, files: SimulatedFiles, inode: Inode, name: str, *, direct: bool = False) -> None:
+        """direct: what is read is what the disk has."""
         self._files = files
+        self._direct = direct
         self._locked = self._open = False
         self.inode: Final = inode
         self.name: Final = name
@@ -91,7 +93,8 @@ class SimulatedFile:
         if now and files.chance.happens(files.cold):
             raise BlockingIOError(errno.EAGAIN, "it would wait")
         files.enter("read", "read", f"{self.name} at={position} size={len(out)}")
-        data = memoryview(self.inode.data)[position : position + len(out)]
+        stop = position + len(out)
+        data = self.inode.read_past(position, stop) if self._direct else memoryview(self.inode.data)[position:stop]
         memoryview(out).cast("B")[: len(data)] = data
         return len(data)
 
@@ -167,7 +170,6 @@ class SimulatedFiles:
         self.locks: Final[set[int]] = set()
         self.cold = 0.3
         self.short = 0.0
-        self.direct = chance.happens(0.7)
 
     @property
     def owner(self) -> int:
@@ -202,7 +204,7 @@ class SimulatedFiles:
         if faults.calls_left == 0:
             self.die()
         if self._fails("sync"):
-            if self.chance.happens(0.5):
+            if self.disk.reads_past and self.chance.happens(0.5):
                 file.inode.lose(self.chance)
             self._fail("sync", file.name)
 
@@ -229,7 +231,7 @@ class SimulatedFiles:
             self.enter("open", "open", f"{path.name} {access.name}")
             if node is None:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-            if access is Access.DIRECT and not self.direct:
+            if access is Access.DIRECT and not self.disk.reads_past:
                 raise OSError(errno.EINVAL, "Invalid argument", str(path))
         elif node is None:
             self.enter("make", "make", path.name)
@@ -243,7 +245,7 @@ class SimulatedFiles:
             node.resize(0)
         if isinstance(node, Directory):
             node = Inode(0)  # only its lock matters
-        return SimulatedFile(self, node, path.name)
+        return SimulatedFile(self, node, path.name, direct=access is Access.DIRECT)
 
     def size(self, path: Path) -> int:
         node = self.disk.find(path)

@@ -10,34 +10,27 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from polywire.errors import BrokerError, Busy, Missing
 from polywire.log.base import Read
-from polywire.log.log import FileLog
-from polywire.log.opening import open_log
 from polywire.log.segments import compaction
 from polywire.log.settings import LogSettings
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.sim.chance import Chance
-from polywire.testing.sim.client import ACTS, BrokerState, Client, records_of
+from polywire.testing.sim.client import ACTS, Client, records_of
 from polywire.testing.sim.disk import SimulatedDisk
-from polywire.testing.sim.files import ERRORS, Killed, SimulatedFiles
+from polywire.testing.sim.files import ERRORS, Killed
 from polywire.testing.sim.model import Model, require
-from polywire.testing.sim.schedule import Schedule
+from polywire.testing.sim.process import Process
 from polywire.testing.sim.story import Story
 from polywire.types import Level
 
-_T = TypeVar("_T")
-
-DIRECTORY: Final = Path("/polywire-simulated/data")
 CAPACITY_BYTES: Final = 64 * 1024 * 1024
 STEPS: Final = 1500
 MOOD_STEPS: Final = 60  # on average, until other things happen often
 STARTS_MAX: Final = 8  # in a row that are killed or fail
 CALLS_TO_START: Final = 250  # of the system: about what the longest start takes
-ANSWER_STEPS_MAX: Final = 20_000
 SETTINGS: Final = LogSettings(
     slot_bytes=48 * 1024, staged_bytes_max=256 * 1024, disk_reserve_bytes=0, scrub_hours=0.0001, open_blobs_max=4
 )
@@ -65,7 +58,6 @@ def small_world() -> Iterator[None]:
 class World:
     """One run. Guards: a process that was killed is followed by another that finds what it left, or what the power loss did."""
 
-    log: FileLog
     client: Client
 
     def __init__(self, seed: int, *, steps: int = STEPS, show: Callable[[str], None] | None = None) -> None:
@@ -75,11 +67,10 @@ class World:
         self._chance: Final = Chance(seed)
         self._clock = SimulatedClock()
         self.story.follow(self._clock.monotonic)
-        self._disk: Final = SimulatedDisk(CAPACITY_BYTES)
+        self._disk: Final = SimulatedDisk(CAPACITY_BYTES, reads_past=self._chance.happens(0.7))
         self._model: Final = Model()
-        self._files = SimulatedFiles(self._disk, self._chance, self.story)
-        self._loop = Schedule(self._clock, self._chance, self.story)
         self._settings = self._some_settings()
+        self._process = self._make_process()
         self._weights: list[float] = []
         self._kill_after = -1
         self._powerless = False
@@ -114,11 +105,11 @@ class World:
         if chance.happens(1 / MOOD_STEPS):
             self._change_mood()
         if self._kill_after == 0:
-            self._files.die()
+            self._process.files.die()
         self._kill_after -= 1
         if chance.happens(0.35):
             self.client.act(self._weights)
-        elif not self._loop.step() or chance.happens(0.1):
+        elif not self._process.loop.step() or chance.happens(0.1):
             self._pass_time()
         if self.client.failure is not None and self._kill_after < 0:
             self._kill_after = chance.below(30)
@@ -126,17 +117,17 @@ class World:
     def _pass_time(self) -> None:
         before, self.story.actor = self.story.actor, "time"
         if self._chance.happens(0.5):
-            self._loop.pass_time(self._chance.below(100_000) / 1_000_000)
-        elif self._loop.is_idle:
-            self._loop.pass_to_timer()
+            self._process.loop.pass_time(self._chance.below(100_000) / 1_000_000)
+        elif self._process.loop.is_idle:
+            self._process.loop.pass_to_timer()
         self.story.actor = before
 
     def _change_mood(self) -> None:
         """From here on some things happen often, and others hardly ever."""
         chance = self._chance
         self._weights = [weight * chance.share() ** 2 for weight in ACTS.values()]
-        self._loop.change_mood()
-        faults, files = self._files.faults, self._files
+        self._process.loop.change_mood()
+        faults, files = self._process.files.faults, self._process.files
         files.cold = chance.one_of((0.0, 0.3, 1.0))
         files.short = chance.one_of((0.0, 0.0, 0.2))
         faults.rates = {}
@@ -161,14 +152,14 @@ class World:
     def _close(self) -> None:
         """Stop as asked to."""
         self.story.tell("close")
-        log = self.log
+        log = self._process.log
         self.client.let_go()
         log.close()
         if self.client.failure is None:
             for acknowledged, count in self._model.everything():
                 acknowledged.note(count, Level.SYNCED)
         self.story.tell("closed")
-        self._files.faults.dead = True
+        self._process.files.faults.dead = True
         self._restart()
 
     # Starts
@@ -204,7 +195,7 @@ class World:
         """A start that may be killed, or fail for a reason."""
         chance = self._chance
         self._boot()
-        faults, reason = self._files.faults, chance.below(4)
+        faults, reason = self._process.files.faults, chance.below(4)
         if reason == 0:
             faults.calls_left = 1 + chance.below(CALLS_TO_START)
         elif reason == 1:
@@ -235,44 +226,37 @@ class World:
             require(False, "a start is always possible", error=error.message)
         self._check_start()
 
+    def _make_process(self) -> Process:
+        return Process(self._disk, self._settings, self._clock, self._chance, self.story)
+
     def _boot(self) -> None:
-        self._files = SimulatedFiles(self._disk, self._chance, self.story)
-        self._loop = Schedule(self._clock, self._chance, self.story)
+        self._process = self._make_process()
         self._kill_after = -1
 
     def _open(self) -> None:
         self.story.actor = "start"
         self.story.tell("start")
-        state = BrokerState()
-        self.log = open_log(
-            DIRECTORY,
-            settings=self._settings,
-            loop=self._loop,
-            clock=self._clock,
-            replay=state,
-            files=self._files,
-            make_worker=self._loop.make_worker,
-        )
-        self.client = Client(self.log, state, self._model, self._chance, self.story)
-        self._state = state
-        self._loop.change_mood()
+        process = self._process
+        process.open()
+        self.client = Client(process.log, process.state, self._model, self._chance, self.story)
+        process.loop.change_mood()
         self._weights = list(ACTS.values())
-        self.story.tell("started", f"epoch={self.log.epoch}")
+        self.story.tell("started", f"epoch={process.log.epoch}")
 
     # Checks
 
     def _check_start(self) -> None:
         """What was acknowledged is there; nothing is there that was not asked for."""
         model, powerless = self._model, self._powerless
-        self._files.faults.calls_left = -1
-        log = self.log
-        ends = {0: len(self._state.changes)}
+        self._process.files.faults.calls_left = -1
+        log = self._process.log
+        ends = {0: len(self._process.state.changes)}
         found = {incarnation: log.partition(incarnation) for incarnation in log.incarnations()}
         ends.update((incarnation, partition.next_offset) for incarnation, partition in found.items())
         unknown = sorted(set(found) - set(model.partitions))
         require(not unknown, "no partition appears", unknown=unknown)
         model.check_prefix(ends)
-        model.check_changes(self._state.changes, powerless=powerless)
+        model.check_changes(self._process.state.changes, powerless=powerless)
         model.check_publications(ends)
         shown_stays = not powerless or self._settings.durability is Level.SYNCED
         for kept in list(model.partitions.values()):
@@ -295,7 +279,7 @@ class World:
 
     def _is_staged(self, token: bytes) -> bool:
         try:
-            return bool(self.log.staged_partitions([token]))
+            return bool(self._process.log.staged_partitions([token]))
         except Missing:
             return False
 
@@ -304,7 +288,7 @@ class World:
         for kept in list(self._model.partitions.values()):
             if kept.dropped:
                 continue
-            partition = self.log.partition(kept.incarnation)
+            partition = self._process.log.partition(kept.incarnation)
             offset, end = partition.first_offset, partition.readable_offset
             while offset < end:
                 found = self._read(kept.incarnation, offset)
@@ -316,29 +300,15 @@ class World:
                 found.pin.release()
 
     def _read(self, incarnation: int, offset: int) -> Read:
-        answers: list[Read | BrokerError] = []
-        found = self.log.partition(incarnation).read(offset, bytes_max=1 << 16, then=answers.append)
-        if isinstance(found, Read):
-            return found
-        self._until(lambda: answers)
-        answer = answers[0]
+        answer = self._process.read(incarnation, offset)
         if isinstance(answer, BrokerError):
             require(False, "every record can be read", partition=incarnation, offset=offset, error=answer.message)
         assert isinstance(answer, Read), "an answer is a read or an error"
         return answer
 
-    def _until(self, reached: Callable[[], object]) -> None:
-        """Whatever has to happen for this, without the client."""
-        for _ in range(ANSWER_STEPS_MAX):
-            if reached():
-                return
-            if not self._loop.step():
-                require(self._loop.pass_to_timer(), "somebody has something to do")
-        require(False, "it happens in the end", steps=ANSWER_STEPS_MAX)
-
     def _end(self) -> None:
         """Everybody is answered; then everything is there, after a stop as well, and after a power loss."""
-        files = self._files
+        files = self._process.files
         files.faults.rates.clear()
         files.faults.calls_left = self._kill_after = -1
         self._disk.capacity_bytes = CAPACITY_BYTES
@@ -348,9 +318,9 @@ class World:
             self._start()
         self.client.let_go()
         told: list[int | BrokerError] = []
-        self.log.barrier(Level.SYNCED, told.append)
-        self._until(lambda: told and not self.log.sealing)
-        self._until(lambda: self._loop.is_idle)
+        self._process.log.barrier(Level.SYNCED, told.append)
+        self._process.until(lambda: told and not self._process.log.sealing)
+        self._process.until(lambda: self._process.loop.is_idle)
         self.client.check_rest()
         self._check_records()
         self._close_for_good()
@@ -358,12 +328,12 @@ class World:
     def _close_for_good(self) -> None:
         """After a clean stop not even a power loss takes anything."""
         self.story.actor = "world"
-        self.log.close()
+        self._process.log.close()
         for acknowledged, count in self._model.everything():
             acknowledged.note(count, Level.SYNCED)
         self._leave()
         self._powerless = True
         self._lose_power()
         self._start()
-        self.log.close()
+        self._process.log.close()
         self.story.tell("end", f"partitions={len(self._model.partitions)} changes={len(self._model.changes)}")

@@ -1,0 +1,45 @@
+"""A machine of the tests of the simulated world: a disk, and one process after another on it."""
+
+from __future__ import annotations
+
+from polywire.errors import BrokerError
+from polywire.log.log import FileLog
+from polywire.log.settings import LogSettings
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.testing.clock import SimulatedClock
+from polywire.testing.sim.chance import Chance
+from polywire.testing.sim.disk import SimulatedDisk
+from polywire.testing.sim.process import Process
+from polywire.testing.sim.story import Story
+from polywire.types import Level
+
+SETTINGS = LogSettings(slot_bytes=48 * 1024, slot_count_max=2, disk_reserve_bytes=0, scrub_hours=0)
+
+
+class Machine:
+    """Guards: ``process`` is the one that was opened last."""
+
+    process: Process
+
+    def __init__(self) -> None:
+        self.chance, self.story = Chance(1), Story()
+        self.disk = SimulatedDisk(1 << 24)
+        self.clock = SimulatedClock()
+
+    def open(self, calls: int = -1) -> FileLog:
+        """Open the log; the process is killed at this call, if there are so many."""
+        self.disk.close_all()
+        self.process = Process(self.disk, SETTINGS, self.clock, self.chance, self.story)
+        self.process.files.faults.calls_left = calls
+        self.process.open()
+        return self.process.log
+
+    def append(self, log: FileLog, value: bytes) -> None:
+        """Append a record, and see it acknowledged as synced."""
+        told: list[int | BrokerError] = []
+        batch = from_records([Record(value)])
+        self.process.until(lambda: not log.congested)
+        log.append(log.partition(1), batch, level=Level.SYNCED, done=told.append)
+        self.process.until(lambda: told)
+        assert not isinstance(told[0], BrokerError)
