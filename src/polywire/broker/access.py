@@ -1,25 +1,25 @@
-"""Who may do what: users, their tokens and permissions, for every wire that has words for a login.
+"""The users of a broker, their tokens and permissions, for every wire that has words for a login.
 
 Promises: users are changed by journalled changes and outlive restarts and snapshots; passwords are kept as Argon2id hashes, tokens as
-digests; the id of a user is never another's; a change counts from the next request on, for whoever is logged in already, and one that ends
-logins notifies who keeps the connections; nobody gives away, or takes from others, what it may not do itself. A broker without configured
-users is open: nobody has to log in, and the reference systems' default user is accepted. Must not know: wires, sockets, files.
+digests, and what SCRAM takes only where it was asked for; the id of a user is never another's; a change counts from the next request on,
+for whoever is logged in already, and one that ends logins notifies who keeps the connections; nobody gives away, or takes from others, what
+it may not do itself. A broker without configured users is open: nobody has to log in, and the reference systems' default user is accepted.
+Must not know: wires, sockets, files.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from polywire.broker.actions import ADMINISTRATION, Action
-from polywire.broker.audit import AuditEvent, AuditSink, Outcome, discard
-from polywire.broker.authorization import Authorization, KnownStreams, Where, resource_text
-from polywire.broker.login_queue import Origin, origin_of
-from polywire.broker.owners import ANONYMOUS
+from polywire.broker.audit import AuditSink, Outcome, discard
+from polywire.broker.authorization import Where, resource_text
+from polywire.broker.identification import ANONYMOUS_NAME, Host, Identification
+from polywire.broker.login_queue import Origin
 from polywire.broker.passwords import Passwords
 from polywire.broker.permissions import EVERYTHING, Grants
 from polywire.broker.settings import BrokerSettings, check_name
@@ -45,6 +45,7 @@ from polywire.log.base import Completion, Loop
 from polywire.types import Level
 
 __all__ = [
+    "ANONYMOUS_NAME",
     "DEFAULT_NAME",
     "DEFAULT_PASSWORD",
     "ROOT",
@@ -57,37 +58,15 @@ __all__ = [
 ]
 
 KEPT_AS: Final = "access"  # users lie beside the wires' own state, one value each
-ANONYMOUS_NAME: Final = (
-    ANONYMOUS  # whom peers of wires without a login are taken for, where the operator has configured it
-)
 NEXT_ID_KEY: Final = "next_id"  # beside them, so that an id is not given twice
 TOKEN_BYTES: Final = 32
-NAME_LOGGED_MAX: Final = 255  # of a name that somebody made up, in the audit log
-# Verified when there is no such user, so that the time an answer takes does not tell: a hash of random bytes nobody kept.
-_NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$r5Q8OkCwjhaF8jZg/WiMlA$gfy+gp6xGZf2cuwZLv3BPEXD2/9s65PTsU3PA111PhI"
 
 
-class Host(Protocol):
-    """What users ask of the broker."""
-
-    @property
-    def streams(self) -> KnownStreams:
-        """Which streams there are."""
-
-    def wire_state(self, wire: str, /) -> Mapping[str, bytes]:
-        """A live view of what is kept under this name."""
-
-    def set_wire_state(
-        self, wire: str, key: str, value: bytes | None, *, level: Level, done: Completion[int] | None = None
-    ) -> None:
-        """Keep a value, None removes it. Raises Busy."""
-
-
-class Access(Authorization):
+class Access(Identification):
     """All users of this broker.
 
     Invariant: ``_users`` is what the kept state holds; ``_by_name`` and ``_by_digest`` point into it, ``_rights`` has its opened grants;
-    ``_next_id`` is above every id there ever was; ``_logins`` counts how often the logins of a user were ended.
+    ``_next_id`` is above every id there ever was.
     """
 
     __slots__ = (
@@ -98,7 +77,6 @@ class Access(Authorization):
         "_logins",
         "_loop",
         "_next_id",
-        "_on_end",
         "_passwords",
         "_rights",
         "_settings",
@@ -123,6 +101,7 @@ class Access(Authorization):
         self._by_name: dict[str, User] = {}
         self._by_digest: dict[bytes, tuple[int, Token]] = {}
         self._rights: dict[int, Grants] = {}
+        self._salting = b""
         self.audit: AuditSink = discard
         self.is_open = True
         self._next_id = ROOT_ID + 1
@@ -135,101 +114,7 @@ class Access(Authorization):
             self._next_id, max(self._users, default=ROOT_ID) + 1
         )  # directories from before ids were counted
 
-    def close(self) -> None:
-        """Verify nothing more."""
-        self._passwords.close()
-
-    # Logging in
-
-    def anonymous(self) -> Principal:
-        """Who somebody is without a login. Raises Denied(LOGIN_REQUIRED) unless the broker is open."""
-        if not self.is_open:
-            raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
-        return ROOT
-
-    def certified(self, name: str) -> Principal | None:
-        """Which configured user a peer is whose TLS certificate was issued to this name. On an open broker a certificate is nobody."""
-        user = None if self.is_open else self._by_name.get(name)
-        return None if user is None or not user.configured else self._principal(user)
-
-    def nameless(self, certified: Principal | None) -> Principal:
-        """Who a peer of a wire without a login is: by its TLS certificate, without one the configured user ``anonymous``.
-
-        Raises Denied(LOGIN_REQUIRED) when there is none.
-        """
-        if self.is_open:
-            return ROOT
-        if certified is not None:
-            return certified
-        user = self._by_name.get(ANONYMOUS_NAME)
-        if user is None or not user.configured:
-            raise Denied(ErrorCode.LOGIN_REQUIRED, "this broker has users, and this wire has no login")
-        return self._principal(user)
-
-    @property
-    def has_anonymous(self) -> bool:
-        """Whether peers of wires without a login are somebody."""
-        user = self._by_name.get(ANONYMOUS_NAME)
-        return self.is_open or (user is not None and user.configured)
-
-    def log_in(self, name: str, password: str, done: Completion[Principal], *, peer: str = "") -> None:
-        """Call ``done``, later, with who this is, or Denied(LOGIN_FAILED) without saying which of the two was wrong, or Busy(BUSY)
-        when others had to go first. ``peer``: address of the connection, by which logins take turns.
-
-        Raises Busy(BUSY) when too many logins wait to be verified.
-        """
-        user = self._by_name.get(name)
-        if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
-            self._passwords.soon(done, ROOT)
-            return
-        kept = _NOBODY if user is None else user.password_hash
-        if not is_password(password):
-            kept, password = _NOBODY, "-"
-        if self._passwords.known(kept, password):
-            self._passwords.soon(lambda right: done(self._let_in(name, kept, right, peer)), True)
-            return
-        self._passwords.verify(
-            kept, password, lambda right: done(self._let_in(name, kept, right, peer)), origin=origin_of(peer, name)
-        )
-
-    def recall(self, name: str, password: str, *, peer: str = "") -> Principal | None:
-        """Who this is when the same words were verified a short time ago; None proves nothing, ``log_in`` does."""
-        user = self._by_name.get(name)
-        if user is None or not user.active or not is_password(password):
-            return None
-        return self._principal(user, peer) if self._passwords.known(user.password_hash, password) else None
-
-    def log_in_with_token(self, token: str, *, peer: str = "", name: str | None = None) -> Principal:
-        """Who holds this token, of this name if one is given. Raises Denied(LOGIN_FAILED), also when it has expired."""
-        held = self._by_digest.get(digest_of(token))
-        if held is not None:
-            user_id, kept = held
-            user = self._users[user_id]
-            if self._is_alive(kept.expires_at_us) and user.active and name in (None, user.name):
-                return replace(self._principal(user, peer), token=kept.digest, expires_at_us=kept.expires_at_us)
-        if name is None:  # with a name it may be a password
-            self._record("login", Outcome.REFUSED, peer=peer, reason="no such token, or it has expired")
-        raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
-
-    def _let_in(self, name: str, verified: str, right: bool | Busy, peer: str) -> Principal | BrokerError:
-        if isinstance(right, Busy):
-            self._record("login", Outcome.REFUSED, user=name, peer=peer, reason=right.message)
-            return right
-        user = self._by_name.get(name)  # once more: it may have changed while the hash was made
-        if right and user is not None and user.active and user.password_hash == verified:
-            return self._principal(user, peer)
-        self._record("login", Outcome.REFUSED, user=name, peer=peer, reason="wrong user or password")
-        return Denied(ErrorCode.LOGIN_FAILED, "wrong user or password")
-
-    def _principal(self, user: User, peer: str = "") -> Principal:
-        return Principal(user.id, user.name, self._logins.get(user.id, 0), peer=peer)
-
     # What an auditor sees
-
-    def _record(
-        self, action: str, outcome: Outcome, *, user: str = "", peer: str = "", resource: str = "", reason: str = ""
-    ) -> None:
-        self.audit(AuditEvent(action, outcome, user[:NAME_LOGGED_MAX], peer, resource, reason))
 
     def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
         """Somebody changed who may do what; without ``by`` it was the operator."""
@@ -240,43 +125,6 @@ class Access(Authorization):
         """Kept, and to be raised."""
         self._record(action, Outcome.REFUSED, user=by.name, peer=by.peer, resource=where, reason=message)
         return Denied(ErrorCode.DENIED, message)
-
-    def _is_alive(self, expires_at_us: int | None) -> bool:
-        return expires_at_us is None or expires_at_us > self._clock.now_us()
-
-    # Logins that end
-
-    def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call back, on the loop, with the id of a user of whom some logins do not count any more: ask ``is_current``."""
-        self._on_end = callback
-
-    def is_current(self, principal: Principal) -> bool:
-        """Whether a login still counts: its user is there and active, its password was not replaced since, its token not ended."""
-        if principal is ROOT:
-            return self.is_open
-        user = self._users.get(principal.user_id)
-        if user is None or not user.active or principal.login != self._logins.get(user.id, 0):
-            return False
-        return principal.token is None or (
-            principal.token in self._by_digest and self._is_alive(principal.expires_at_us)
-        )
-
-    def is_administrator(self, principal: Principal) -> bool:
-        """Whether somebody may manage the server: connections are kept for such."""
-        return self.permits(principal, Action.CLUSTER_ALTER)
-
-    def renewed(self, principal: Principal) -> Principal:
-        """Who this is after it has itself replaced its password or name, which ends all its other logins."""
-        user = self._users.get(principal.user_id)
-        return principal if user is None else self._principal(user, principal.peer)
-
-    def _end_logins(self, user_id: int) -> None:
-        self._logins[user_id] = self._logins.get(user_id, 0) + 1
-
-    def _notify_end(self, user_id: int) -> None:
-        """Notify so late that what was answered has been written: the connection that asked for it may be one of them."""
-        if self._on_end is not None:
-            self._loop.call_soon(self._on_end, user_id)
 
     # What is allowed
 
@@ -442,7 +290,9 @@ class Access(Authorization):
                 return
             try:
                 self._check_over(by, now)
-                self._keep(msgspec.structs.replace(now, password_hash=password_hash, tokens=()), done, ends=True)
+                self._keep(
+                    msgspec.structs.replace(now, password_hash=password_hash, tokens=(), verifiers=()), done, ends=True
+                )
                 self._administered("user.password", by, now.name)
             except BrokerError as error:
                 done(error)
@@ -511,10 +361,11 @@ class Access(Authorization):
                 self._administered("user.delete", None, user.name, "no longer in the users file")
         for name, given in named.items():
             was = self._by_name.get(name) or User(self._new_id(), name, "", self._clock.now_us())
-            is_same = was.configured and was.password_hash == given.password_hash
+            is_same = was.configured and (was.password_hash, was.verifiers) == (given.password_hash, given.verifiers)
             now = msgspec.structs.replace(
                 was,
                 password_hash=given.password_hash,
+                verifiers=given.verifiers,
                 grants=given.grants,
                 active=True,
                 configured=True,

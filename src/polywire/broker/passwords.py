@@ -98,12 +98,21 @@ class Passwords:
         def verified(right: bool | Busy) -> None:
             if right is True:
                 self._remember(self._digest(kept, password))
+            done(right)
+
+        self.prove(lambda: check_password(kept, password), verified, origin=origin)
+
+    def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
+        """Check in the thread, in its turn, whether somebody is who it says, then call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
+
+        def proved(right: bool | Busy) -> None:
+            if right is True:
                 self._backoff.right(origin)
             elif right is False:
                 self._backoff.wrong(origin, self._clock.monotonic())
             done(right)
 
-        self._wait(origin, lambda: check_password(kept, password), verified)
+        self._wait(origin, check, proved)
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
         """Notify of what needs no thread as late as of everything else: never from inside the call."""

@@ -1,7 +1,7 @@
 """Users, what they prove themselves with, and who is logged in as one: the values that access is made of.
 
-Promises: plain values that encode themselves; a password is kept as a hash, a token as a digest. Must not know: who is logged in, what
-permissions mean.
+Promises: plain values that encode themselves; a password is kept as a hash, a token as a digest; what SCRAM takes is
+there only where it was asked for. Must not know: who is logged in, what permissions mean.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from polywire.broker.passwords import PASSWORD_BYTES_MAX
 from polywire.broker.permissions import Grants
+from polywire.broker.scram import Verifier
 from polywire.errors import Corrupt, Denied, ErrorCode, Invalid
 
 DEFAULT_NAME: Final = "iggy"
@@ -40,6 +41,7 @@ class User(msgspec.Struct, frozen=True, array_like=True):
     active: bool = True
     configured: bool = False
     tokens: tuple[Token, ...] = ()
+    verifiers: tuple[Verifier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class ConfiguredUser:
     name: str
     password_hash: str
     grants: Grants
+    verifiers: tuple[Verifier, ...] = ()
 
 
 ROOT: Final = Principal(ROOT_ID, DEFAULT_NAME)

@@ -50,13 +50,7 @@ class Listeners:
         ),
     ] = None
     cursus: Annotated[str, Parameter(help="Address of the Cursus listener as HOST:PORT, or off.")] = "127.0.0.1:9000"
-    kafka: Annotated[
-        str | None,
-        Parameter(
-            help="Address of the Kafka listener as HOST:PORT, or off. Defaults to 127.0.0.1:9094, or to off if --users is "
-            "set, because this wire has no login yet."
-        ),
-    ] = None
+    kafka: Annotated[str, Parameter(help="Address of the Kafka listener as HOST:PORT, or off.")] = "127.0.0.1:9094"
     kafka07: Annotated[
         str | None,
         Parameter(
@@ -85,7 +79,7 @@ class Listeners:
         Path | None,
         Parameter(
             help="File of users, managed with polywire user. If set, clients must log in. Wires without a login (FLUX, "
-            "Kafka, Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
+            "Kafka 0.7) are then off unless their address is given; their clients act as the user anonymous."
         ),
     ] = None
     insecure: Annotated[

@@ -39,6 +39,7 @@ Name = Annotated[str, Parameter(help="Name of the user.")]
         "polywire user add alice",
         "polywire user add reader --permissions consume@shop < password",
         "polywire user add loader --permissions produce@shop/orders",
+        "polywire user add connector --scram",
     )
 )
 def add(
@@ -46,6 +47,7 @@ def add(
     *,
     permissions: str = "",
     replace: Annotated[bool, Parameter(negative="")] = False,
+    scram: Annotated[bool, Parameter(negative="")] = False,
     users: File = FILE_DEFAULT,
 ) -> None:
     """Add a user. The password is prompted for, or read from standard input.
@@ -58,9 +60,12 @@ def add(
         a stream or a topic.
     replace
         Replace the password and permissions of an existing user.
+    scram
+        Let the user log in with SCRAM, too (Kafka clients). The file then also holds verifiers, from which a password can be guessed
+        faster than from its hash.
     """
     password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
-    add_user(users, name, password, permissions, replace=replace)
+    add_user(users, name, password, permissions, replace=replace, scram=scram)
     note(f"added user={name} users={users}")
 
 
@@ -70,9 +75,12 @@ def list_users(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
     users: File = FILE_DEFAULT,
 ) -> None:
-    """List users and whether they have all permissions."""
-    rows = [{"user": user.name, "everything": user.grants == EVERYTHING} for user in read_users(users)]
-    print_list(rows, columns=("user", "everything"), form=output)
+    """List users, whether they have all permissions, and whether they may log in with SCRAM."""
+    rows = [
+        {"user": user.name, "everything": user.grants == EVERYTHING, "scram": bool(user.verifiers)}
+        for user in read_users(users)
+    ]
+    print_list(rows, columns=("user", "everything", "scram"), form=output)
 
 
 @app.command(help_epilogue=examples("polywire user remove alice"))

@@ -35,7 +35,7 @@ IDLE_POLL_US_MAX: Final = 10_000  # longer, and every slow request would keep a 
 ANY: Final = "any"  # the listener that recognises the wire
 TLS_SUFFIX: Final = "-tls"  # of the name of a wire's listener that speaks TLS
 # Where wires without a login listen when nothing is said, as long as nobody has to log in (decision 0028).
-USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka": "127.0.0.1:9094", "kafka07": "127.0.0.1:9093"}
+USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
     "kafka": BATCH_BYTES_MAX,  # what a compressed batch may expand to
@@ -88,7 +88,7 @@ class ServeConfig:
 
     data_dir: everything the broker knows; made when missing, one broker per directory.
     flux, cursus, iggy, kafka, kafka07, polywire, any_wire: ``HOST:PORT`` or ``off`` per listener; port 0 lets the system choose. Without
-        one, flux, kafka and kafka07, which have no login, listen where they usually do, and with users nowhere.
+        one, flux and kafka07, which have no login, listen where they usually do, and with users nowhere.
     tls: ``HOST:PORT`` by wire, where it is spoken under TLS; needs a certificate, with which ``any_wire`` recognises TLS as well.
     tls_certificate, tls_key: PEM files, the certificate with its chain; without a key the certificate's file holds it.
     tls_client_authority: PEM file of who signs the certificates that peers under TLS must then have.
@@ -127,7 +127,7 @@ class ServeConfig:
     data_dir: Path = Path("polywire-data")
     flux: str | None = None
     cursus: str = "127.0.0.1:9000"
-    kafka: str | None = None
+    kafka: str = "127.0.0.1:9094"
     kafka07: str | None = None
     iggy: str = "127.0.0.1:8090"
     polywire: str = "127.0.0.1:9555"

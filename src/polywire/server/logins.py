@@ -18,7 +18,7 @@ from polywire.errors import Busy, ErrorCode
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
-LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "polywire"})  # those with words for a login
+LOGIN_WIRES: Final = frozenset({"cursus", "iggy", "kafka", "polywire"})  # those with words for a login
 LOGIN_SECONDS_MAX: Final = 10  # for a peer to say who it is: a hash takes some 40 ms, a slow network a second or two
 USERS_RESERVED: Final = 1_024  # slots that who is nobody cannot take; a quarter of all where there are few
 ADMINISTRATORS_RESERVED: Final = (

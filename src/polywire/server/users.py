@@ -1,7 +1,7 @@
 """The operator's file of users: one line each, ``name:hash:permissions``, like the password files of other servers.
 
-Promises: passwords are in it as Argon2id hashes only; lines that begin with ``#`` and empty ones are kept; a file is replaced whole.
-Must not know: who is logged in, how the broker keeps users.
+Promises: passwords are in it as Argon2id hashes, and behind these, with blanks between, as verifiers of SCRAM where it was asked for; lines
+that begin with ``#`` and empty ones are kept; a file is replaced whole. Must not know: who is logged in, how the broker keeps users.
 
 Permissions are words with commas between them, each with ``@stream`` or ``@stream/topic`` behind it where it is not meant everywhere; none
 at all allow everything.
@@ -17,6 +17,7 @@ from typing import Final
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.private import check_secret
 
@@ -54,8 +55,10 @@ def load_users(path: Path) -> list[ConfiguredUser]:
     return users
 
 
-def add_user(path: Path, name: str, password: str, permissions: str, *, replace: bool = False) -> None:
-    """Add a user to a file, which is made when missing.
+def add_user(
+    path: Path, name: str, password: str, permissions: str, *, replace: bool = False, scram: bool = False
+) -> None:
+    """Add a user to a file, which is made when missing. scram: whether it may log in by SCRAM, too.
 
     Raises Conflict(USER_EXISTS) unless ``replace``, Invalid(INVALID_NAME, INVALID_REQUEST), OSError.
     """
@@ -71,7 +74,9 @@ def add_user(path: Path, name: str, password: str, permissions: str, *, replace:
         if not replace:
             raise Conflict(ErrorCode.USER_EXISTS, f"user exists name={name!r}")
         lines = [line for line in lines if _name_of(line) != name]
-    _write(path, [*lines, f"{name}:{hash_password(password)}:{permissions}"])
+    verifiers = [make_verifier(password, mechanism) for mechanism in Mechanism] if scram else []
+    kept = " ".join([hash_password(password), *map(str, verifiers)])
+    _write(path, [*lines, f"{name}:{kept}:{permissions}"])
 
 
 def remove_user(path: Path, name: str) -> None:
@@ -107,10 +112,15 @@ def _words(permissions: str) -> list[str]:
 def _parse(path: Path, number: int, line: str) -> ConfiguredUser:
     name, _, rest = line.partition(":")
     kept, _, permissions = rest.partition(":")
-    if _NAME.fullmatch(name) is None or _HASH.fullmatch(kept) is None:
+    password_hash, *others = kept.split(" ")
+    try:
+        verifiers = tuple(map(parse_verifier, others))
+    except Invalid:
+        password_hash = ""
+    if _NAME.fullmatch(name) is None or _HASH.fullmatch(password_hash) is None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"not name:hash:permissions file={str(path)!r} line={number}")
     words = _words(permissions)
-    return ConfiguredUser(name, kept, parse_grants(words) if words else EVERYTHING)
+    return ConfiguredUser(name, password_hash, parse_grants(words) if words else EVERYTHING, verifiers)
 
 
 def _write(path: Path, lines: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from polywire.broker.access import (
@@ -22,6 +23,7 @@ from polywire.broker.audit import AuditEvent, Outcome
 from polywire.broker.login_queue import ADDRESS_FREE, DELAY_MIN_S
 from polywire.broker.passwords import check_password, hash_password
 from polywire.broker.permissions import ALL, EVERYTHING, Grants, Permission, opened, parse_grants
+from polywire.broker.scram import Mechanism, make_verifier
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.testing.broker import MemoryBroker
@@ -63,6 +65,19 @@ def create(memory: MemoryBroker, name: str, password: str, grants: Grants | None
 def refused(answer: Principal | BrokerError) -> ErrorCode:
     assert isinstance(answer, Denied)
     return answer.code
+
+
+def test_a_new_password_ends_what_proved_the_old_one(memory: MemoryBroker) -> None:
+    access = memory.broker.access
+    carol = create(memory, "carol", "old")
+    kept = make_verifier("old", Mechanism.SHA_256)
+    access._keep(msgspec.structs.replace(carol, verifiers=(kept,)), None)
+    assert access.verifier("carol", Mechanism.SHA_256) == kept
+    assert access.verifier("carol", Mechanism.SHA_512) != kept
+    told: list[Any] = []
+    access.change_password(access.user("carol"), "old", "new", done=told.append)
+    assert isinstance(settle(memory, told), User)
+    assert access.user("carol").verifiers == ()
 
 
 def test_an_open_broker_lets_everybody_in(memory: MemoryBroker) -> None:

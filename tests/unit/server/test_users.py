@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from polywire.broker.passwords import check_password
 from polywire.broker.permissions import EVERYTHING, Permission
+from polywire.broker.scram import Mechanism
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.logins import LOGIN_WIRES
@@ -36,6 +38,41 @@ def test_a_file_is_made_changed_and_read(tmp_path: Path) -> None:
     with pytest.raises(Missing) as caught:
         remove_user(path, "bob")
     assert caught.value.code is ErrorCode.USER_MISSING
+
+
+def test_a_user_that_logs_in_by_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "alice", "secret", "consume@shop", scram=True)
+    add_user(path, "bob", "secret", "")
+    alice, bob = read_users(path)
+    assert [verifier.mechanism for verifier in alice.verifiers] == list(Mechanism)
+    assert check_password(alice.password_hash, "secret")
+    assert alice.grants.streams == {"shop": Permission.CONSUME}
+    assert bob.verifiers == ()
+    assert "secret" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "$scram-sha-1$16384$c2FsdA==$a2V5$a2V5",
+        "$scram-sha-256$16384$c2FsdA==$a2V5$a2V5",
+        "$scram-sha-256$16384$$%s$%s",
+        "$scram-sha-256$1$c2FsdA==$%s$%s",
+        "$scram-sha-256$1000000000$c2FsdA==$%s$%s",
+        "$scram-sha-256$-16384$c2FsdA==$%s$%s",
+        "$scram-sha-256$x$c2FsdA==$%s$%s",
+        "$scram-sha-256$16384$c2FsdA$%s$%s",
+        "$scram-sha-256$16384$c2FsdA==$%s",
+    ],
+)
+def test_verifiers_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "users"
+    key = b64encode(bytes(32)).decode()
+    path.write_text(f"a:$argon2id$v=19$m=19456,t=2,p=1$aaaa$bbbb {text.replace('%s', key)}\n")
+    with pytest.raises(Invalid, match="line=1"):
+        read_users(path)
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb", "x" * 300])

@@ -19,6 +19,8 @@ from polywire.types import Buffer
 
 HEAD_BYTES_MIN: Final = 10  # api, version, correlation, length of the client id
 
+BARE: Final = -1  # version of a token that comes without a header, and is answered so (spec: kafka#sasl)
+
 _HEAD: Final = Struct(">hhih")
 _I32: Final = Struct(">i")
 _APIS: Final = {int(api): api for api in Api}
@@ -47,9 +49,17 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
     return Request(api, version, correlation_id, client_id, decode(schema.request_program(api, version), view, at))
 
 
+def bare_token(frame: Buffer) -> Request:
+    """A message of a login that comes without a header."""
+    body = schema.request(Api.SASL_AUTHENTICATE)(auth_bytes=bytes(frame))
+    return Request(Api.SASL_AUTHENTICATE, BARE, 0, None, body)
+
+
 def encode_response(request: Request, body: Any) -> list[Buffer]:
     """The answer to a request as parts to be sent one behind the other, its length in front."""
     api, version = request.api, request.version
+    if version == BARE:
+        return [] if body.error else [_I32.pack(len(body.auth_bytes)) + body.auth_bytes]
     if api is Api.API_VERSIONS and request.body is None:
         version = 0
     head = _I32.pack(request.correlation_id)

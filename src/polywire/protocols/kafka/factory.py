@@ -10,6 +10,7 @@ from typing import Final
 
 from polywire.broker.actions import Action
 from polywire.protocols.kafka import (
+    auth,
     cluster,
     configs,
     fetch,
@@ -47,6 +48,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.SYNC_GROUP, groups.sync_group, (Action.GROUP_JOIN,)),
     Command(Api.DESCRIBE_GROUPS, group_lists.describe_groups, (Action.GROUP_DESCRIBE,)),
     Command(Api.LIST_GROUPS, group_lists.list_groups, (Action.GROUP_LIST,)),
+    Command(Api.SASL_HANDSHAKE, auth.sasl_handshake, (Action.CONNECT,)),
     Command(Api.API_VERSIONS, cluster.api_versions, (Action.CONNECT,)),
     Command(Api.CREATE_TOPICS, topics.create_topics, (Action.TOPIC_CREATE,)),
     Command(Api.DELETE_TOPICS, topics.delete_topics, (Action.TOPIC_DELETE,)),
@@ -56,6 +58,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DESCRIBE_CONFIGS, configs.describe_configs, (Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE)),
     Command(Api.ALTER_CONFIGS, configs.alter_configs, (Action.TOPIC_ALTER, Action.CLUSTER_ALTER)),
     Command(Api.DESCRIBE_LOG_DIRS, cluster.describe_log_dirs, (Action.SERVER_DESCRIBE,)),
+    Command(Api.SASL_AUTHENTICATE, auth.sasl_authenticate, (Action.CONNECT,)),
     Command(Api.CREATE_PARTITIONS, topics.create_partitions, (Action.TOPIC_ALTER,)),
     Command(
         Api.INCREMENTAL_ALTER_CONFIGS,

@@ -13,18 +13,19 @@ from typing import Any, Final, Protocol
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
-from polywire.errors import PeerError
-from polywire.protocols.kafka.codec import decode_request, unknown_version
+from polywire.errors import Denied, PeerError
+from polywire.protocols.kafka.codec import bare_token, decode_request, unknown_version
 from polywire.protocols.kafka.context import KafkaBroker, Shared
 from polywire.protocols.kafka.messages import Api, Served
 from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.sasl import Conversation
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
-from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.session import NOBODY_FRAME_BYTES_MAX, Output
 
 LENGTH_BYTES: Final = 4
 REQUEST_BYTES_MAX: Final = (
@@ -49,10 +50,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     """One peer.
 
     Invariant: while ``work``, a request whose batches are opened beside the loop, is there, or batches wait for room in the log, no further
-    request is handled.
+    request is handled. ``_principal`` is who the peer was when it was last asked, None before it has asked for anything that takes a login.
     """
 
-    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "shared", "work")
+    __slots__ = ("_caller", "_commands", "_principal", "_served", "append_queue", "sasl", "shared", "work")
 
     def __init__(
         self, shared: Shared, table: Mapping[Api, Command], output: Output, resume: Callable[[], None]
@@ -60,6 +61,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
+        self.sasl: Final = Conversation()
         self.work: OffLoopWork | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served
@@ -71,7 +73,13 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     @property
     def frame_bytes_max(self) -> int:
         """Longest request with its length."""
-        return LENGTH_BYTES + REQUEST_BYTES_MAX
+        return LENGTH_BYTES + self._request_bytes_max()
+
+    def _request_bytes_max(self) -> int:
+        """Longest request; little from who has yet to log in."""
+        if self._principal is not None or self.output.certified is not None or self.broker.access.is_open:
+            return REQUEST_BYTES_MAX
+        return NOBODY_FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
@@ -81,18 +89,23 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if len(data) - at < LENGTH_BYTES:
             return 0
         size = int.from_bytes(data[at : at + LENGTH_BYTES], "big", signed=True)
-        if not 0 <= size <= REQUEST_BYTES_MAX:
+        if not 0 <= size <= self._request_bytes_max():
             raise PeerError(f"no frame of this wire length={size}", fatal=True)
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         """Carry out one request; False when it must wait until everything before it is answered. Raises PeerError."""
         frame = data[at + LENGTH_BYTES : end]
-        command = self._commands.get(int.from_bytes(frame[:2], "big"))  # type: ignore[call-overload]  # an Api is an int
-        if (command is None or not command.pipelined) and not self._settled():
-            return False
-        request = decode_request(frame, self._served)
-        assert command is not None, "what is served has a handler"
+        if self._principal is None and self.sasl.takes_tokens:
+            command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
+        else:
+            command = self._commands.get(int.from_bytes(frame[:2], "big"))  # type: ignore[call-overload]  # an Api is an int
+            if (command is None or not command.pipelined) and not self._settled():
+                return False
+            request = decode_request(frame, self._served)
+            assert command is not None, "what is served has a handler"
+            if self._principal is None and not command.anonymous:
+                self._meet()
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
         body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
         if body is not None:
@@ -103,11 +116,22 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def principal(self) -> Principal:
-        """Who the peer is; this wire has no login yet (decision 0028). Raises Denied(LOGIN_REQUIRED)."""
-        access = self.broker.access
-        if self._principal is None or not access.is_current(self._principal):
-            self._principal = access.nameless(self.output.certified)
+        """Who the peer is; whose login is over may do nothing. Raises Denied(LOGIN_REQUIRED)."""
+        if self._principal is None:
+            self._principal = self.output.certified or self.broker.access.anonymous()
         return self._principal
+
+    def _meet(self) -> None:
+        """The peer asks for something that takes a login. Raises PeerError: peers of this wire expect no other answer."""
+        try:
+            self._principal = self.principal
+        except Denied as denied:
+            raise PeerError(denied.message, fatal=True) from None
+
+    def logged_in(self, principal: Principal) -> None:
+        """This is who the peer is from now on. Raises Busy."""
+        self.output.identified(principal)
+        self._principal = principal
 
     @property
     def caller(self) -> Caller:
@@ -131,6 +155,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._leave_work()
         if self._phase is not CLOSED:
             self.output.fail(error)
+
+    def end(self) -> None:
+        """The answer in hand is the last."""
+        self._stop_taking()
 
     def refuse_silently(self) -> None:
         """What has no answer has failed: the end of the connection tells so (spec: kafka#produce)."""

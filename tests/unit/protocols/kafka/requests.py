@@ -37,6 +37,11 @@ def partition_frame(api: Api, topic: str, version: int | None = None, *, word: s
     return frame_of(api, version, topics=[one])
 
 
+def authenticate_frame(name: str, secret: str) -> bytes:
+    """A login with PLAIN, once that is agreed on."""
+    return frame_of(Api.SASL_AUTHENTICATE, auth_bytes=f"\0{name}\0{secret}".encode())
+
+
 def produce_frame(topic: str, *, codec: Codec = Codec.NONE, acks: int = 1, version: int = 9, count: int = 2) -> bytes:
     """Records of all kinds for the first partition of a topic."""
     records = [
@@ -53,6 +58,8 @@ def requests(topic: str, missing: str) -> Iterator[Asked]:
     a = Action
     metadata = schema.request(Api.METADATA).Topics
     yield Asked(Api.API_VERSIONS, a.CONNECT, frame_of(Api.API_VERSIONS, 0))
+    yield Asked(Api.SASL_HANDSHAKE, a.CONNECT, frame_of(Api.SASL_HANDSHAKE, mechanism="PLAIN"))
+    yield Asked(Api.SASL_AUTHENTICATE, a.CONNECT, authenticate_frame("admin", "admin-token"))
     yield Asked(Api.PRODUCE, a.PRODUCE, produce_frame(topic))
     fetched = {"fetch_offset": 0, "partition_max_bytes": 1 << 20}
     yield Asked(Api.FETCH, a.FETCH, partition_frame(Api.FETCH, topic, 12, word="topic", **fetched))

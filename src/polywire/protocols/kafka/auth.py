@@ -1,0 +1,93 @@
+"""Logins: SaslHandshake and SaslAuthenticate, with PLAIN and SCRAM (spec: kafka#sasl).
+
+Promises: a login that failed is answered, and ends the connection; nothing tells whether a user exists. Must not know: frames, how passwords
+are verified.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from polywire.broker.access import Principal
+from polywire.broker.scram import Mechanism
+from polywire.errors import BrokerError, Busy, PeerError
+from polywire.protocols.kafka import sasl, schema
+from polywire.protocols.kafka.messages import Api, Refused, WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.sasl import PLAIN, Challenge, Step
+from polywire.protocols.kafka.session import KafkaSession
+
+
+def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """SaslHandshake: agree on a mechanism."""
+    response = schema.response(Api.SASL_HANDSHAKE)
+    conversation = session.sasl
+    error = WireError.NONE
+    try:
+        conversation.enter(Step.AGREED)
+    except Refused as refused:
+        error = refused.error
+    if request.mechanism not in sasl.MECHANISMS:
+        error = WireError.UNSUPPORTED_SASL_MECHANISM
+    if error is not WireError.NONE:
+        session.end()
+    conversation.mechanism = request.mechanism
+    conversation.is_bare = answer.request.version < sasl.BARE_SINCE
+    return response(error=error, mechanisms=list(sasl.MECHANISMS))
+
+
+def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """SaslAuthenticate: one message of the mechanism."""
+    response = schema.response(Api.SASL_AUTHENTICATE)
+    conversation, token = session.sasl, bytes(request.auth_bytes)
+    try:
+        if conversation.mechanism != PLAIN and conversation.step is Step.AGREED:
+            conversation.enter(Step.CHALLENGED)
+            introduction = sasl.read_introduction(token)
+            verifier = session.broker.access.verifier(introduction.name, Mechanism(conversation.mechanism))
+            conversation.challenge = Challenge(introduction, verifier)
+            return response(auth_bytes=conversation.challenge.text.encode())
+        conversation.enter(Step.VERIFYING)
+        if conversation.mechanism == PLAIN:
+            words = sasl.read_words(token)
+            done = partial(_verified, session, answer, b"")
+            session.broker.access.log_in_with_either(words.name, words.secret, done, peer=session.output.peer)
+        else:
+            _prove(session, answer, token)
+    except Refused as refused:
+        session.end()
+        return response(error=refused.error, message=refused.message)
+    except Busy as busy:
+        raise PeerError(busy.message, fatal=True) from None  # clients come back, as they would not after an error
+    return None
+
+
+def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
+    """Hold a proof against the verifier that its challenge was made from. Raises Refused, Busy."""
+    challenge, session.sasl.challenge = session.sasl.challenge, None
+    assert challenge is not None, "who proves something was challenged"
+    messages, proof = challenge.read(token)
+    done = partial(_verified, session, answer, challenge.accepted(messages))
+    access, peer = session.broker.access, session.output.peer
+    access.log_in_with_proof(challenge.name, challenge.verifier, messages, proof, done, peer=peer)
+
+
+def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal | BrokerError) -> None:
+    """It is known who this is. last: what the peer is then answered."""
+    if session.closed:
+        return
+    response = schema.response(Api.SASL_AUTHENTICATE)
+    session.sasl.enter(Step.IDLE)
+    if not isinstance(who, BrokerError):
+        try:
+            session.logged_in(who)
+        except BrokerError as error:
+            who = error
+    if isinstance(who, Busy):
+        session.fail(PeerError(who.message, fatal=True))
+    elif isinstance(who, BrokerError):
+        session.end()
+        answer.ok(response(error=WireError.SASL_AUTHENTICATION_FAILED, message=who.message))
+    else:
+        answer.ok(response(auth_bytes=last))

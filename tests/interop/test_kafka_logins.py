@@ -1,0 +1,104 @@
+"""Unmodified clients of today's Kafka log in: PLAIN and both SCRAMs, with and without TLS, and with what is wrong.
+
+The clients are not part of this project. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has them (spec: kafka#clients-to-test-with);
+without it the tests are skipped, and said.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from polywire.broker.scram import Mechanism
+from polywire.server.users import add_user
+from tests.broker_process import BrokerProcess
+from tests.interop import test_kafka
+from tests.unit.server.test_tls import Certificates
+
+PASSWORD = "pencil, with = and ü"
+SECONDS_MAX = 60.0
+DRIVER = Path(__file__).parent / "kafka" / "logins.driver"
+CLIENTS = tuple(test_kafka.CLIENTS)
+interpreter = test_kafka.interpreter  # a fixture
+MECHANISMS = ("PLAIN", *(mechanism.value for mechanism in Mechanism))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    if which("openssl") is None:
+        pytest.skip("logins under TLS were NOT tried: no openssl to make a certificate with")
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[BrokerProcess]:
+    directory = tmp_path_factory.mktemp("kafka")
+    users = directory / "users"
+    add_user(users, "alice", PASSWORD, "", scram=True)
+    add_user(users, "bob", PASSWORD, "consume")
+    tls = ("--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key"))
+    options = ("--users", str(users), "--kafka-tls", "127.0.0.1:0", *tls)
+    with BrokerProcess(directory / "data", *options, wires=["kafka"]) as process:
+        yield process
+
+
+class Login:
+    """Runs the driver against a broker."""
+
+    def __init__(self, interpreter: str, broker: BrokerProcess, authority: str) -> None:
+        self._interpreter = interpreter
+        self._broker = broker
+        self._authority = authority
+
+    def __call__(
+        self, client: str, mechanism: str, name: str, password: str, topic: str, *, tls: bool = False
+    ) -> tuple[str, str]:
+        """How it went: in, and what was read, or refused, and all that the client says of it."""
+        host, port = self._broker.addresses["kafka-tls" if tls else "kafka"]
+        words = [client, f"{host}:{port}", mechanism, name, password, self._authority if tls else "-", topic]
+        command = [self._interpreter, str(DRIVER), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        outcome, *told = json.loads(done.stdout.splitlines()[-1])
+        return outcome, told[0] if outcome == "in" else " ".join([*told, done.stderr])
+
+
+@pytest.fixture
+def login(interpreter: str, broker: BrokerProcess, certificates: Certificates) -> Login:
+    return Login(interpreter, broker, certificates.path("authority"))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_logs_in_writes_and_reads(login: Login, client: str, mechanism: str, tls: bool) -> None:
+    topic = f"{client}.{mechanism}.{tls}"
+    assert login(client, mechanism, "alice", PASSWORD, topic, tls=tls) == ("in", f"from {client}")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "password"),
+    [
+        ("PLAIN", "nobody", PASSWORD),
+        ("SCRAM-SHA-256", "alice", "wrong"),
+    ],
+)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_told_that_its_login_is_wrong(
+    login: Login, client: str, mechanism: str, name: str, password: str
+) -> None:
+    outcome, said = login(client, mechanism, name, password, "wrong")
+    assert outcome == "refused"
+    assert "wrong user or password" in said
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_may_only_read_is_refused_a_write(login: Login, client: str) -> None:
+    outcome, said = login(client, "PLAIN", "bob", PASSWORD, "alices.own")
+    assert outcome == "refused"
+    assert "uthoriz" in said
