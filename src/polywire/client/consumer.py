@@ -298,7 +298,7 @@ class Consumer:
         first, stop = self._batch
         given = self._current[first if stop == self._row else self._row - 1]
         self._part.position = self._current[self._row - 1].offset + 1
-        self._part.done = given.offset
+        self._part.done = max(self._part.done, given.offset)
 
     # Sessions
 
@@ -478,6 +478,7 @@ class Consumer:
                 break
             try:
                 await self._store(wire, part, offset)
+                part.done = max(part.done, offset)
                 return
             except _SessionOver:
                 self._in_session.clear()
