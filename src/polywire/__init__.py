@@ -1,10 +1,18 @@
 """Polywire: one durable streaming log that speaks many wires.
 
-Promises: ``__version__``; with ``POLYWIRE_PURE=1`` in the environment every module runs from its Python source. Must not
-know: anything else.
+Promises: ``__version__``, and the names of the client, which are loaded when they are first used, so that a broker need not; with
+``POLYWIRE_PURE=1`` in the environment every module runs from its Python source. Must not know: anything else.
+
+Example:
+    async with polywire.connect("127.0.0.1:9555") as client:
+        await client.send("orders", "hello", key="a")
 """
 
+from __future__ import annotations
+
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from polywire.build_info import VERSION as __version__
 from polywire.build_info import compiled_modules, prefer_sources
@@ -12,4 +20,38 @@ from polywire.build_info import compiled_modules, prefer_sources
 if os.environ.get("POLYWIRE_PURE") == "1":
     prefer_sources()
 
-__all__ = ["__version__", "compiled_modules"]
+if TYPE_CHECKING:
+    from polywire.client.client import Client, connect
+    from polywire.client.consumer import Consumer
+    from polywire.client.producer import Producer
+    from polywire.client.record import Record
+    from polywire.types import Level
+
+_MODULES = {
+    "Client": "client.client",
+    "Consumer": "client.consumer",
+    "Level": "types",
+    "Producer": "client.producer",
+    "Record": "client.record",
+    "connect": "client.client",
+}
+
+__all__ = [
+    "Client",
+    "Consumer",
+    "Level",
+    "Producer",
+    "Record",
+    "__version__",
+    "compiled_modules",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a name of the client. Raises AttributeError."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'polywire' has no attribute {name!r}")
+    found: object = getattr(import_module(f"polywire.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found

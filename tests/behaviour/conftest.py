@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from tests.behaviour.compatibility import Table, able_pairs, able_wires, is_paired
 from tests.behaviour.wires import Wire
@@ -32,9 +32,9 @@ class WireClients:
     def __init__(self, wire: Wire, broker: BrokerProcess) -> None:
         self.wire = wire
         self.broker = broker
-        self._opened: list[Client] = []
+        self._opened: list[WireClient] = []
 
-    async def open(self) -> Client:
+    async def open(self) -> WireClient:
         """A new connection; it is closed after the scenario."""
         client = await connect(self.broker.url(self.wire.name))
         self._opened.append(client)

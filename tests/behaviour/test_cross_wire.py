@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from polywire.client.base import Ability, Client
+from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
@@ -92,7 +92,7 @@ async def test_equal_keys_meet_whoever_writes_them(writers: WireClients, readers
 
 
 async def test_concurrent_writers_keep_their_own_order(writers: WireClients, readers: WireClients, topic: str) -> None:
-    async def write(client: Client, name: str) -> int:
+    async def write(client: WireClient, name: str) -> int:
         for number in range(0, 300, 10):
             records = [Record(value=f"{name}-{number + step}".encode(), key=KEY) for step in range(10)]
             places = await client.produce(topic, records)

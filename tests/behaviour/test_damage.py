@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.kafka07 import Kafka07Client
 from polywire.errors import BrokerError
@@ -34,7 +34,7 @@ async def write_and_damage(broker: BrokerProcess, topic: str) -> None:
     path.write_bytes(content)
 
 
-async def values_of(client: Client, offset: int, count: int) -> list[bytes | None]:
+async def values_of(client: WireClient, offset: int, count: int) -> list[bytes | None]:
     if isinstance(
         client, Kafka07Client
     ):  # the wire has addresses: whoever steps over a record must know where the next one begins

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.client.base import Ability, Client
+from polywire.client.base import Ability, WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, ErrorCode
 from polywire.records.columns import Record
@@ -15,7 +15,7 @@ from tests.behaviour.conftest import WireClients
 FIRST, SECOND = bytes([1] * 16), bytes([2] * 16)  # tokens
 
 
-def batches_of(client: Client) -> PolywireClient:
+def batches_of(client: WireClient) -> PolywireClient:
     """The client as one that sends whole batches; so far one wire declares what needs them."""
     assert isinstance(client, PolywireClient)
     return client
@@ -27,7 +27,7 @@ def numbered(values: range, *, producer: bytes = b"producer", epoch: int = 0) ->
     return from_records(records, producer_id=producer, producer_epoch=epoch, base_sequence=values.start)
 
 
-async def stored(client: Client, topic: str) -> list[bytes | None]:
+async def stored(client: WireClient, topic: str) -> list[bytes | None]:
     return [record.value for record in await client.fetch(topic, 0, 0)]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.bulk import split_address
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
@@ -56,7 +56,7 @@ class Producer:
             finally:
                 await client.close()
 
-    async def _produce_once(self, client: Client) -> None:
+    async def _produce_once(self, client: WireClient) -> None:
         numbers = range(self.next_number, self.next_number + self.batch)
         self.next_number = numbers.stop
         records = [Record(value=b"%s-%d" % (self.key, number), key=self.key) for number in numbers]

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
@@ -32,7 +32,7 @@ Address = Annotated[
 ]
 
 
-def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -> Result:
+def run_with_client(address: str, work: Callable[[WireClient], Awaitable[Result]]) -> Result:
     """Connect, run ``work``, close. Raises the kinds of ``polywire.errors``, Unavailable when nobody answers."""
 
     async def connected() -> Result:
@@ -48,7 +48,7 @@ def run_with_client(address: str, work: Callable[[Client], Awaitable[Result]]) -
     return asyncio.run(connected())
 
 
-def polywire_only(client: Client, what: str) -> PolywireClient:
+def polywire_only(client: WireClient, what: str) -> PolywireClient:
     """The client, for what no other wire has words for. Raises Invalid."""
     if not isinstance(client, PolywireClient):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} over the polywire wire only: use a polywire:// address")

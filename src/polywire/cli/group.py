@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.group_info import GroupInfo, PartitionLag, lags_of
 from polywire.errors import ErrorCode, Missing
 
@@ -31,7 +31,7 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
     """List groups and their lag, in records and by age of the oldest unread record."""
 
-    async def work(client: Client) -> list[dict[str, object]]:
+    async def work(client: WireClient) -> list[dict[str, object]]:
         wire = polywire_only(client, "groups are told")
         return [_summary(group, await lags_of(wire, group)) for group in await wire.groups()]
 
@@ -49,7 +49,7 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
         Name of the group.
     """
 
-    async def work(client: Client) -> list[dict[str, object]]:
+    async def work(client: WireClient) -> list[dict[str, object]]:
         wire = polywire_only(client, "groups are told")
         groups = await wire.groups(name)
         if not groups:
@@ -80,7 +80,7 @@ def delete(
         Show what would be deleted without deleting it.
     """
 
-    async def work(client: Client) -> GroupInfo | None:
+    async def work(client: WireClient) -> GroupInfo | None:
         wire = polywire_only(client, "groups are deleted")
         known = [group for group in await wire.groups(name) if group.topic == topic]
         if dry_run and not known:

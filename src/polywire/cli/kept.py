@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Missing
@@ -42,11 +42,11 @@ class Noun:
     listed: Callable[[PolywireClient], Awaitable[list[TransactionInfo] | list[WriterInfo]]]
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
 
-    async def rows(self, client: Client) -> list[dict[str, object]]:
+    async def rows(self, client: WireClient) -> list[dict[str, object]]:
         """What there is, as the broker tells it."""
         return [asdict(found) for found in await self.listed(polywire_only(client, f"{self.names} are listed"))]
 
-    async def delete(self, client: Client, name: str, *, dry_run: bool) -> object:
+    async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
         """Forget one; what ``detail`` said of it. Raises Missing."""
         wire = polywire_only(client, f"{self.names} are deleted")
         key = self.columns[0]

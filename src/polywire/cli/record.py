@@ -20,7 +20,7 @@ from polywire.cli.record_input import LineReader
 from polywire.cli.record_lines import LineFormat, line_of_record, record_of_line
 from polywire.cli.start_position import Span, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.errors import BrokerError, Invalid
 from polywire.records.columns import Record
 
@@ -72,7 +72,7 @@ def produce(
     own_key = None if key is None else key.encode()
     count = 0
 
-    async def work(client: Client) -> None:
+    async def work(client: WireClient) -> None:
         nonlocal count
         with _Speed() as speed:
             while (lines := await reader.next_lines()) is not None:
@@ -121,7 +121,7 @@ def consume(
     start = parse_start(from_)
     printer = _Printer(topic, format, count)
 
-    async def work(client: Client) -> None:
+    async def work(client: WireClient) -> None:
         found = await spans(client, topic, partition=partition, start=start)
         if follow:
             await _follow_all(client, printer, found)
@@ -191,7 +191,7 @@ class _Printer:
         sys.stdout.buffer.flush()
 
 
-async def _print_span(client: Client, printer: _Printer, span: Span) -> None:
+async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None:
     offset = span.offset
     while offset < span.next_offset and not printer.full:
         wanted = min(printer.wanted, span.next_offset - offset)
@@ -202,7 +202,7 @@ async def _print_span(client: Client, printer: _Printer, span: Span) -> None:
         offset = records[-1].offset + 1
 
 
-async def _follow_all(client: Client, printer: _Printer, found: Sequence[Span]) -> None:
+async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
     """Follow partitions side by side until enough was printed or one of them fails; raises what that one raised."""
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
@@ -215,7 +215,7 @@ async def _follow_all(client: Client, printer: _Printer, found: Sequence[Span]) 
         await asyncio.gather(*followers, return_exceptions=True)
 
 
-async def _follow(client: Client, printer: _Printer, span: Span) -> None:
+async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
     offset = span.offset
     while not printer.full:
         records = await client.fetch(

@@ -16,7 +16,7 @@ from polywire.broker.settings import HOUR_US
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import Topic, examples
-from polywire.client.base import Ability, Client, PartitionBounds
+from polywire.client.base import Ability, PartitionBounds, WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Missing
 from polywire.server.config import MEBI, RETENTION_HOURS_MAX, RETENTION_MIB_MAX
@@ -84,7 +84,7 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
     """List topics with their number of partitions and records."""
 
-    async def work(client: Client) -> list[dict[str, object]]:
+    async def work(client: WireClient) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for topic in await client.topics():
             records = await _count_records(client, topic.name)
@@ -94,7 +94,7 @@ def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
     print_list(run_with_client(address, work), columns=("topic", "partitions", "records"), form=output)
 
 
-async def _count_records(client: Client, topic: str) -> int | None:
+async def _count_records(client: WireClient, topic: str) -> int | None:
     """Readable records of a topic; None where the wire cannot tell, or the topic was deleted a moment ago."""
     if Ability.BOUNDS not in client.abilities:
         return None
@@ -127,7 +127,7 @@ def create(
     """
     given = settings.given()
 
-    async def work(client: Client) -> None:
+    async def work(client: WireClient) -> None:
         if given:
             wire = polywire_only(client, "settings of a topic are given")
             await wire.create_topic(name, partitions, settings=given)
@@ -147,7 +147,7 @@ def _facts(settings: Mapping[str, int | str | None]) -> str:
 def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address = ADDRESS_DEFAULT) -> None:
     """Show the first and next offset of each partition and, over the polywire wire, the topic's settings."""
 
-    async def work(client: Client) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
+    async def work(client: WireClient) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
         bounds = await client.bounds(name)
         return bounds, (await client.describe(name)).settings if isinstance(client, PolywireClient) else {}
 
@@ -179,7 +179,7 @@ def delete(
         Show what would be deleted without deleting it.
     """
 
-    async def work(client: Client) -> int:
+    async def work(client: WireClient) -> int:
         records = sum(part.next_offset - part.first_offset for part in await client.bounds(name))
         if not dry_run:
             await client.delete_topic(name)

@@ -244,8 +244,10 @@ class GroupClient(Protocol):
         """
 
 
-class Client(TopicClient, RecordClient, GroupClient, Protocol):
+class WireClient(TopicClient, RecordClient, GroupClient, Protocol):
     """An asynchronous client of one broker over one wire; ``client.connect.connect`` makes one.
+
+    Applications use ``polywire.Client``, which outlives a connection.
 
     Methods raise the kinds of ``polywire.errors``: Unavailable when the connection is lost (nobody knows then whether what was asked was
     done), Denied without the permission, Invalid(INVALID_REQUEST), before anything is sent, for what the wire cannot do (``abilities``).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.bulk import split_address
 from polywire.client.login import split_login
 from polywire.client.polywire import PolywireClient
@@ -18,7 +18,7 @@ DEFAULT_SCHEME: Final = "polywire"
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 
-async def connect(url: str) -> Client:
+async def connect(url: str) -> WireClient:
     """Return a connected client for ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire.
 
     Args:

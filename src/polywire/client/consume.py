@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from polywire.client.base import Ability, Client
+from polywire.client.base import Ability, WireClient
 from polywire.errors import Conflict, Missing
 from polywire.records.columns import Record
 
@@ -63,7 +63,7 @@ class Delivered:
 
 
 async def consume(
-    client: Client, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
+    client: WireClient, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
 ) -> AsyncGenerator[Delivered, None]:
     """Yield a topic's records as they come, for ever; close the iterator to stop.
 
@@ -96,7 +96,7 @@ async def consume(
 class _Consumer:
     """State of one ``consume``. Guards: ``_reached`` counts only what was handed out; at most one fetch per partition."""
 
-    def __init__(self, client: Client, topic: str, group: str | None, member: str, start: Start) -> None:
+    def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
         self._client: Final = client
         self._topic: Final = topic
         self._group: Final = group

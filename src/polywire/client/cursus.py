@@ -75,7 +75,7 @@ class _Connection(FramedConnection):
 
 
 class CursusClient(Scope):
-    """Implements ``Client`` as far as the wire goes; made by ``open``.
+    """Implements ``WireClient`` as far as the wire goes; made by ``open``.
 
     A record without a key and one with an empty key are the same on this wire. A topic that does not exist is made by the first ``produce``,
     as this wire's own clients do.
@@ -165,7 +165,7 @@ class CursusClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went; see ``Client``. A missing topic is made, with three partitions.
+        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with three partitions.
 
         Records without a key take turns. Raises Invalid for null values, headers, ids and times, which the wire cannot carry.
         """
@@ -226,7 +226,7 @@ class CursusClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``. A read that waits (``wait_ms``) has a connection of its own."""
+        """Return records from an offset on; see ``WireClient``. A read that waits (``wait_ms``) has a connection of its own."""
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
@@ -250,7 +250,7 @@ class CursusClient(Scope):
                 connection.fail(Unavailable(ErrorCode.STOPPING, "a read was given up"))
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``Client``. The wire knows one assignor, ``range``; another is refused."""
+        """Become a member of a group; see ``WireClient``. The wire knows one assignor, ``range``; another is refused."""
         if assignor is not None and assignor is not Assignor.RANGE:
             raise cannot("choose an assignor")
         return await self._groups.join(_word(group), _topic(topic), _word(member))
@@ -266,7 +266,7 @@ class CursusClient(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; without ``member`` nothing is checked. See ``Client``."""
+        """Store a group's next offset to read; without ``member`` nothing is checked. See ``WireClient``."""
         await self._groups.commit(_word(group), _topic(topic), partition, offset, member=member, generation=generation)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:

@@ -91,7 +91,7 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class FluxClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
+    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
 
     A record's key is sent and never comes back; a record without one is sent with an empty key. ``Level.SYNCED`` asks for ``acks=all``,
     which a broker without followers answers by Unavailable(REPLICATION_TIMEOUT) although the record stays.
@@ -130,7 +130,7 @@ class FluxClient(Scope):
         self._connection.fail(Unavailable(ErrorCode.STOPPING, "client was closed"))
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``Client``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
+        """Make a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that does not fit a line."""
         payload = await self._connection.ask(b"ADMIN_CREATE_TOPIC|%b %d 1" % (_topic(topic), partition_count))
         understood(field, payload, b"topic")
 
@@ -172,7 +172,7 @@ class FluxClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records one by one, sent ahead of their answers, and return where each went; see ``Client``.
+        """Append records one by one, sent ahead of their answers, and return where each went; see ``WireClient``.
 
         Raises Invalid(INVALID_REQUEST) where ``partition`` is given, or a record holds null values, white space, headers, ids or times,
         none of which the wire can carry; Invalid(RECORD_TOO_LARGE) for one that does not fit a line.
@@ -199,7 +199,7 @@ class FluxClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
+        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         text, hw = await self._consume(topic, partition, offset)
         records: list[Record] = []
         for _ in range(SETTLE_MAX):
@@ -232,7 +232,7 @@ class FluxClient(Scope):
         return understood(split_consumed, payload, offset)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``Client``."""
+        """Become a member of a group; see ``WireClient``."""
         suffix = b"" if assignor is None else b" assignor=" + assignor.value.encode()
         payload = await self._connection.ask(b"JOIN|%b %b %b" % (_word(group), _topic(topic), _word(member)) + suffix)
         return _membership(payload)
@@ -249,7 +249,7 @@ class FluxClient(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; see ``Client``. Raises Invalid without ``member``, which the wire needs."""
+        """Store a group's next offset to read; see ``WireClient``. Raises Invalid without ``member``, which the wire needs."""
         if not member:
             raise _impossible("store a position without being a member")
         await self._connection.ask(b"COMMIT|%b %d %d" % (_member(group, topic, member, generation), partition, offset))

@@ -112,7 +112,7 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
 
 
 class IggyClient(Scope):
-    """A broker over the documented dialect; made by ``open``. Implements ``Client`` as far as the wire goes.
+    """A broker over the documented dialect; made by ``open``. Implements ``WireClient`` as far as the wire goes.
 
     A topic's full name up to its first dot is the stream, without a dot it lies in ``default``. A record's key chooses the partition and
     never comes back; one without goes to the partitions in turn. A group called ``group-<n>`` is the wire's group n, any other name is made
@@ -206,7 +206,7 @@ class IggyClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went; see ``Client``. A missing topic is made, with three partitions.
+        """Append records, and return where each went; see ``WireClient``. A missing topic is made, with three partitions.
 
         Each record goes out with an id, its own or a new one, by which it is found again. Raises Invalid(INVALID_REQUEST) for
         ``Level.SYNCED``, null and empty values, times of origin and events, which the wire cannot carry.
@@ -316,7 +316,7 @@ class IggyClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
+        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait."""
         if offset < 0:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"an offset must not be negative offset={offset}")
         return list((await self._poll(topic, partition, 1, offset, records_max)).records)
@@ -324,7 +324,7 @@ class IggyClient(Scope):
     # Groups
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, over a connection of its own; see ``Client``. A missing group, or topic, is made."""
+        """Become a member of a group, over a connection of its own; see ``WireClient``. A missing group, or topic, is made."""
         if assignor is Assignor.RANGE:
             raise _impossible("choose how partitions are dealt out")
         await self._partition_count(topic)

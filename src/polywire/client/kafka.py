@@ -115,7 +115,7 @@ class _Connection(FramedConnection):
 
 
 class KafkaClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes, without groups.
+    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes, without groups.
 
     ``Level.MEMORY`` asks for the same as ``Level.WRITTEN``: what is acknowledged by nothing has no offset to tell.
     """
@@ -156,7 +156,7 @@ class KafkaClient(Scope):
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``Client``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not know."""
+        """Make a topic; see ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not know."""
         asked = schema.request(Api.CREATE_TOPICS).Topics
         topics = [asked(name=topic, num_partitions=partition_count, replication_factor=-1)]
         answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
@@ -182,7 +182,7 @@ class KafkaClient(Scope):
         return answer.topics[0]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return where each partition of a topic begins and ends; see ``Client``. They have no incarnation here."""
+        """Return where each partition of a topic begins and ends; see ``WireClient``. They have no incarnation here."""
         partitions = (await self._describe(topic)).partitions
         epochs = {partition.index: partition.leader_epoch for partition in partitions}
         first = await self._list(topic, sorted(epochs), EARLIEST)
@@ -209,7 +209,7 @@ class KafkaClient(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records and return where each went; see ``Client``. A topic that is missing is made where the broker makes topics.
+        """Append records and return where each went; see ``WireClient``. A topic that is missing is made where the broker makes topics.
 
         Records with keys go where Kafka's Java client puts them, others to one partition after the other, call by call.
         """
@@ -252,7 +252,7 @@ class KafkaClient(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``."""
+        """Return records from an offset on; see ``WireClient``."""
         asked = schema.request(Api.FETCH).Topics
         entries = [asked.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
         answer = await self._connection.ask(

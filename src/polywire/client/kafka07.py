@@ -88,7 +88,7 @@ class Fetched:
 
 
 class Kafka07Client(Scope):
-    """One connection to a broker; made by ``open``. Implements ``Client`` as far as the wire goes.
+    """One connection to a broker; made by ``open``. Implements ``WireClient`` as far as the wire goes.
 
     A record's key chooses its partition and is not sent. The wire tells addresses: ``read``, ``addresses`` and ``write`` speak of those. An
     offset is found by counting records from address 0, or from the nearest place that is known; after retention has removed the
@@ -272,7 +272,7 @@ class Kafka07Client(Scope):
     async def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records, and return where each went, the offset being -1 where it cannot be told; see ``Client``.
+        """Append records, and return where each went, the offset being -1 where it cannot be told; see ``WireClient``.
 
         A key chooses the partition and is not sent. A missing topic is made. Raises Invalid for another level than WRITTEN, null values,
         headers, ids and times, which the wire cannot carry, and Invalid(RECORD_TOO_LARGE).
@@ -343,7 +343,7 @@ class Kafka07Client(Scope):
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait.
+        """Return records from an offset on; see ``WireClient``. Without keys, and at once, whatever ``wait_ms``: the wire cannot wait.
 
         The offset is found by counting from the nearest place that is known. Raises Invalid(INVALID_REQUEST) when that is too far.
         """

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from polywire.client.base import Client
+from polywire.client.base import WireClient
 from polywire.client.kafka07 import FETCH_BYTES, Fetched, Kafka07Client
 from polywire.client.sync import SyncClient
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -220,7 +220,7 @@ class SyncProducer:
         """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Producer``. Raises Unavailable, Invalid for another wire."""
         self._client: Final = SyncClient(url)
 
-        async def make(client: Client) -> Producer:
+        async def make(client: WireClient) -> Producer:
             own = _kafka07(client)
             return Producer(own, compression=compression, batch_records=batch_records, linger_s=linger_s)
 
@@ -257,7 +257,7 @@ class SyncConsumer:
         """Connect to ``url`` (``kafka07://host:port``); the rest as for ``Consumer``. Raises Unavailable, Invalid for another wire."""
         self._client: Final = SyncClient(url)
 
-        async def make(client: Client) -> Consumer:
+        async def make(client: WireClient) -> Consumer:
             return Consumer(_kafka07(client), topic, start=start, path=path)
 
         self._consumer: Final = self._client.run(make)
@@ -286,7 +286,7 @@ class SyncConsumer:
         self._client.close()
 
 
-def _kafka07(client: Client) -> Kafka07Client:
+def _kafka07(client: WireClient) -> Kafka07Client:
     if not isinstance(client, Kafka07Client):
         raise Invalid(ErrorCode.INVALID_REQUEST, "the URL of a Kafka 0.7 connection begins with kafka07://")
     return client

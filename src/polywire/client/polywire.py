@@ -9,31 +9,25 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import Connection, Scope
+from polywire.client.connection import Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.group_info import GroupInfo, MemberInfo
 from polywire.client.kept_info import TransactionInfo, WriterInfo
 from polywire.client.login import Login
+from polywire.client.polywire_connection import PolywireConnection
 from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
-    ERROR,
-    MAGIC,
-    MORE,
-    PREFIX_BYTES,
     decode_answer,
-    decode_answer_prefix,
-    encode_head,
 )
-from polywire.protocols.polywire.errors import error_of
-from polywire.protocols.polywire.messages import BY_KEY, Failure, Head, Verb
+from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import walk
 from polywire.records.columns import Record
 from polywire.records.compression import expand_body
@@ -55,115 +49,8 @@ _I = TypeVar("_I", TransactionInfo, WriterInfo)
 _flags: Final = header_fields("flags")
 
 
-class _Pending:
-    """One request under way; ``parts`` are the payloads of its frames."""
-
-    __slots__ = ("done", "parts")
-
-    def __init__(self, done: asyncio.Future[tuple[bytes, list[bytes]]]) -> None:
-        self.done: Final = done
-        self.parts: list[bytes] = []
-
-
-class _Connection(Connection):
-    """Frames in and out. Guards: each correlation is settled once, also when the connection is lost."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.greeted: Final[asyncio.Future[bytes]] = loop.create_future()
-        self.greeted.add_done_callback(_ignore)
-        self._buffer = bytearray()
-        self._opened_by_peer = False
-        self._pending: dict[int, _Pending] = {}
-        self._correlation = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._opened().write(MAGIC)
-
-    def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
-        pending, self._pending = self._pending, {}
-        return [self.greeted, *(request.done for request in pending.values())]
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        try:
-            taken = self._take()
-        except PeerError as error:
-            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
-            return
-        del self._buffer[:taken]
-
-    async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
-        """Head of the answer's last frame and the payloads of all."""
-        transport = self._opened()
-        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
-        correlation = self._correlation
-        pending = self._pending[correlation] = _Pending(self._loop.create_future())
-        parts = [memoryview(part).cast("B") for part in payload]
-        size = sum([len(part) for part in parts])
-        transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
-        try:
-            await self._writable.wait()
-            return await pending.done
-        except asyncio.CancelledError:
-            if verb is Verb.FETCH and self._lost is None:
-                self._cancel(correlation)
-            raise
-
-    def _cancel(self, correlation: int) -> None:
-        """Tell the broker that nobody waits any more; both answers are ignored when they come."""
-        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
-        ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
-        ignored.done.add_done_callback(_ignore)
-        self._opened().write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
-
-    def _take(self) -> int:
-        at = 0
-        if not self._opened_by_peer:
-            if len(self._buffer) < len(MAGIC):
-                return 0
-            if self._buffer[: len(MAGIC)] != MAGIC:
-                raise PeerError(f"peer does not speak this version opening={self._buffer[:8].hex()}", fatal=True)
-            self._opened_by_peer = True
-            at = len(MAGIC)
-        while len(self._buffer) - at >= PREFIX_BYTES:
-            prefix = decode_answer_prefix(self._buffer, at)
-            end = at + PREFIX_BYTES + prefix.length
-            if end > len(self._buffer):
-                break
-            body = at + PREFIX_BYTES + prefix.head_bytes
-            with memoryview(self._buffer) as view:
-                head, payload = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
-            self._settle(prefix.correlation, prefix.flags, head, payload)
-            at = end
-        return at
-
-    def _settle(self, correlation: int, flags: int, head: bytes, payload: bytes) -> None:
-        if correlation == 0:
-            if flags & ERROR:
-                raise PeerError(decode_answer(head, Failure).message, fatal=True)
-            if not self.greeted.done():
-                self.greeted.set_result(head)
-            return
-        pending = self._pending.get(correlation)
-        if pending is None:
-            raise PeerError(f"answer to no request correlation={correlation}", fatal=True)
-        if flags & ERROR:
-            failure = decode_answer(head, Failure)
-            del self._pending[correlation]
-            if not pending.done.done():
-                pending.done.set_exception(error_of(failure))
-            return
-        pending.parts.append(payload)
-        if not flags & MORE:
-            del self._pending[correlation]
-            if not pending.done.done():
-                pending.done.set_result((head, pending.parts))
-
-
 class PolywireClient(Scope):
-    """One connection to a broker; made by ``open``. Implements ``Client`` and what only this wire can do.
+    """One connection to a broker; made by ``open``. Implements ``WireClient`` and what only this wire can do.
 
     Calls may be made concurrently. ``limits`` are those the broker told when the connection was opened (sizes in bytes, times in ms).
 
@@ -175,7 +62,7 @@ class PolywireClient(Scope):
 
     __slots__ = ("_connection", "limits")
 
-    def __init__(self, connection: _Connection, limits: messages.Limits) -> None:
+    def __init__(self, connection: PolywireConnection, limits: messages.Limits) -> None:
         self._connection: Final = connection
         self.limits: Final = limits
 
@@ -204,7 +91,7 @@ class PolywireClient(Scope):
             Busy: the broker has too many logins to check; come back later.
         """
         loop = asyncio.get_running_loop()
-        connection = _Connection(loop)
+        connection = PolywireConnection(loop)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(lambda: connection, host, port, **secured(tls, host))
@@ -239,7 +126,7 @@ class PolywireClient(Scope):
         """Make a topic.
 
         Args:
-            topic: full name, as for ``Client.create_topic``.
+            topic: full name, as for ``WireClient.create_topic``.
             partition_count: None: the broker's default.
             settings: by name: ``retention_age_us`` (microseconds), ``retention_bytes`` (of each partition), ``compaction`` (1: keep the
             newest
@@ -299,7 +186,7 @@ class PolywireClient(Scope):
         ]
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset; see ``Client``.
+        """Return the first offset appended at a time (microseconds since 1970) or after it, else the next offset; see ``WireClient``.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for a partition there is not.
         """
@@ -318,7 +205,7 @@ class PolywireClient(Scope):
         level: Level = Level.WRITTEN,
         create: bool = True,
     ) -> list[Produced]:
-        """Append records in order, and return where each went; see ``Client``.
+        """Append records in order, and return where each went; see ``WireClient``.
 
         Args:
             topic: full name.
@@ -360,10 +247,34 @@ class PolywireClient(Scope):
         answered, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
         return _places(_decode(answered, messages.Produced), b"".join(parts))
 
+    async def append_batch(self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
+        """Append one stored batch to a partition, and return the offset of its first record. The rest as for ``produce_batch``."""
+        answered, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
+        return _decode(answered, messages.Produced).appended[0].base_offset
+
+    async def fetch_batches(
+        self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int = 0
+    ) -> tuple[list[bytes], int]:
+        """Return whole stored batches from an offset on, and the next offset behind them; the first may begin below ``offset``.
+
+        Args:
+            topic: full name.
+            partition: its number, from 0.
+            offset: of the first record wanted.
+            bytes_max: ends it, after one batch at least.
+            wait_ms: how long to wait, in milliseconds, for the first record.
+
+        Raises:
+            Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE.
+        """
+        head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
+        answered, parts = await self._connection.ask(Verb.FETCH, head)
+        return parts, _decode(answered, messages.Fetched).next_offset
+
     async def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return records from an offset on; see ``Client``. Waits at most ``limits.wait_ms_max``, whatever ``wait_ms``.
+        """Return records from an offset on; see ``WireClient``. Waits at most ``limits.wait_ms_max``, whatever ``wait_ms``.
 
         Reads some 4 MiB at a time, so fewer than ``records_max`` may come although there are more.
         """
@@ -425,23 +336,23 @@ class PolywireClient(Scope):
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group; see ``Client``. Raises Denied for a group of another user."""
+        """Become a member of a group; see ``WireClient``. Raises Denied for a group of another user."""
         head = messages.Join(group, topic, member, None if assignor is None else assignor.value)
         return _membership(await self._ask(Verb.JOIN, head, messages.Membership))
 
     async def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
-        """Stay a member, and return one's place; see ``Client``."""
+        """Stay a member, and return one's place; see ``WireClient``."""
         head = messages.Member(group, topic, member, generation)
         return _membership(await self._ask(Verb.HEARTBEAT, head, messages.Membership))
 
     async def leave(self, group: str, topic: str, member: str, generation: int) -> None:
-        """Give up one's place in a group; see ``Client``."""
+        """Give up one's place in a group; see ``WireClient``."""
         await self._ask(Verb.LEAVE, messages.Member(group, topic, member, generation), Head)
 
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read; see ``Client``. Raises Denied for a group of another user."""
+        """Store a group's next offset to read; see ``WireClient``. Raises Denied for a group of another user."""
         head = messages.Commit(topic, partition, 1, group, offset, member=member, generation=generation)
         await self._ask(Verb.COMMIT, head, Head)
 
@@ -520,12 +431,6 @@ class PolywireClient(Scope):
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         answered, _ = await self._connection.ask(verb, head)
         return _decode(answered, kind)
-
-
-def _ignore(done: asyncio.Future[Any]) -> None:
-    """Look at the outcome, so that asyncio does not report that nobody did."""
-    if not done.cancelled():
-        done.exception()
 
 
 def _decode(head: bytes, kind: type[_H]) -> _H:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from polywire.client.base import Ability, Client, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo, WireClient
 from polywire.client.connect import connect as connect_asynchronously
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.records.columns import Record
@@ -40,7 +40,7 @@ class SyncClient:
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._stop)
-            self._client: Final[Client] = self._run(connect_asynchronously(url))
+            self._client: Final[WireClient] = self._run(connect_asynchronously(url))
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class SyncClient:
             self._stop()
 
     def create_topic(self, topic: str, partition_count: int) -> None:
-        """Make a topic; see ``Client.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
+        """Make a topic; see ``WireClient.create_topic``. Raises Conflict(TOPIC_EXISTS), Invalid."""
         self._run(self._client.create_topic(topic, partition_count))
 
     def delete_topic(self, topic: str) -> None:
@@ -85,7 +85,7 @@ class SyncClient:
     def produce(
         self, topic: str, records: Sequence[Record], *, partition: int | None = None, level: Level = Level.WRITTEN
     ) -> list[Produced]:
-        """Append records in order, and return where each went, in their order; see ``Client.produce``.
+        """Append records in order, and return where each went, in their order; see ``WireClient.produce``.
 
         Args:
             topic: full name.
@@ -102,14 +102,14 @@ class SyncClient:
     def fetch(
         self, topic: str, partition: int, offset: int, *, records_max: int = 10_000, wait_ms: int = 0
     ) -> list[Record]:
-        """Return up to ``records_max`` records from an offset on; see ``Client.fetch``.
+        """Return up to ``records_max`` records from an offset on; see ``WireClient.fetch``.
 
         Waits up to ``wait_ms`` milliseconds for the first one where the wire can. Raises Missing(TOPIC_MISSING, OFFSET_OUT_OF_RANGE).
         """
         return self._run(self._client.fetch(topic, partition, offset, records_max=records_max, wait_ms=wait_ms))
 
     def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
-        """Become a member of a group, and return the partitions given to it; see ``Client.join``."""
+        """Become a member of a group, and return the partitions given to it; see ``WireClient.join``."""
         return self._run(self._client.join(group, topic, member, assignor=assignor))
 
     def heartbeat(self, group: str, topic: str, member: str, generation: int) -> Membership:
@@ -123,7 +123,7 @@ class SyncClient:
     def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Store a group's next offset to read, checked against the group where ``member`` is given; see ``Client.commit``."""
+        """Store a group's next offset to read, checked against the group where ``member`` is given; see ``WireClient.commit``."""
         self._run(self._client.commit(group, topic, partition, offset, member=member, generation=generation))
 
     def position(self, group: str, topic: str, partition: int) -> int | None:
@@ -149,7 +149,7 @@ class SyncClient:
             if not self._loop.is_closed():
                 self._run(records.aclose())
 
-    def run(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[WireClient], Coroutine[Any, Any, T]]) -> T:
         """Run something on the connection's thread, given the asynchronous client, and return its result. Raises what it raises."""
         return self._run(work(self._client))
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from polywire.cli.start_position import FromOffset, FromTime, Span, Start, parse_start, spans
-from polywire.client.base import Client, PartitionBounds
+from polywire.client.base import PartitionBounds, WireClient
 from polywire.client.consume import Bound
 from polywire.errors import ErrorCode, Invalid, Missing
 
@@ -26,7 +26,7 @@ class TwoPartitions:
 
 
 def found(start: Start, partition: int | None = None) -> list[Span]:
-    return asyncio.run(spans(cast(Client, TwoPartitions()), "t", partition=partition, start=start))
+    return asyncio.run(spans(cast(WireClient, TwoPartitions()), "t", partition=partition, start=start))
 
 
 @pytest.mark.parametrize(

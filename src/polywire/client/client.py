@@ -1,0 +1,181 @@
+"""``polywire.connect(url)`` and ``Client``: a broker, whatever wire it is spoken to over, for as long as the application lives.
+
+Promises: what only asks is asked again after a lost connection; what changes something is not, and Unavailable says that nobody knows.
+Must not know: any one wire's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
+from polywire.client.consumer import Consumer
+from polywire.client.link import RECONNECT_S, Link
+from polywire.client.producer import Producer
+from polywire.client.record import Headers, Record, Text, from_stored
+from polywire.errors import ErrorCode, Invalid
+
+
+class Client:
+    """One broker. Producers and consumers that it makes have connections of their own, and are closed with it.
+
+    Example:
+        async with polywire.connect("127.0.0.1:9555") as client:
+            await client.send("orders", "hello", key="a")
+            async with client.consumer("orders") as consumer:
+                async for record in consumer:
+                    print(record.text)
+    """
+
+    def __init__(self, url: str, *, reconnect_s: float = RECONNECT_S) -> None:
+        """Remember where the broker is; ``connect`` connects as well. Arguments as there."""
+        if not isinstance(url, str):
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f'a URL is a str like "polywire://127.0.0.1:9555" got={type(url).__name__}'
+            )
+        self.url: Final = url
+        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        self._producer: Producer | None = None
+        self._made: list[Producer | Consumer] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def abilities(self) -> frozenset[Ability]:
+        """Return what this wire can carry and do."""
+        return (await self._link.wire()).abilities
+
+    async def close(self) -> None:
+        """Flush and close what was made, then the connection. Calling it again does nothing. Raises what closing those does."""
+        try:
+            while self._made:
+                await self._made.pop().close()
+        finally:
+            await self._link.close()
+
+    def producer(self, **options: Any) -> Producer:
+        """Return a producer; the options are those of ``Producer``.
+
+        Example:
+            async with client.producer(linger_ms=20) as producer:
+                await producer.send_many("orders", ["one", "two"])
+        """
+        made = Producer(self.url, **options)
+        self._made.append(made)
+        return made
+
+    def consumer(self, *topics: str, **options: Any) -> Consumer:
+        """Return a consumer of these topics; the options are those of ``Consumer``.
+
+        Example:
+            async with client.consumer("orders", group="billing", start="latest") as consumer:
+                async for record in consumer:
+                    print(record.key, record.value)
+        """
+        made = Consumer(self.url, *topics, **options)
+        self._made.append(made)
+        return made
+
+    async def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record, and return where it went once it is stored; see ``Producer.send_and_wait``. For many, make a producer.
+
+        Example:
+            place = await client.send("orders", "hello", key="a")
+        """
+        if self._producer is None:
+            self._producer = self.producer()
+        return await self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
+        """Return records of one partition from an offset on, as many as are there; none at its end.
+
+        Args:
+            topic: full name.
+            partition: its number, from 0.
+            offset: of the first record wanted.
+            records_max: how many at most; fewer may come although there are more.
+
+        Raises:
+            Missing: TOPIC_MISSING, PARTITION_MISSING, OFFSET_OUT_OF_RANGE.
+        """
+        found = await self._link.read(lambda wire: wire.fetch(topic, partition, offset, records_max=records_max))
+        return [from_stored(record, topic, partition) for record in found]
+
+    async def create_topic(self, topic: str, partition_count: int = 3) -> None:
+        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT)."""
+        await self._link.once(lambda wire: wire.create_topic(topic, partition_count))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
+        await self._link.once(lambda wire: wire.delete_topic(topic))
+
+    async def topics(self) -> list[TopicInfo]:
+        """Return the topics that this user may see, by name."""
+        return await self._link.read(lambda wire: wire.topics())
+
+    async def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return the first and next offset of each partition, by number. Raises Missing(TOPIC_MISSING)."""
+        return await self._link.read(lambda wire: wire.bounds(topic))
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return a group's next offset to read, None when it never stored one (0 where the wire cannot tell)."""
+        return await self._link.read(lambda wire: wire.position(group, topic, partition))
+
+
+class Connecting:
+    """What ``connect`` returns: awaited, or entered with ``async with``, it is a connected ``Client``."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        self._client: Final = client
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Client:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def _open(self) -> Client:
+        await self._client._link.open()
+        return self._client
+
+
+def connect(url: str, *, reconnect_s: float = RECONNECT_S) -> Connecting:
+    """Connect to a broker: ``async with`` what is returned, or await it, to get a ``Client``.
+
+    Args:
+        url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire. The scheme is cursus, flux, iggy, kafka, kafka07 or
+            polywire, with ``+tls`` behind it for TLS. ``polywire://name:password@host:port`` logs in.
+        reconnect_s: how long a broker that is gone is looked for, in seconds, before a call fails.
+
+    Raises:
+        Invalid: INVALID_REQUEST: another scheme, or a broken address.
+        Unavailable: nobody answers.
+        Denied: LOGIN_FAILED.
+
+    Example:
+        async with polywire.connect("127.0.0.1:9555") as client:
+            print(await client.topics())
+    """
+    return Connecting(Client(url, reconnect_s=reconnect_s))

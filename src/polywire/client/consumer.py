@@ -1,0 +1,515 @@
+"""``Consumer``: records of one or more topics as they come, alone or shared with the other members of a group.
+
+A consumer lives in sessions. A session begins with a connection and, with a group, a membership; it fetches until the connection is lost
+or the group changes, and then the next one goes on where the application is.
+
+Promises: records of a partition come in order; a consumer that lives on after its broker was killed goes on without a gap and without a
+record twice; a position is stored only of records that the application has come back from. What is fetched ahead has a limit. Must not know:
+any one wire's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
+from polywire.client.base import Ability, WireClient
+from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, Link
+from polywire.client.polywire import PolywireClient
+from polywire.client.record import Record, decode_batches, from_stored
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
+
+WAIT_MS: Final = 1000  # length of one long poll
+POLL_INTERVAL_S: Final = 0.05  # between fetches on wires that cannot wait
+HEARTBEAT_S: Final = 3.0  # members are forgotten after ten
+COMMIT_INTERVAL_S: Final = 1.0
+BUFFER_BYTES: Final = 32 << 20
+FETCH_BYTES_MIN: Final = 64 << 10
+FETCH_BYTES_MAX: Final = 1 << 20
+FETCH_RECORDS: Final = 1000  # of one fetch on wires that count records
+FETCHES_MAX: Final = 32  # open at a time; the broker takes 64 of a connection
+SHARED_WAIT_MS: Final = 100  # length of a long poll where partitions take turns at it
+BATCH_RECORDS: Final = 10_000
+COMMIT_SESSIONS_MAX: Final = 10  # in which one position is tried to be stored
+
+
+class _SessionOver(Exception):
+    """The group has changed: join again."""
+
+
+class Consumer:
+    """Reads topics. ``polywire.Client.consumer`` makes one; use it in an ``async with``.
+
+    With a group its members share the partitions, and the group's positions are where it goes on; without, all partitions are read and
+    nothing is stored. Positions are stored about once a second and on closing (``auto_commit``), or by ``commit`` alone.
+
+    Example:
+        async with client.consumer("orders", group="billing") as consumer:
+            async for record in consumer:
+                print(record.offset, record.value)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *topics: str,
+        group: str | None = None,
+        member: str | None = None,
+        start: Start = EARLIEST,
+        auto_commit: bool = True,
+        commit_interval_s: float = COMMIT_INTERVAL_S,
+        buffer_bytes: int = BUFFER_BYTES,
+        reconnect_s: float = 60.0,
+    ) -> None:
+        """Prepare a consumer; it connects when it is entered or first asked for a record.
+
+        Args:
+            url: as for ``polywire.connect``.
+            topics: full names, one at least.
+            group: whom to share the topics with, and whose positions to go on at.
+            member: one's name in the group; None: a new one.
+            start: where to begin without a position: "earliest", "latest", an offset, or a datetime with a time zone.
+            auto_commit: whether positions are stored without being asked to.
+            commit_interval_s: how often, in seconds.
+            buffer_bytes: how much is fetched ahead, as stored.
+            reconnect_s: how long a broker that is gone is looked for, in seconds.
+
+        Raises:
+            Invalid: INVALID_REQUEST: something else was given; the message says what was expected.
+        """
+        if not topics or not all(isinstance(topic, str) for topic in topics):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a consumer takes one or more topics by name got={topics!r}")
+        if group is not None and not isinstance(group, str):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a group is named by a str got={type(group).__name__}")
+        if commit_interval_s <= 0 or buffer_bytes < 1:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"numbers are above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
+            )
+        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        self._topics: Final = tuple(dict.fromkeys(topics))
+        self._group: Final = group
+        self._member: Final = member or f"polywire-{secrets.token_hex(6)}"
+        self._start: Final = checked_start(start)
+        self._auto_commit: Final = auto_commit and group is not None
+        self._commit_interval_s: Final = commit_interval_s
+        self._buffer_bytes: Final = buffer_bytes
+        self._assignment: Final = Assignment()
+        self._generations: dict[str, int] = {}
+        self._wire: WireClient | None = None
+        self._current: Sequence[Record] = ()
+        self._row = 0
+        self._batch = (0, 0)
+        self._part: Part | None = None
+        self._news = asyncio.Event()
+        self._in_session = asyncio.Event()
+        self._over = asyncio.Event()
+        self._failing_since: float | None = None
+        self._pause_s = BACKOFF_MIN_S
+        self._failure: BrokerError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(commit_last=kind is None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        row = self._row
+        if row >= len(self._current):
+            if not await self._next_chunk(None):
+                raise StopAsyncIteration
+            row = 0
+        self._row = row + 1
+        return self._current[row]
+
+    async def start(self) -> None:
+        """Connect, join the group, and begin to fetch.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Unavailable: nobody answers.
+            Denied: the login was refused, or a permission is missing.
+            Invalid: INVALID_REQUEST: this wire has no groups, or cannot begin there.
+        """
+        if self._task is None and not self._closed:
+            self._task = asyncio.ensure_future(self._run())
+        await self._session_begun()
+
+    async def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
+        """Return the next records, all of one partition, as soon as there are any.
+
+        Args:
+            records_max: how many at most.
+            timeout_s: how long to wait for the first one, in seconds; then nothing is returned. None: for ever.
+
+        Raises what ``start`` does, and Missing(OFFSET_OUT_OF_RANGE) when a position lies in front of what is still kept: ``seek`` then.
+
+        Example:
+            while records := await consumer.batch(timeout_s=1):
+                store(records)
+                await consumer.commit()
+        """
+        if records_max < 1:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"records_max is above 0 got={records_max}")
+        if self._row >= len(self._current) and not await self._next_chunk(timeout_s):
+            return ()
+        first = self._row
+        self._row = min(first + records_max, len(self._current))
+        self._batch = (first, self._row)
+        return self._current[first : self._row]
+
+    async def batches(self, records_max: int = BATCH_RECORDS) -> AsyncGenerator[Sequence[Record], None]:
+        """Yield batches of records as they come, for ever; see ``batch``.
+
+        Example:
+            async for records in consumer.batches():
+                print(len(records), records[0].partition)
+        """
+        while records := await self.batch(records_max):
+            yield records
+
+    async def commit(self, record: Record | None = None) -> None:
+        """Store positions of the group, and return when they are stored: behind everything that was handed out so far.
+
+        Args:
+            record: behind this one only.
+
+        Raises:
+            Conflict: PARTITION_NOT_ASSIGNED: the partition is another member's now, who reads its records again.
+            Invalid: INVALID_REQUEST: there is no group.
+        """
+        if self._group is None:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "positions belong to a group: give the consumer one")
+        self._mark()
+        if record is not None:
+            targets = {(record.topic, record.partition): record.offset + 1}
+        else:
+            targets = self._assignment.positions()
+        for (topic, partition), offset in targets.items():
+            await self._commit(topic, partition, offset)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at another offset of a partition that this consumer has. Raises Missing(PARTITION_MISSING) where it has not."""
+        part = self._assignment.find(topic, partition)
+        if part is None:
+            raise Missing(
+                ErrorCode.PARTITION_MISSING, f"not this consumer's partition topic={topic} partition={partition}"
+            )
+        part.move(offset)
+        if part is self._part:
+            self._drop_current()
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """The next offset of each partition that this consumer has now, by topic and partition."""
+        self._mark()
+        return self._assignment.positions()
+
+    async def close(self, *, commit_last: bool = True) -> None:
+        """Store positions (``auto_commit``), leave the group, and end the connection. Calling it again does nothing.
+
+        Args:
+            commit_last: whether the application has done with the last records that it was handed.
+
+        Raises Unavailable when positions could not be stored; the records since the last time come again then.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._news.set()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        try:
+            if self._wire is not None and self._failure is None and task is not None:
+                await self._farewell(self._wire, commit_last=commit_last)
+        finally:
+            self._drop_current()
+            await self._link.close()
+
+    async def _farewell(self, wire: WireClient, *, commit_last: bool) -> None:
+        self._mark()
+        try:
+            if self._auto_commit:
+                for part in self._assignment:
+                    await self._store(wire, part, part.position if commit_last else part.done)
+            if self._is_grouped(wire):
+                for topic, generation in self._generations.items():
+                    await wire.leave(self._group or "", topic, self._member, generation)
+        except (Conflict, Missing, _SessionOver):
+            return  # the group went on without this member; what was not stored is another's to read
+
+    # What is handed out
+
+    async def _next_chunk(self, timeout_s: float | None) -> bool:
+        """Go on to the next records that were fetched; False when none came in time or the consumer was closed."""
+        self._leave_chunk()
+        if self._task is None:
+            await self.start()
+        part: Part | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                part = await self._next_part()
+        if part is None:
+            return False
+        self._part, self._current, self._row, self._batch = part, part.take(), 0, (0, 0)
+        return True
+
+    async def _next_part(self) -> Part | None:
+        """A partition with something to hand out; None when the consumer was closed."""
+        while (part := self._assignment.next_part()) is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return part
+
+    def _leave_chunk(self) -> None:
+        """The application came back for more: it has done with what it was given."""
+        self._mark()
+        if self._part is not None:
+            self._part.done = self._part.position
+        self._drop_current()
+
+    def _drop_current(self) -> None:
+        self._part, self._current, self._row, self._batch = None, (), 0, (0, 0)
+
+    def _mark(self) -> None:
+        """Bring the positions of the partition that is being handed out up to date."""
+        if self._part is None or not self._row:
+            return
+        first, stop = self._batch
+        given = self._current[first if stop == self._row else self._row - 1]
+        self._part.position = self._current[self._row - 1].offset + 1
+        self._part.done = max(self._part.done, given.offset)
+
+    # Sessions
+
+    def _is_grouped(self, wire: WireClient) -> bool:
+        return self._group is not None and Ability.GROUPS in wire.abilities
+
+    async def _session_begun(self) -> WireClient:
+        await self._in_session.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._closed or self._wire is None:
+            raise Unavailable(ErrorCode.STOPPING, "consumer is closed")
+        return self._wire
+
+    async def _run(self) -> None:
+        """One session after the other, until something happens that another one cannot mend."""
+        try:
+            while True:
+                await self._one_session(await self._link.wire())
+        except BrokerError as error:
+            self._failure = error
+            self._news.set()
+            self._in_session.set()
+
+    async def _one_session(self, wire: WireClient) -> None:
+        """One session, and a pause behind one that failed. Raises Unavailable when none has begun for ``reconnect_s``."""
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._session(wire)
+        except _SessionOver:
+            self._failing_since = None
+        except Unavailable:
+            if self._in_session.is_set() or self._failing_since is None:
+                self._failing_since, self._pause_s = now, BACKOFF_MIN_S
+            elif now > self._failing_since + self._link.reconnect_s:
+                raise
+            self._in_session.clear()
+            await self._link.lost(wire)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
+        finally:
+            self._in_session.clear()
+
+    async def _session(self, wire: WireClient) -> None:
+        """Fetch until the connection is lost or the group changes. Raises what ended it."""
+        self._over = asyncio.Event()
+        await self._assign(wire)
+        self._wire = wire
+        self._in_session.set()
+        parts = list(self._assignment)
+        slots = asyncio.Semaphore(FETCHES_MAX)
+        bytes_max = min(max(self._buffer_bytes // max(len(parts), 1), FETCH_BYTES_MIN), FETCH_BYTES_MAX)
+        wait_ms = WAIT_MS if len(parts) <= FETCHES_MAX else SHARED_WAIT_MS
+        work = [self._fetch(wire, part, slots, bytes_max=bytes_max, wait_ms=wait_ms) for part in parts]
+        await _until_one_fails([self._keep_up(wire), self._watch(), *work])
+
+    async def _watch(self) -> None:
+        await self._over.wait()
+        raise _SessionOver
+
+    async def _assign(self, wire: WireClient) -> None:
+        """Find out which partitions are this consumer's, and where it goes on in each."""
+        if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire has no groups url={self._link.url}")
+        chosen: set[tuple[str, int]] = set()
+        for topic in self._topics:
+            if self._is_grouped(wire):
+                membership = await wire.join(self._group or "", topic, self._member)
+                self._generations[topic] = membership.generation
+                chosen |= {(topic, partition) for partition in membership.partitions}
+            else:
+                chosen |= {(topic, partition) for partition in range(await _partition_count(wire, topic))}
+        self._mark()
+        self._assignment.keep(chosen)
+        if self._part is not None and (self._part.topic, self._part.partition) not in chosen:
+            self._drop_current()
+        for topic, partition in sorted(chosen):
+            await self._place(wire, topic, partition)
+
+    async def _place(self, wire: WireClient, topic: str, partition: int) -> None:
+        stored = None
+        if self._group is not None and Ability.POSITIONS in wire.abilities:
+            stored = await wire.position(self._group, topic, partition)
+        part = self._assignment.find(topic, partition)
+        if part is None:
+            offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
+            self._assignment.add(Part.at(topic, partition, offset))
+        elif stored is not None and stored != part.stored and stored > part.position:
+            # Another member had it meanwhile, and got further.
+            part.move(stored)
+            part.stored = stored
+            if part is self._part:
+                self._drop_current()
+
+    async def _fetch(
+        self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
+    ) -> None:
+        """Keep one chunk of a partition ready, for ever."""
+        waits = Ability.LONG_POLL in wire.abilities
+        while True:
+            await part.consumed.wait()
+            asked = part.fetched
+            async with slots:
+                if isinstance(wire, PolywireClient):
+                    payloads, next_offset = await wire.fetch_batches(
+                        part.topic, part.partition, asked, bytes_max=bytes_max, wait_ms=wait_ms
+                    )
+                    records = [
+                        record
+                        for payload in payloads
+                        for record in decode_batches(payload, part.topic, part.partition, asked)
+                    ]
+                else:
+                    found = await wire.fetch(
+                        part.topic,
+                        part.partition,
+                        asked,
+                        records_max=FETCH_RECORDS,
+                        wait_ms=wait_ms if waits else 0,
+                    )
+                    records = [from_stored(record, part.topic, part.partition) for record in found]
+                    next_offset = records[-1].offset + 1 if records else asked
+            if part.fetched != asked:
+                continue  # the application went elsewhere meanwhile
+            part.put(records, next_offset)
+            if records:
+                self._news.set()
+            elif not waits:
+                await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _keep_up(self, wire: WireClient) -> None:
+        """Store positions and give signs of life, whatever the application does meanwhile."""
+        loop = asyncio.get_running_loop()
+        heard_at = loop.time()
+        while True:
+            await asyncio.sleep(min(self._commit_interval_s, HEARTBEAT_S) if self._auto_commit else HEARTBEAT_S)
+            if self._auto_commit:
+                self._mark()
+                for part in self._assignment:
+                    await self._store(wire, part, part.done)
+            if self._is_grouped(wire) and loop.time() - heard_at >= HEARTBEAT_S:
+                heard_at = loop.time()
+                await self._heartbeat(wire)
+
+    async def _heartbeat(self, wire: WireClient) -> None:
+        try:
+            for topic in self._topics:
+                await wire.heartbeat(self._group or "", topic, self._member, self._generations[topic])
+        except (Conflict, Missing) as error:
+            raise _SessionOver from error
+
+    async def _store(self, wire: WireClient, part: Part, offset: int) -> None:
+        """Store a position that is not stored yet. Raises _SessionOver when the group has changed."""
+        if offset == part.stored:
+            return
+        member, generation = "", -1
+        if self._is_grouped(wire):
+            member, generation = self._member, self._generations[part.topic]
+        try:
+            await wire.commit(
+                self._group or "", part.topic, part.partition, offset, member=member, generation=generation
+            )
+        except Conflict as error:
+            raise _SessionOver from error
+        except Missing as error:
+            if error.code not in (ErrorCode.GROUP_MISSING, ErrorCode.MEMBER_MISSING):
+                raise
+            raise _SessionOver from error
+        part.stored = offset
+
+    async def _commit(self, topic: str, partition: int, offset: int) -> None:
+        """Store a position in this session or, if it ends meanwhile, in a later one in which the partition is still ours."""
+        for _ in range(COMMIT_SESSIONS_MAX):
+            wire = await self._session_begun()
+            part = self._assignment.find(topic, partition)
+            if part is None:
+                break
+            try:
+                await self._store(wire, part, offset)
+                part.done = max(part.done, offset)
+                return
+            except _SessionOver:
+                self._in_session.clear()
+                self._over.set()
+            except Unavailable:
+                self._in_session.clear()
+                await self._link.lost(wire)
+        raise Conflict(
+            ErrorCode.PARTITION_NOT_ASSIGNED,
+            f"the partition is another member's now topic={topic} partition={partition}",
+        )
+
+
+async def _partition_count(wire: WireClient, topic: str) -> int:
+    if Ability.BOUNDS in wire.abilities:
+        return len(await wire.bounds(topic))
+    counts = [found.partition_count for found in await wire.topics() if found.name == topic]
+    if not counts:
+        raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic}")
+    return counts[0]
+
+
+async def _until_one_fails(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once until one of them raises; the others are ended then."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    # A change of the group is mended by joining again; whatever else went wrong with it shows again then.
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    raise next((failure for failure in failures if isinstance(failure, _SessionOver)), failures[0])

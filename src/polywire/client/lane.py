@@ -1,0 +1,301 @@
+"""One partition's records on their way into the broker: gathered into batches, sent ahead of their answers, sent again when in doubt.
+
+On the `polywire` wire a lane is an idempotent producer: its batches carry a producer's name and consecutive sequences, and one that is sent
+again is stored once. On other wires one batch at a time is under way, and one in doubt is sent again, so that it may be stored twice.
+
+Promises: batches are stored in the order in which they were begun; each is settled once. Must not know: how records find their
+partition, memory limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from polywire.client.link import Link
+from polywire.client.polywire import PolywireClient
+from polywire.client.record import Record, encode_batch, to_stored
+from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.records import columns
+from polywire.types import Level
+
+WINDOW: Final = 5  # batches under way; the broker remembers where more than these lie
+RECORD_OVERHEAD_BYTES: Final = 64  # what a record costs beside its key and value
+PRODUCER_ID_BYTES: Final = 16
+PAUSE_MIN_S: Final = 0.05  # before something is sent again, where the broker does not say after how long
+PAUSE_MAX_S: Final = 5.0  # whatever it says
+
+ANY_PARTITION: Final = -1  # the wire chooses
+NO_OFFSET: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What became of one batch: ``record_count`` records from ``base_offset`` on, or the ``error`` because of which none was stored.
+
+    ``base_offset`` is -1, and ``partition`` may be, where the wire does not tell.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
+    error: BrokerError | None = None
+
+
+OnDelivery: TypeAlias = Callable[[Delivery], None]
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """Records of one partition, by column; ``others`` are those with more than key and value, by row.
+
+    ``places`` are partition and offset of each record where the wire gave them one by one.
+    """
+
+    settled: asyncio.Future[Delivery]
+    due_at: float
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    others: dict[int, Record] = field(default_factory=dict)
+    size: int = 0
+    sequence: int = -1
+    places: list[tuple[int, int]] | None = None
+    reply: asyncio.Task[None] | None = None
+
+    def records(self) -> list[columns.Record]:
+        """The records as the clients of other wires take them."""
+        return [
+            to_stored(self.others[row]) if row in self.others else columns.Record(value, key)
+            for row, (value, key) in enumerate(zip(self.values, self.keys, strict=True))
+        ]
+
+
+class Lane:
+    """Batches of one partition. Guards: sequences follow each other without gaps, also behind a batch that was refused."""
+
+    __slots__ = (
+        "_batch_bytes",
+        "_failing_since",
+        "_idempotent",
+        "_level",
+        "_linger_s",
+        "_link",
+        "_loop",
+        "_next_sequence",
+        "_on_settled",
+        "_pause_s",
+        "_producer_id",
+        "_queue",
+        "_task",
+        "_under_way",
+        "_wake",
+        "partition",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        topic: str,
+        partition: int,
+        *,
+        idempotent: bool,
+        level: Level,
+        linger_s: float,
+        batch_bytes: int,
+        on_settled: Callable[[Batch, Delivery], None],
+    ) -> None:
+        self.topic: Final = topic
+        self.partition: Final = partition
+        self._link: Final = link
+        self._idempotent: Final = idempotent
+        self._level: Final = level
+        self._linger_s: Final = linger_s
+        self._batch_bytes: Final = batch_bytes
+        self._on_settled: Final = on_settled
+        self._loop: Final = asyncio.get_running_loop()
+        self._queue: Final[deque[Batch]] = deque()
+        self._under_way: Final[deque[Batch]] = deque()
+        self._wake: Final = asyncio.Event()
+        self._failing_since: float | None = None
+        self._pause_s = PAUSE_MIN_S
+        self._begin_producer()
+        self._task: Final = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def open_batch(self, size: int) -> Batch:
+        """The batch that records of so many bytes join: the last one, if they still fit and it was not sent before."""
+        last = self._queue[-1] if self._queue else None
+        if last is None or last.sequence >= 0 or (last.values and last.size + size > self._batch_bytes):
+            now = self._loop.time()
+            self._queue.append(Batch(self._loop.create_future(), now + self._linger_s))
+            self._loop.call_at(now + self._linger_s, self._wake.set)
+            self._wake.set()  # the batch before it goes now
+        return self._queue[-1]
+
+    def wake(self) -> None:
+        """Look whether something is ready to go."""
+        self._wake.set()
+
+    def flush(self) -> None:
+        """Send what is there without waiting for more."""
+        for batch in self._queue:
+            batch.due_at = 0.0
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop; what was not settled fails."""
+        requests = [self._task, *(batch.reply for batch in self._under_way if batch.reply is not None)]
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+        self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody may wait for a lane that fell over; what it fell over is reported by asyncio."""
+        if not task.cancelled() and task.exception() is not None:
+            self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
+            self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._under_way and _answered(self._under_way[0]):
+                error = _refusal(self._under_way[0])
+                if error is not None:
+                    await self._recover(error)
+                    break
+                self._failing_since, self._pause_s = None, PAUSE_MIN_S
+                self._settle(self._under_way.popleft())
+            if self._ready():
+                await self._send()
+
+    def _ready(self) -> bool:
+        if not self._queue or len(self._under_way) >= (WINDOW if self._idempotent else 1):
+            return False
+        first = self._queue[0]
+        return len(self._queue) > 1 or first.size >= self._batch_bytes or first.due_at <= self._loop.time()
+
+    async def _send(self) -> None:
+        """Send what is ready over one connection, in order."""
+        try:
+            wire = await self._link.wire()
+        except BrokerError as error:
+            self._fail_all(error)
+            return
+        while self._ready():
+            batch = self._queue.popleft()
+            if batch.sequence < 0:
+                batch.sequence = self._next_sequence
+                self._next_sequence += len(batch.values)
+            self._under_way.append(batch)
+            work: Coroutine[Any, Any, None]
+            if isinstance(wire, PolywireClient):
+                work = self._append(wire, batch)
+            else:
+                work = self._produce(wire, batch)
+            batch.reply = asyncio.ensure_future(work)
+            batch.reply.add_done_callback(lambda _: self._wake.set())
+
+    async def _append(self, wire: PolywireClient, batch: Batch) -> None:
+        encoded = encode_batch(
+            batch.values,
+            batch.keys,
+            batch.others,
+            producer_id=self._producer_id if self._idempotent else None,
+            base_sequence=batch.sequence,
+        )
+        try:
+            base_offset = await wire.append_batch(self.topic, self.partition, encoded, level=self._level)
+        except Unavailable:
+            await self._link.lost(wire)
+            raise
+        batch.places = [(self.partition, base_offset)]
+
+    async def _produce(self, wire: Any, batch: Batch) -> None:
+        partition = None if self.partition == ANY_PARTITION else self.partition
+        try:
+            places = await wire.produce(self.topic, batch.records(), partition=partition, level=self._level)
+        except Unavailable:
+            await self._link.lost(wire)
+            raise
+        batch.places = [(place.partition, place.offset) for place in places]
+
+    async def _recover(self, error: BrokerError) -> None:
+        """Make everything under way ready to be sent again, as it was: what was stored is answered as it was, too."""
+        await asyncio.wait([batch.reply for batch in self._under_way if batch.reply is not None])
+        for batch in self._under_way:
+            _refusal(batch)
+            batch.reply = None
+        self._queue.extendleft(reversed(self._under_way))
+        self._under_way.clear()
+        self._wake.set()
+        if isinstance(error, Unavailable | Busy) and self._may_try_again():
+            await asyncio.sleep(self._next_pause_s(error))
+            return
+        first = self._queue[0]
+        # The broker lost what came before, with its power; nothing of this batch is stored under the sequence it has.
+        forgotten = error.code is ErrorCode.SEQUENCE_GAP and first.sequence > 0
+        if not forgotten:
+            self._queue.popleft()
+        # What follows a refused batch would leave a gap; under a new name it does not.
+        self._begin_producer()
+        if not forgotten:
+            self._settle(first, error)
+
+    def _may_try_again(self) -> bool:
+        now = self._loop.time()
+        if self._failing_since is None:
+            self._failing_since = now
+        return now < self._failing_since + self._link.reconnect_s
+
+    def _next_pause_s(self, error: BrokerError) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        if error.retry_after_ms is not None:
+            return min(max(error.retry_after_ms / 1000, PAUSE_MIN_S), PAUSE_MAX_S)
+        return pause_s
+
+    def _begin_producer(self) -> None:
+        """Take a new name, under which sequences count from 0."""
+        self._producer_id = secrets.token_bytes(PRODUCER_ID_BYTES)
+        self._next_sequence = 0
+        for batch in self._queue:
+            batch.sequence = -1
+
+    def _settle(self, batch: Batch, error: BrokerError | None = None) -> None:
+        if error is None and batch.places:
+            partition, base_offset = batch.places[0]
+        else:
+            partition, base_offset = self.partition, NO_OFFSET
+        delivery = Delivery(self.topic, partition, base_offset, len(batch.values), error)
+        if not batch.settled.done():
+            batch.settled.set_result(delivery)
+        self._on_settled(batch, delivery)
+
+    def _fail_all(self, error: BrokerError) -> None:
+        batches = [*self._under_way, *self._queue]
+        self._under_way.clear()
+        self._queue.clear()
+        self._begin_producer()
+        for batch in batches:
+            self._settle(batch, error)
+
+
+def _answered(batch: Batch) -> bool:
+    return batch.reply is not None and batch.reply.done()
+
+
+def _refusal(batch: Batch) -> BrokerError | None:
+    """The error that a batch was answered with. Raises what is no answer."""
+    assert batch.reply is not None, "it is under way"
+    error = batch.reply.exception()
+    if error is not None and not isinstance(error, BrokerError):
+        raise error
+    return error

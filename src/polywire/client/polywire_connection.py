@@ -1,0 +1,142 @@
+"""Frames of the `polywire` wire over one asyncio connection.
+
+Promises: each request gets its own answer, whatever the order in which they come; a request that nobody waits for any more is cancelled.
+Must not know: what a verb means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from polywire.client.connection import Connection
+from polywire.errors import ErrorCode, PeerError, Unavailable
+from polywire.protocols.polywire import messages
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    decode_answer,
+    decode_answer_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import Failure, Head, Verb
+from polywire.types import Buffer
+
+
+class _Pending:
+    """One request under way; ``parts`` are the payloads of its frames."""
+
+    __slots__ = ("done", "parts")
+
+    def __init__(self, done: asyncio.Future[tuple[bytes, list[bytes]]]) -> None:
+        self.done: Final = done
+        self.parts: list[bytes] = []
+
+
+class PolywireConnection(Connection):
+    """Frames in and out. Guards: each correlation is settled once, also when the connection is lost."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.greeted: Final[asyncio.Future[bytes]] = loop.create_future()
+        self.greeted.add_done_callback(_ignore)
+        self._buffer = bytearray()
+        self._opened_by_peer = False
+        self._pending: dict[int, _Pending] = {}
+        self._correlation = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say what we speak; asyncio calls it."""
+        super().connection_made(transport)
+        self._opened().write(MAGIC)
+
+    def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
+        pending, self._pending = self._pending, {}
+        return [self.greeted, *(request.done for request in pending.values())]
+
+    def data_received(self, data: bytes) -> None:
+        """Give whole answers to the requests they belong to; asyncio calls it."""
+        self._buffer += data
+        try:
+            taken = self._take()
+        except PeerError as error:
+            self.fail(Unavailable(ErrorCode.STOPPING, error.message))
+            return
+        del self._buffer[:taken]
+
+    async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
+        """Head of the answer's last frame and the payloads of all."""
+        transport = self._opened()
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        correlation = self._correlation
+        pending = self._pending[correlation] = _Pending(self._loop.create_future())
+        parts = [memoryview(part).cast("B") for part in payload]
+        size = sum([len(part) for part in parts])
+        transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
+        try:
+            await self._writable.wait()
+            return await pending.done
+        except asyncio.CancelledError:
+            if verb is Verb.FETCH and self._lost is None:
+                self._cancel(correlation)
+            raise
+
+    def _cancel(self, correlation: int) -> None:
+        """Tell the broker that nobody waits any more; both answers are ignored when they come."""
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
+        ignored.done.add_done_callback(_ignore)
+        self._opened().write(encode_head(Verb.CANCEL, self._correlation, messages.Cancel(correlation)))
+
+    def _take(self) -> int:
+        at = 0
+        if not self._opened_by_peer:
+            if len(self._buffer) < len(MAGIC):
+                return 0
+            if self._buffer[: len(MAGIC)] != MAGIC:
+                raise PeerError(f"peer does not speak this version opening={self._buffer[:8].hex()}", fatal=True)
+            self._opened_by_peer = True
+            at = len(MAGIC)
+        while len(self._buffer) - at >= PREFIX_BYTES:
+            prefix = decode_answer_prefix(self._buffer, at)
+            end = at + PREFIX_BYTES + prefix.length
+            if end > len(self._buffer):
+                break
+            body = at + PREFIX_BYTES + prefix.head_bytes
+            with memoryview(self._buffer) as view:
+                head, payload = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
+            self._settle(prefix.correlation, prefix.flags, head, payload)
+            at = end
+        return at
+
+    def _settle(self, correlation: int, flags: int, head: bytes, payload: bytes) -> None:
+        if correlation == 0:
+            if flags & ERROR:
+                raise PeerError(decode_answer(head, Failure).message, fatal=True)
+            if not self.greeted.done():
+                self.greeted.set_result(head)
+            return
+        pending = self._pending.get(correlation)
+        if pending is None:
+            raise PeerError(f"answer to no request correlation={correlation}", fatal=True)
+        if flags & ERROR:
+            failure = decode_answer(head, Failure)
+            del self._pending[correlation]
+            if not pending.done.done():
+                pending.done.set_exception(error_of(failure))
+            return
+        pending.parts.append(payload)
+        if not flags & MORE:
+            del self._pending[correlation]
+            if not pending.done.done():
+                pending.done.set_result((head, pending.parts))
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    """Look at the outcome, so that asyncio does not report that nobody did."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,494 @@
+"""``Producer``: records in, batches out, and what became of them.
+
+Promises: memory for records that were not acknowledged has a limit, and who is over it waits; no record is given up without its receipt,
+``flush`` and the callback saying so. Must not know: any one wire's bytes, how a batch is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from polywire.client.base import Produced, WireClient
+from polywire.client.bulk import AppendedRange
+from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES, Batch, Delivery, Lane, OnDelivery
+from polywire.client.link import Link
+from polywire.client.polywire import PolywireClient
+from polywire.client.record import Headers, Record, Text, as_bytes
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
+from polywire.types import KeyHash, Level
+
+LINGER_MS: Final = 5.0  # Kafka's producer waits as long since version 4
+BATCH_BYTES: Final = 1 << 20
+BATCH_BYTES_LIMIT: Final = 8 << 20  # a record of the largest size still fits behind it
+BUFFER_BYTES: Final = 32 << 20
+METADATA_S: Final = 60.0  # after this the broker is asked again how many partitions a topic has
+HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
+    KeyHash.FNV32: fnv1a_32,
+    KeyHash.FNV64: fnv1a_64,
+    KeyHash.XXH32: xxh32,
+    KeyHash.MURMUR3: murmur3_128,
+}
+
+
+class Receipt:
+    """What ``Producer.send`` returns: awaited, it says where the record went, or raises why it was not stored."""
+
+    __slots__ = ("_batch", "_row")
+
+    def __init__(self, batch: Batch, row: int) -> None:
+        self._batch: Final = batch
+        self._row: Final = row
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting for it would not wait."""
+        return self._batch.settled.done()
+
+    def __await__(self) -> Generator[object, None, Produced]:
+        delivery = yield from asyncio.shield(self._batch.settled).__await__()
+        if delivery.error is not None:
+            raise delivery.error
+        return _place(self._batch, delivery, self._row)
+
+
+class Receipts:
+    """What ``Producer.send_many`` returns: awaited, it says where the records went, or raises why some were not stored."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[tuple[Batch, int, int]]) -> None:
+        self._parts: Final = parts
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting for it would not wait."""
+        return all(batch.settled.done() for batch, _, _ in self._parts)
+
+    def __await__(self) -> Generator[object, None, list[AppendedRange]]:
+        ranges = []
+        failure: BrokerError | None = None
+        for batch, first, count in self._parts:
+            delivery = yield from asyncio.shield(batch.settled).__await__()
+            failure = failure or delivery.error
+            if failure is None:
+                ranges += _ranges(batch, delivery, first, count)
+        if failure is not None:
+            raise failure
+        return ranges
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What choosing a partition takes; ``partition_count`` is 0 where the wire chooses."""
+
+    partition_count: int
+    key_hash: KeyHash
+    asked_at: float
+    sticky: int = 0
+
+
+class Producer:
+    """Sends records, gathered into batches. ``polywire.Client.producer`` makes one; use it in an ``async with``.
+
+    On the `polywire` wire each record is stored once, however often the connection is lost or the broker started again. On other wires a
+    batch that was under way then may be stored twice; none is lost.
+
+    Example:
+        async with client.producer() as producer:
+            for number in range(1000):
+                await producer.send("orders", f"order {number}", key=f"customer {number % 10}")
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        level: Level = Level.WRITTEN,
+        idempotent: bool | None = None,
+        create: bool = True,
+        on_delivery: OnDelivery | None = None,
+        reconnect_s: float = 60.0,
+    ) -> None:
+        """Prepare a producer; it connects when the first record is sent.
+
+        Args:
+            url: as for ``polywire.connect``.
+            linger_ms: how long a batch that is not full waits for more records, in milliseconds.
+            batch_bytes: a batch of about this size is sent at once.
+            buffer_bytes: how much may wait for its acknowledgement; ``send`` waits when it is more.
+            level: what an acknowledgement means: ``Level.MEMORY``, ``WRITTEN`` (survives the broker) or ``SYNCED`` (survives a power loss).
+            idempotent: whether each record must be stored once; None: where the wire can.
+            create: whether missing topics are made.
+            on_delivery: called with a ``Delivery`` for each batch that was stored or given up.
+            reconnect_s: how long a broker that is gone is looked for, in seconds, before records are given up.
+
+        Raises:
+            Invalid: INVALID_REQUEST: a number out of range.
+        """
+        if linger_ms < 0 or not 0 < batch_bytes <= BATCH_BYTES_LIMIT or buffer_bytes < batch_bytes:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"linger_ms is 0 or more, batch_bytes at most {BATCH_BYTES_LIMIT} and not above buffer_bytes"
+                f" linger_ms={linger_ms} batch_bytes={batch_bytes} buffer_bytes={buffer_bytes}",
+            )
+        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        self._linger_s: Final = linger_ms / 1000
+        self._batch_bytes: Final = batch_bytes
+        self._buffer_bytes: Final = buffer_bytes
+        self._level: Final = level
+        self._idempotent: Final = idempotent
+        self._create: Final = create
+        self._on_delivery: Final = on_delivery
+        self._topics: Final[dict[str, _Topic]] = {}
+        self._lanes: Final[dict[tuple[str, int], Lane]] = {}
+        self._buffered = 0
+        self._settled = asyncio.Event()
+        self._failure: BrokerError | None = None
+        self._is_idempotent = False
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(flush=kind is None)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that wait for their acknowledgement."""
+        return self._buffered
+
+    async def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Receipt:
+        """Hand over a record, and return its receipt. Waits only while ``buffer_bytes`` are waiting for their acknowledgement.
+
+        Args:
+            topic: full name.
+            value: str, bytes or None; or a whole ``Record``.
+            key: str, bytes or None; records of one key go to one partition, in order.
+            headers: names to str, bytes, int, float, bool or None.
+            partition: its number; None: by the key, and where there is none one partition after the other.
+
+        Raises:
+            Invalid: INVALID_REQUEST: an argument is something else; the message says what was expected.
+            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
+            Unavailable: the broker cannot be reached, or the producer is closed.
+
+        Example:
+            receipt = await producer.send("orders", "hello", key="a")
+            place = await receipt
+        """
+        if not isinstance(value, Record):
+            record = Record(value, key, headers)
+        elif key is None and headers is None:
+            record = value
+        else:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "a Record has its own key and headers")
+        where = await self._partition(topic, record.key, partition)
+        size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+        if record.headers:
+            size += sum([len(name) + len(str(part)) for name, part in record.headers.items()])
+        await self._capacity(size)
+        batch = self._lane(topic, where).open_batch(size)
+        row = len(batch.values)
+        self._join(topic, where, batch, [record.value], [record.key], size)
+        if record.headers or record.origin_time_us is not None:
+            batch.others[row] = record
+        return Receipt(batch, row)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record without lingering, and return where it went once it is stored. Arguments and errors as for ``send``.
+
+        Example:
+            place = await producer.send_and_wait("orders", "hello")
+            print(place.partition, place.offset)
+        """
+        receipt = await self.send(topic, value, key=key, headers=headers, partition=partition)
+        self._flush_lanes()
+        return await receipt
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[Text | Record | None],
+        *,
+        keys: Iterable[Text | None] | None = None,
+        partition: int | None = None,
+    ) -> Receipts:
+        """Hand over many records at once, which costs far less for each than ``send``, and return their receipts.
+
+        Args:
+            topic: full name.
+            values: each str, bytes or None, or a whole ``Record``.
+            keys: one for each value, str, bytes or None; None: no record has one but those that are a ``Record``.
+            partition: as for ``send``.
+
+        Raises:
+            Invalid: INVALID_REQUEST: something else was given, or there are not as many keys as values; nothing was sent then.
+            Missing: TOPIC_MISSING where ``create`` is false, PARTITION_MISSING.
+            Unavailable: the broker cannot be reached, or the producer is closed.
+
+        Example:
+            receipts = await producer.send_many("orders", [b"one", b"two"], keys=["a", "b"])
+            await receipts
+        """
+        found, others = _values(values)
+        named: Sequence[bytes | None] = [None] * len(found)
+        if keys is not None:
+            named = [as_bytes(key, "a key") for key in keys]
+            if len(named) != len(found):
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"a key for each value values={len(found)} keys={len(named)}")
+        elif others:
+            named = [others[row].key if row in others else None for row in range(len(found))]
+        parts: list[tuple[Batch, int, int]] = []
+        for where, rows in await self._rows_by_partition(topic, named, partition):
+            chosen = [found[row] for row in rows] if rows is not None else found
+            chosen_keys = [named[row] for row in rows] if rows is not None else named
+            positions: Iterable[int] = rows if rows is not None else range(len(found))
+            special = {at: others[row] for at, row in enumerate(positions) if row in others} if others else {}
+            parts += await self._put_all(topic, where, chosen, chosen_keys, special)
+        return Receipts(parts)
+
+    async def flush(self) -> None:
+        """Send what is there, and return when nothing waits for its acknowledgement any more.
+
+        Raises the error of the first record since the last flush that was not stored.
+        """
+        while self._buffered:
+            self._flush_lanes()
+            self._settled.clear()
+            await self._settled.wait()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Flush, and end the connection. Calling it again does nothing.
+
+        Args:
+            flush: without, what was not acknowledged is given up, and nobody knows whether it is stored.
+
+        Raises what ``flush`` does, once everything is closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if flush:
+                await self.flush()
+        finally:
+            for lane in self._lanes.values():
+                await lane.close()
+            await self._link.close()
+
+    def _flush_lanes(self) -> None:
+        for lane in self._lanes.values():
+            lane.flush()
+
+    async def _capacity(self, size: int) -> None:
+        """Wait until so many bytes more may be held; something of any size is taken when nothing else is held."""
+        while self._buffered and self._buffered + size > self._buffer_bytes:
+            self._flush_lanes()
+            self._settled.clear()
+            await self._settled.wait()
+
+    def _lane(self, topic: str, partition: int) -> Lane:
+        lane = self._lanes.get((topic, partition))
+        if lane is None:
+            lane = self._lanes[topic, partition] = Lane(
+                self._link,
+                topic,
+                partition,
+                idempotent=self._is_idempotent,
+                level=self._level,
+                linger_s=self._linger_s,
+                batch_bytes=self._batch_bytes,
+                on_settled=self._on_settled,
+            )
+        return lane
+
+    def _join(
+        self,
+        topic: str,
+        partition: int,
+        batch: Batch,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None],
+        size: int,
+    ) -> None:
+        """Put records into a batch; one that is full goes, and what has no key goes elsewhere from then on."""
+        batch.values += values
+        batch.keys += keys
+        batch.size += size
+        self._buffered += size
+        if batch.size + size > self._batch_bytes:
+            self._topics[topic].sticky += 1
+            self._lanes[topic, partition].wake()
+
+    async def _put_all(
+        self,
+        topic: str,
+        partition: int,
+        values: list[bytes | None],
+        keys: Sequence[bytes | None],
+        others: dict[int, Record],
+    ) -> list[tuple[Batch, int, int]]:
+        """Put records into batches, as many as it takes; returns (batch, first row, count) of each."""
+        parts: list[tuple[Batch, int, int]] = []
+        waiting = [(0, len(values))] if values else []
+        while waiting:
+            first, stop = waiting.pop()
+            size = _weight(values[first:stop], keys[first:stop]) + _weight_of_headers(others, first, stop)
+            if size > self._batch_bytes and stop - first > 1:
+                middle = (first + stop) // 2
+                waiting += [(middle, stop), (first, middle)]
+                continue
+            await self._capacity(size)
+            batch = self._lane(topic, partition).open_batch(size)
+            row = len(batch.values)
+            batch.others.update({row + at - first: record for at, record in others.items() if first <= at < stop})
+            self._join(topic, partition, batch, values[first:stop], keys[first:stop], size)
+            parts.append((batch, row, stop - first))
+        return parts
+
+    def _on_settled(self, batch: Batch, delivery: Delivery) -> None:
+        self._buffered -= batch.size
+        self._settled.set()
+        self._topics[delivery.topic].sticky += 1
+        if delivery.error is not None and self._failure is None:
+            self._failure = delivery.error
+        if self._on_delivery is not None:
+            self._on_delivery(delivery)
+
+    # Where records go
+
+    async def _partition(self, topic: str, key: bytes | None, partition: int | None) -> int:
+        known = await self._topic(topic)
+        if partition is not None:
+            return _checked(partition)
+        if not known.partition_count:
+            return ANY_PARTITION
+        if key is None:
+            return known.sticky % known.partition_count
+        return HASHES[known.key_hash](key) % known.partition_count
+
+    async def _rows_by_partition(
+        self, topic: str, keys: Sequence[bytes | None], partition: int | None
+    ) -> list[tuple[int, list[int] | None]]:
+        """Which records go to which partition; None: all."""
+        known = await self._topic(topic)
+        if partition is not None or not known.partition_count or not any(key is not None for key in keys):
+            where = await self._partition(topic, None, partition)
+            return [(where, None)]
+        sticky, digest, count = known.sticky % known.partition_count, HASHES[known.key_hash], known.partition_count
+        chosen: dict[int, list[int]] = {}
+        for row, key in enumerate(keys):
+            chosen.setdefault(sticky if key is None else digest(key) % count, []).append(row)
+        return list(chosen.items())
+
+    async def _topic(self, topic: str) -> _Topic:
+        """What is known of a topic, asked about anew once a minute: it may have grown."""
+        if self._closed:
+            raise Unavailable(ErrorCode.STOPPING, "producer is closed")
+        known = self._topics.get(topic)
+        now = asyncio.get_running_loop().time()
+        if known is None or now - known.asked_at > METADATA_S:
+            known = await self._link.read(lambda wire: self._ask_topic(wire, topic))
+            known.sticky = self._topics[topic].sticky if topic in self._topics else secrets.randbelow(1 << 16)
+            self._topics[topic] = known
+        return known
+
+    async def _ask_topic(self, wire: WireClient, topic: str) -> _Topic:
+        if not isinstance(topic, str):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a topic is named by a str got={type(topic).__name__}")
+        now = asyncio.get_running_loop().time()
+        self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
+        if self._idempotent and not self._is_idempotent:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"this wire has no idempotent producers url={self._link.url}")
+        if not isinstance(wire, PolywireClient):
+            return _Topic(0, KeyHash.FNV32, now)
+        try:
+            description = await wire.describe(topic)
+        except Missing:
+            if not self._create:
+                raise
+            with suppress(Conflict):  # somebody else makes it at the same time
+                await wire.create_topic(topic)
+            description = await wire.describe(topic)
+        named = description.settings.get("key_hash")
+        return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, now)
+
+
+def _checked(partition: object) -> int:
+    if type(partition) is not int or partition < 0:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"a partition is a number from 0 on got={partition!r}")
+    return partition
+
+
+def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
+    """Values, and by row the records that were given whole. Raises Invalid(INVALID_REQUEST)."""
+    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"values are a list, one for each record got={type(given).__name__}")
+    values = list(given)
+    if set(map(type, values)) == {bytes}:
+        return values, {}  # type: ignore[return-value]  # the types were looked at
+    others = {row: value for row, value in enumerate(values) if isinstance(value, Record)}
+    found = [value.value if isinstance(value, Record) else as_bytes(value, "a value") for value in values]
+    return found, others
+
+
+def _weight(values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> int:
+    size = RECORD_OVERHEAD_BYTES * len(values)
+    for parts in (values, keys):
+        size += sum(map(len, filter(None, parts)))
+    return size
+
+
+def _weight_of_headers(others: dict[int, Record], first: int, stop: int) -> int:
+    return sum(
+        len(name) + len(str(value))
+        for row, record in others.items()
+        if first <= row < stop
+        for name, value in record.headers.items()
+    )
+
+
+def _place(batch: Batch, delivery: Delivery, row: int) -> Produced:
+    if batch.places is not None and len(batch.places) > 1:
+        return Produced(*batch.places[row])
+    offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + row
+    return Produced(delivery.partition, offset)
+
+
+def _ranges(batch: Batch, delivery: Delivery, first: int, count: int) -> list[AppendedRange]:
+    if batch.places is not None and len(batch.places) > 1:
+        return [AppendedRange(*place, 1) for place in batch.places[first : first + count]]
+    offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + first
+    return [AppendedRange(delivery.partition, offset, count)]

@@ -1,0 +1,307 @@
+"""Records as applications write and read them, and on their way into and out of stored batches.
+
+Promises: text becomes UTF-8 where it is handed in, and what cannot be a key, a value or a header is refused there; a batch is read and
+built with a few calls for all its records. Must not know: connections, any wire.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import accumulate, pairwise, repeat
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.records import columns
+from polywire.records.batch import from_columns, layout, walk
+from polywire.records.columns import BatchFlags, Column, Header, HeaderKind
+from polywire.records.compression import expand_body
+from polywire.records.fields import header_fields
+from polywire.records.rows import from_records, to_records
+from polywire.types import Buffer
+
+Text: TypeAlias = str | bytes | bytearray | memoryview
+HeaderValue: TypeAlias = str | bytes | int | float | bool | None
+Headers: TypeAlias = Mapping[str, HeaderValue]
+
+NO_HEADERS: Final[Headers] = MappingProxyType({})
+EXPANDED_BYTES_MAX: Final = 64 << 20  # a compressed body may not grow beyond this
+PRODUCER_EPOCH: Final = 0  # every producer has a name of its own, so there is never another epoch
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
+INT_BYTES: Final = 8
+INT_BYTES_MAX: Final = 16
+
+_COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
+# Batches with other columns than keys and values are read and built record by record.
+_PLAIN_COLUMNS: Final = sum(
+    1 << column
+    for column in (
+        Column.VALUE_OFFSETS,
+        Column.VALUE_BYTES,
+        Column.KEY_OFFSETS,
+        Column.KEY_BYTES,
+        Column.PRODUCER_ID,
+        Column.SEQUENCES,
+    )
+)
+_facts: Final = header_fields("length", "flags", "columns", "record_count", "base_offset", "append_time_us")
+_UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, HeaderKind.UINT64, HeaderKind.UINT128)
+_FLOATS: Final = {HeaderKind.FLOAT32: "<f", HeaderKind.FLOAT64: "<d"}
+
+
+class _Fields(NamedTuple):
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    topic: str
+    partition: int
+    offset: int
+    append_time_us: int
+    origin_time_us: int | None
+
+
+class Record(_Fields):
+    """A record: what is sent, and what comes back with its place in the log.
+
+    ``value`` and ``key`` are bytes or None, ``headers`` a mapping. ``topic``, ``partition``, ``offset`` and ``append_time_us`` (microseconds
+    since 1970) are the broker's to give: "", -1, -1 and 0 before. ``origin_time_us`` is the writer's own time, None where it gave none.
+
+    Example:
+        record = Record("hello", key="a", headers={"source": "web"})
+        assert record.value == b"hello"
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        value: Text | None,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        *,
+        origin_time_us: int | None = None,
+    ) -> Self:
+        """Make a record to be sent.
+
+        Args:
+            value: text is stored as UTF-8; None: the record has no value.
+            key: as the value; records of one key go to one partition, in order.
+            headers: names to str, bytes, int, float, bool or None; the types come back where the wire carries them.
+            origin_time_us: when it happened, in microseconds since 1970.
+
+        Raises:
+            Invalid: INVALID_REQUEST: something else was given; the message says what was expected.
+        """
+        return tuple.__new__(
+            cls,
+            (
+                as_bytes(value, "a value"),
+                as_bytes(key, "a key"),
+                as_headers(headers),
+                "",
+                -1,
+                -1,
+                0,
+                _as_time_us(origin_time_us),
+            ),
+        )
+
+    @property
+    def text(self) -> str:
+        """The value as text. Raises UnicodeDecodeError where it is none; "" for a record without a value."""
+        return (self.value or b"").decode()
+
+    @property
+    def time(self) -> datetime:
+        """When the broker appended it, in UTC."""
+        return EPOCH + self.append_time_us * MICROSECOND
+
+
+_make: Final[partial[Record]] = partial(tuple.__new__, Record)
+
+
+def as_bytes(given: object, what: str) -> bytes | None:
+    """The bytes of something given as text. Raises Invalid(INVALID_REQUEST), which says what was expected."""
+    if given is None or type(given) is bytes:
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} is str, bytes or None got={type(given).__name__}")
+
+
+def as_headers(given: object) -> Headers:
+    """Headers as given, looked at. Raises Invalid(INVALID_REQUEST)."""
+    if not given:
+        return NO_HEADERS
+    if not isinstance(given, Mapping):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f'headers are a dict like {{"source": "web"}} got={type(given).__name__}'
+        )
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"a header's name is str got={type(name).__name__}")
+        if value is not None and not isinstance(value, str | bytes | int | float):
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a header's value is str, bytes, int, float, bool or None name={name!r} got={type(value).__name__}",
+            )
+        if isinstance(value, int):
+            _header(name, value)
+    return MappingProxyType(dict(given))
+
+
+def _as_time_us(given: object) -> int | None:
+    if given is None or type(given) is int:
+        return given
+    raise Invalid(
+        ErrorCode.INVALID_REQUEST, f"a time of origin is an int, microseconds since 1970 got={type(given).__name__}"
+    )
+
+
+def to_stored(record: Record) -> columns.Record:
+    """The same record as wires' clients take it."""
+    headers = tuple(_header(name, value) for name, value in record.headers.items())
+    return columns.Record(record.value, record.key, headers=headers, origin_time_us=record.origin_time_us)
+
+
+def from_stored(record: columns.Record, topic: str, partition: int) -> Record:
+    """The same record as applications see it."""
+    headers = {header.key.decode(errors="replace"): _value(header) for header in record.headers}
+    return _make(
+        (
+            record.value,
+            record.key,
+            MappingProxyType(headers) if headers else NO_HEADERS,
+            topic,
+            partition,
+            record.offset,
+            record.append_time_us,
+            record.origin_time_us,
+        )
+    )
+
+
+def encode_batch(
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None],
+    others: Mapping[int, Record],
+    *,
+    producer_id: bytes | None,
+    base_sequence: int,
+) -> bytearray:
+    """A stored batch of records, by column; ``others`` are whole records, by row, where they have more than key and value.
+
+    Raises Invalid(INVALID_BATCH), Invalid(RECORD_TOO_LARGE).
+    """
+    if others or None in values or (None in keys and any(key is not None for key in keys)):
+        records = [
+            to_stored(others[row]) if row in others else columns.Record(value, key)
+            for row, (value, key) in enumerate(zip(values, keys, strict=True))
+        ]
+        epoch = PRODUCER_EPOCH if producer_id is not None else -1
+        return from_records(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence)
+    made: dict[int, Buffer] = {Column.VALUE_OFFSETS: _offsets(values), Column.VALUE_BYTES: b"".join(values)}  # type: ignore[arg-type]
+    if None not in keys:
+        made[Column.KEY_OFFSETS] = _offsets(keys)
+        made[Column.KEY_BYTES] = b"".join(keys)  # type: ignore[arg-type]  # none is missing
+    if producer_id is None:
+        return from_columns(made, len(values))
+    made[Column.PRODUCER_ID] = producer_id
+    return from_columns(made, len(values), producer_epoch=PRODUCER_EPOCH, base_sequence=base_sequence)
+
+
+def decode_batches(payload: Buffer, topic: str, partition: int, offset: int) -> list[Record]:
+    """The records of whole stored batches back to back, from an offset on. Raises Invalid(INVALID_BATCH)."""
+    found: list[Record] = []
+    view = memoryview(payload)
+    for at in walk(payload).tolist():
+        length, flags, present, count, base_offset, time_us = _facts(view, at)
+        source: Buffer = payload
+        place = at
+        if flags & _COMPRESSED:
+            source, place = expand_body(view[at : at + length], EXPANDED_BYTES_MAX), 0
+        if present & ~_PLAIN_COLUMNS:
+            whole = to_records(source, place)
+            found += [from_stored(record, topic, partition) for record in whole if record.offset >= offset]
+            continue
+        places = layout(source, place).tolist()
+        skipped = max(0, offset - base_offset)
+        values = _payloads(source, places, Column.VALUE_OFFSETS, skipped)
+        keys: Iterable[bytes | None] = repeat(None)
+        if places[2 * Column.KEY_OFFSETS] >= 0:
+            keys = _payloads(source, places, Column.KEY_OFFSETS, skipped)
+        offsets = range(base_offset + skipped, base_offset + count)
+        rows: Any = zip(
+            values,
+            keys,
+            repeat(NO_HEADERS),
+            repeat(topic),
+            repeat(partition),
+            offsets,
+            repeat(time_us),
+            repeat(None),
+            strict=False,
+        )
+        found += map(_make, rows)
+    return found
+
+
+def _offsets(parts: Iterable[Any]) -> bytes:
+    return array("i", accumulate(map(len, parts), initial=0)).tobytes()
+
+
+def _payloads(source: Buffer, places: Sequence[int], column: Column, skipped: int) -> list[bytes]:
+    """What a column of offsets cuts the bytes behind it into, without the first ``skipped`` ones."""
+    view = memoryview(source).cast("B")
+    at, size = places[2 * column] + 4 * skipped, places[2 * column + 1] - 4 * skipped
+    ends = view[at : at + size].cast("i").tolist()
+    at, size = places[2 * column + 2], places[2 * column + 3]
+    data = bytes(view[at : at + size])
+    return [data[start:stop] for start, stop in pairwise(ends)]
+
+
+def _header(name: str, value: HeaderValue) -> Header:
+    """One typed header. Raises Invalid(INVALID_REQUEST) for a number that no kind can hold."""
+    key = name.encode()
+    match value:
+        case None:
+            return Header(key, None, value_kind=HeaderKind.NULL)
+        case bool():
+            return Header(key, bytes([value]), value_kind=HeaderKind.BOOL)
+        case int():
+            for size, kind in ((INT_BYTES, HeaderKind.INT64), (INT_BYTES_MAX, HeaderKind.INT128)):
+                if -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1):
+                    return Header(key, value.to_bytes(size, "little", signed=True), value_kind=kind)
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"a header's number has {8 * INT_BYTES_MAX} bits at most name={name!r}"
+            )
+        case float():
+            return Header(key, struct.pack("<d", value), value_kind=HeaderKind.FLOAT64)
+        case str():
+            return Header(key, value.encode(), value_kind=HeaderKind.STRING)
+        case _:
+            return Header(key, bytes(value), value_kind=HeaderKind.RAW)
+
+
+def _value(header: Header) -> HeaderValue:
+    """A header's value in its own type; bytes where it is none of Python's."""
+    value, kind = header.value, header.value_kind
+    if value is None or kind is HeaderKind.NULL:
+        return None
+    if kind is HeaderKind.RAW:
+        return value
+    if kind is HeaderKind.STRING:
+        return value.decode(errors="replace")
+    if kind is HeaderKind.BOOL:
+        return any(value)
+    if kind in _FLOATS:
+        layout_ = _FLOATS[kind]
+        return struct.unpack(layout_, value)[0] if len(value) == struct.calcsize(layout_) else value
+    return int.from_bytes(value, "little", signed=kind not in _UNSIGNED)

@@ -1,0 +1,311 @@
+"""Consuming through ``polywire.Consumer``: where it begins, groups, positions, lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import polywire
+from polywire import Client, Consumer
+from polywire.client.consumer import FETCHES_MAX
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
+from tests.unit.client.served import Served
+
+Scenario = Callable[[Client], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture
+def play(served: Served) -> Play:
+    def played(scenario: Scenario) -> None:
+        async def whole() -> None:
+            async with polywire.connect(served.address) as client:
+                await asyncio.wait_for(scenario(client), 30)
+
+        asyncio.run(whole())
+
+    return played
+
+
+async def fill(client: Client, topic: str, count: int, *, first: int = 0, partition: int | None = 0) -> None:
+    async with client.producer() as producer:
+        await producer.send_many(topic, [b"%d" % n for n in range(first, first + count)], partition=partition)
+
+
+async def take(consumer: Consumer, count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        found += [record.text for record in await consumer.batch(count - len(found))]
+    return found
+
+
+async def until(ask: Callable[[], Awaitable[Any]], expected: object) -> None:
+    """Wait until something has become so; the scenario's own limit ends it."""
+    while await ask() != expected:  # noqa: ASYNC110 - looking is the point
+        await asyncio.sleep(0.01)
+
+
+async def counted(*consumers: Consumer) -> list[int]:
+    return [len(consumer.positions) for consumer in consumers]
+
+
+def numbers(first: int, stop: int) -> list[str]:
+    return [str(n) for n in range(first, stop)]
+
+
+def test_records_come_one_by_one_and_in_batches(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t") as consumer:
+            found = []
+            async for record in consumer:
+                found.append(record.text)
+                if len(found) == 4:
+                    break
+            assert found == numbers(0, 4)
+            assert consumer.positions["t", 0] == 4
+            assert [record.text for record in await consumer.batch(3)] == numbers(4, 7)
+            async for records in consumer.batches(2):
+                assert [record.text for record in records] == numbers(7, 9)
+                break
+            assert await take(consumer, 1) == ["9"]
+            assert await consumer.batch(timeout_s=0.05) == ()
+            await fill(client, "t", 1, first=10)
+            assert await take(consumer, 1) == ["10"]
+
+    play(scenario)
+
+
+def test_where_it_begins(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 5)
+        [*_, last] = await client.fetch("t", 0, 0)
+        await fill(client, "t", 5, first=5)
+
+        async def begun(start: Any) -> str:
+            async with client.consumer("t", start=start) as consumer:
+                return (await take(consumer, 1))[0]
+
+        assert await begun("earliest") == "0"
+        assert await begun(0) == "0"
+        assert int(await begun(last.time)) <= 4
+        async with client.consumer("t", start="latest") as consumer:
+            await fill(client, "t", 1, first=10)
+            assert await take(consumer, 1) == ["10"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "start", ["first", "EARLIEST", -1, True, 1.5, None, datetime(2024, 1, 1), b"earliest"], ids=repr
+)
+def test_it_begins_nowhere_else(start: Any) -> None:
+    with pytest.raises(Invalid, match='start is "earliest", "latest", an offset') as caught:
+        polywire.Consumer("127.0.0.1:1", "t", start=start)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("topics", "options"), [((), {}), ((5,), {}), (("t",), {"group": 5}), (("t",), {"commit_interval_s": 0})]
+)
+def test_wrong_arguments_are_refused(topics: tuple[Any, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        polywire.Consumer("127.0.0.1:1", *topics, **options)
+
+
+def test_positions_are_stored_when_the_application_comes_back(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t", group="g") as consumer:
+            assert await take(consumer, 4) == numbers(0, 4)
+        assert await client.position("g", "t", 0) == 4
+        # An application that falls over has not done with its last record.
+        with pytest.raises(ZeroDivisionError):
+            await fall_over(client)
+        assert await client.position("g", "t", 0) == 6
+        async with client.consumer("t", group="g") as consumer:
+            assert await take(consumer, 1) == ["6"]
+
+    async def fall_over(client: Client) -> None:
+        async with client.consumer("t", group="g") as consumer:
+            async for record in consumer:
+                if record.text == "6":
+                    raise ZeroDivisionError
+
+    play(scenario)
+
+
+def test_positions_are_stored_meanwhile(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t", group="g", commit_interval_s=0.01) as consumer:
+            await take(consumer, 4)
+            assert await client.position("g", "t", 0) in (None, 0)
+            await consumer.batch(2)
+            await until(lambda: client.position("g", "t", 0), 4)
+
+    play(scenario)
+
+
+def test_positions_are_stored_by_hand(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t", group="g", auto_commit=False) as consumer:
+            records = await consumer.batch(5)
+            await consumer.commit(records[1])
+            assert await client.position("g", "t", 0) == 2
+            await consumer.commit()
+            assert await client.position("g", "t", 0) == 5
+            await consumer.batch(2)
+        assert await client.position("g", "t", 0) == 5
+        async with client.consumer("t") as alone:
+            with pytest.raises(Invalid, match="positions belong to a group"):
+                await alone.commit()
+
+    play(scenario)
+
+
+def test_members_share_and_take_over(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        first = client.consumer("t", group="g")
+        await first.start()
+        second = client.consumer("t", group="g")
+        await second.start()
+        await until(lambda: counted(first, second), [1, 1])
+        assert {*first.positions, *second.positions} == {("t", 0), ("t", 1)}
+        for partition in range(2):
+            await fill(client, "t", 10, partition=partition)
+        found = await take(first, 4) + await take(second, 3)
+        with pytest.raises(Conflict) as caught:
+            await first.commit((await second.batch(1))[0])
+        assert caught.value.code is ErrorCode.PARTITION_NOT_ASSIGNED
+        await second.close()
+        await until(lambda: counted(first), [2])
+        rest = await take(first, 20 - 4 - 4)
+        assert sorted(found + rest + ["3"]) == sorted(numbers(0, 10) * 2)
+
+    play(scenario)
+
+
+def test_a_lost_connection_repeats_nothing(served: Served, play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 2000)
+        loop = asyncio.get_running_loop()
+        async with client.consumer("t", group="g", commit_interval_s=0.01, buffer_bytes=100) as consumer:
+            found: list[str] = []
+            async for record in consumer:
+                found.append(record.text)
+                if len(found) % 300 == 0:
+                    await loop.run_in_executor(None, served.drop_connections)
+                    await consumer.commit()
+                    assert await client.position("g", "t", 0) == len(found)
+                if len(found) == 2000:
+                    break
+            assert found == numbers(0, 2000)
+
+    play(scenario)
+
+
+def test_a_group_that_went_on_is_not_followed_back(served: Served, play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t", group="g", auto_commit=False) as consumer:
+            await take(consumer, 2)
+            await (await client._link.wire()).commit("g", "t", 0, 7)
+            await asyncio.get_running_loop().run_in_executor(None, served.drop_connections)
+            await asyncio.sleep(0.1)
+            await fill(client, "t", 1, first=10)
+            found = await take(consumer, 1)
+            while found[-1] != "10":
+                found += await take(consumer, 1)
+            assert found == numbers(7, 11)
+
+    play(scenario)
+
+
+def test_seeking(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 10)
+        async with client.consumer("t") as consumer:
+            assert await take(consumer, 5) == numbers(0, 5)
+            consumer.seek("t", 0, 1)
+            assert await take(consumer, 9) == numbers(1, 10)
+            consumer.seek("t", 0, 8)
+            assert await take(consumer, 2) == numbers(8, 10)
+            with pytest.raises(Missing):
+                consumer.seek("t", 3, 0)
+
+    play(scenario)
+
+
+def test_more_partitions_than_fetches(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        count = 3 * FETCHES_MAX
+        await client.create_topic("t", count)
+        async with client.producer() as producer:
+            for partition in range(count):
+                await producer.send("t", str(partition), partition=partition)
+        async with client.consumer("t") as consumer:
+            assert sorted(await take(consumer, count), key=int) == numbers(0, count)
+
+    play(scenario)
+
+
+def test_several_topics(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "a", 3)
+        await fill(client, "b", 3, first=3)
+        async with client.consumer("a", "b", group="g") as consumer:
+            assert sorted(await take(consumer, 6)) == numbers(0, 6)
+        assert [await client.position("g", topic, 0) for topic in ("a", "b")] == [3, 3]
+
+    play(scenario)
+
+
+def test_what_is_wrong_is_raised(served: Served, play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(Missing):
+            await client.consumer("t").start()
+        await client.create_topic("t", 1)
+        consumer = client.consumer("t", start=50)
+        with pytest.raises(Missing) as caught:
+            await consumer.batch()
+        assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+        gone = client.consumer("t", reconnect_s=0.2)
+        await gone.start()
+        served.stop_listening()
+        served.drop_connections()
+        with pytest.raises(Unavailable):
+            await gone.batch()
+
+    play(scenario)
+
+
+def test_a_closed_consumer_ends(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        consumer = client.consumer("t")
+        await consumer.start()
+        waiting = asyncio.ensure_future(anext(consumer))
+        await asyncio.sleep(0)
+        await consumer.close()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        await consumer.close()
+
+    play(scenario)
+
+
+def test_times_need_a_zone(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 1)
+        async with client.consumer("t", start=datetime.now(UTC) + timedelta(days=1)) as consumer:
+            await fill(client, "t", 1, first=1)
+            assert await take(consumer, 1) == ["1"]
+
+    play(scenario)

@@ -1,0 +1,96 @@
+"""Records as applications make them, and batches made of them and read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from polywire import Record
+from polywire.client.record import decode_batches, encode_batch, to_stored
+from polywire.errors import ErrorCode, Invalid
+from polywire.records.batch import stamp
+from polywire.records.columns import Header, HeaderKind
+from polywire.records.columns import Record as StoredRecord
+from polywire.records.rows import from_records
+
+
+def test_text_becomes_utf8() -> None:
+    record = Record("hällo", key="k", headers={"source": "web"})
+    assert (record.value, record.key, record.headers) == ("hällo".encode(), b"k", {"source": "web"})
+    assert record.text == "hällo"
+    assert (record.topic, record.partition, record.offset) == ("", -1, -1)
+    assert Record(bytearray(b"a"), memoryview(b"b"))[:2] == (b"a", b"b")
+    assert Record(None).text == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"value": 7}, "a value is str, bytes or None got=int"),
+        ({"value": "v", "key": 1.5}, "a key is str, bytes or None got=float"),
+        ({"value": "v", "headers": ["a"]}, 'headers are a dict like {"source": "web"} got=list'),
+        ({"value": "v", "headers": {1: "a"}}, "a header's name is str got=int"),
+        (
+            {"value": "v", "headers": {"a": []}},
+            "a header's value is str, bytes, int, float, bool or None name='a' got=list",
+        ),
+        ({"value": "v", "headers": {"a": 1 << 127}}, "a header's number has 128 bits at most name='a'"),
+        ({"value": "v", "origin_time_us": "now"}, "a time of origin is an int, microseconds since 1970 got=str"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_says_what_was_expected(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        Record(**arguments)
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID_REQUEST, expected)
+
+
+def test_headers_come_back_in_their_types() -> None:
+    headers: dict[str, Any] = {"s": "ü", "b": b"\xff", "i": -5, "l": 1 << 100, "f": 1.5, "t": True, "n": None}
+    [found] = decode_batches(
+        stored(encode_batch([b"v"], [None], {0: Record("v", headers=headers)}, producer_id=None, base_sequence=0)),
+        "t",
+        3,
+        0,
+    )
+    assert found.headers == headers
+    assert {name: type(value) for name, value in found.headers.items()} == {
+        name: type(value) for name, value in headers.items()
+    }
+
+
+def test_headers_of_other_wires_are_read() -> None:
+    headers = (
+        Header(b"u", b"\xff\xff", value_kind=HeaderKind.UINT16),
+        Header(b"f", b"\x00\x00\xc0\x3f", value_kind=HeaderKind.FLOAT32),
+        Header(b"broken", b"\x00", value_kind=HeaderKind.FLOAT64),
+    )
+    [found] = decode_batches(stored(from_records([StoredRecord(b"v", headers=headers)])), "t", 0, 0)
+    assert found.headers == {"u": 0xFFFF, "f": 1.5, "broken": b"\x00"}
+
+
+@pytest.mark.parametrize("keys", [[None, None, None], [b"a", b"", b"c"], [b"a", None, b"c"]])
+@pytest.mark.parametrize("values", [[b"1", b"", b"333"], [b"1", None, b"333"]])
+def test_batches_are_read_as_they_were_made(values: list[bytes | None], keys: list[bytes | None]) -> None:
+    batch = stored(encode_batch(values, keys, {}, producer_id=b"p" * 16, base_sequence=4), offset=70)
+    found = decode_batches(batch + stored(from_records([StoredRecord(b"x")]), offset=73), "t", 2, 71)
+    assert [record.value for record in found] == [*values[1:], b"x"]
+    assert [record.key for record in found] == [*keys[1:], None]
+    assert [record.offset for record in found] == [71, 72, 73]
+    assert {(record.topic, record.partition) for record in found} == {("t", 2)}
+    assert found[0].time == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+
+
+def test_a_record_is_stored_as_wires_know_it() -> None:
+    made = to_stored(Record("v", "k", {"a": "b"}, origin_time_us=5))
+    assert made == StoredRecord(
+        b"v", b"k", headers=(Header(b"a", b"b", value_kind=HeaderKind.STRING),), origin_time_us=5
+    )
+
+
+def stored(batch: bytearray, *, offset: int = 0) -> bytes:
+    """The batch as a broker numbers it."""
+    stamp(batch, 0, 1, 1, offset, 0, 1_000_000)
+    return bytes(batch)
