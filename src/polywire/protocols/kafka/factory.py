@@ -12,6 +12,7 @@ from polywire.broker.actions import Action
 from polywire.protocols.kafka import (
     cluster,
     configs,
+    consumer_groups,
     fetch,
     group_lists,
     groups,
@@ -65,6 +66,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DELETE_GROUPS, group_lists.delete_groups, (Action.GROUP_DELETE,)),
     Command(Api.OFFSET_DELETE, positions.offset_delete, (Action.GROUP_DELETE,)),
     Command(Api.DESCRIBE_CLUSTER, cluster.describe_cluster, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),
 )
 
 
