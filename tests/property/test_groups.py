@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polywire.broker.groups.assignment import assign
-from polywire.broker.groups.coordinator import Membership
+from polywire.broker.groups.views import Membership
 from polywire.errors import BrokerError, ErrorCode
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Assignor, PositionKind

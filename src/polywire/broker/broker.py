@@ -19,6 +19,7 @@ from polywire.broker.expiry import Expiry
 from polywire.broker.groups.classic import ClassicGroup
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import Commits
+from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
@@ -62,6 +63,7 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         "access",
         "classic",
         "clock",
+        "consumers",
         "elapsed",
         "events",
         "groups",
@@ -120,6 +122,9 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
             commits=self._commits,
             coordinator=self.groups,
             table=classic,
+        )
+        self.consumers: Final = ConsumerGroups(
+            self, state, settings=settings, loop=loop, clock=clock, commits=self._commits, coordinator=self.groups
         )
         self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed, classic)
         self._retention = Retention(log, state.catalog, settings, loop, clock)

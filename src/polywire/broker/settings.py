@@ -128,6 +128,7 @@ class BrokerSettings:
     members_total_max: in all groups, some 700 bytes each with the longest names.
     group_bytes_max: what members of one classic group may say and be assigned, together: its leader is sent all of it at once.
     session_timeout_min_s, session_timeout_max_s: what a member of a classic group may choose.
+    consumer_session_timeout_s: how long a member of a consumer group may be silent, which the broker chooses.
     group_expiry_us: how long a group stays without members and positions, unless it was made for itself; and with none but members that
         were not heard of for so long.
     positions_expiry_us: how long a group without members, positions and a wire's bare name of a group stay when nobody uses them; 0 keeps
@@ -189,6 +190,7 @@ class BrokerSettings:
     group_bytes_max: int = 16 * 1024 * 1024
     session_timeout_min_s: float = 6.0
     session_timeout_max_s: float = 1_800.0
+    consumer_session_timeout_s: float = 45.0
     group_expiry_us: int = HOUR_US
     positions_expiry_us: int = 7 * DAY_US
     expiry_interval_s: float = 30.0

@@ -53,6 +53,13 @@ def is_tracked(columns: int, producer_epoch: int) -> bool:
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
+def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
+    """Take one out of a set; nothing is kept of an empty one."""
+    table[key].discard(one)
+    if not table[key]:
+        del table[key]
+
+
 class Binding(NamedTuple):
     """The topic that a wire means by a group's bare name, and whose name it is."""
 
@@ -77,6 +84,7 @@ class State:
         "bindings",
         "catalog",
         "group_names",
+        "group_topics",
         "groups",
         "positions",
         "producers",
@@ -94,6 +102,7 @@ class State:
         self.positions = Positions(self.usage)
         self.groups: dict[tuple[str, str], Group] = {}
         self.group_names: dict[str, set[str]] = {}  # by topic: the keys of ``groups`` once more
+        self.group_topics: dict[str, set[str]] = {}  # and by name
         self.bindings: dict[tuple[str, str], Binding] = {}
         self.binding_wires: set[str] = set()  # those that ever had one
         self.producers = Producers(settings)
@@ -262,6 +271,7 @@ class State:
         self.groups[group.topic, group.name] = group
         self.touch(group.name)
         self.group_names.setdefault(group.topic, set()).add(group.name)
+        self.group_topics.setdefault(group.name, set()).add(group.topic)
         self._charge_group(group, 1)
 
     def _drop_group(self, key: tuple[str, str]) -> None:
@@ -269,10 +279,8 @@ class State:
         if group is not None:
             self.touch(group.name)
             self._charge_group(group, -1)
-            names = self.group_names[key[0]]
-            names.discard(key[1])
-            if not names:
-                del self.group_names[key[0]]
+            _discard(self.group_names, *key)
+            _discard(self.group_topics, group.name, group.topic)
 
     def _charge_group(self, group: Group, sign: int) -> None:
         self.usage.charge(Kind.GROUPS, group.owner, sign, sign * group_size(group.name, group.topic))

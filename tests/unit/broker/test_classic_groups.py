@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polywire.broker.groups.classic import Phase
-from polywire.broker.groups.classic_groups import Commit
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.settings import BrokerSettings

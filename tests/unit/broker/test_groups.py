@@ -8,7 +8,7 @@ import pytest
 
 from polywire.broker import changes
 from polywire.broker.groups.assignment import assign
-from polywire.broker.groups.coordinator import Membership
+from polywire.broker.groups.views import Membership
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transaction_state import Scope, TransactionTable
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid

@@ -35,6 +35,19 @@ def share(index: int, member_count: int, partition_count: int, assignor: Assigno
             assert_never(assignor)
 
 
+def index_of(partition: int, member_count: int, partition_count: int, assignor: Assignor) -> int:
+    """The member, by its place in the order of ids, in whose ``share`` a partition is."""
+    match assignor:
+        case Assignor.ROUND_ROBIN:
+            return partition % member_count
+        case Assignor.RANGE:
+            each, extra = divmod(partition_count, member_count)
+            longer = extra * (each + 1)
+            return partition // (each + 1) if partition < longer else extra + (partition - longer) // each
+        case _:
+            assert_never(assignor)
+
+
 def ordered(members: Iterable[str]) -> Sequence[bytes]:
     """The order of ids: by their bytes."""
     return sorted({ordered_by(member) for member in members})

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced
-from polywire.broker.groups.commits import Commits
+from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.groups.offsets import NO_EPOCH, Position
+from polywire.broker.groups.offsets import Position
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
@@ -39,14 +39,6 @@ class Host(Protocol):
 
     def topic_name(self, key: changes.TopicKey) -> str:
         """Full name of a topic that positions are keyed by."""
-
-
-class Commit(NamedTuple):
-    """A next offset to store, with the epoch of the last record read and what is to be written beside it."""
-
-    offset: int
-    epoch: int = NO_EPOCH
-    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,20 +349,7 @@ class ClassicGroups:
             raise Missing(
                 ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
             )
-        return self._commits.stored(
-            topic,
-            {number: commit.offset for number, commit in commits.items()},
-            PositionKind.GROUP,
-            group,
-            notes={
-                number: (commit.epoch, commit.metadata)
-                for number, commit in commits.items()
-                if commit.epoch != NO_EPOCH or commit.metadata
-            },
-            generation=generation,
-            by=by,
-            of_classic=True,
-        )
+        return self._commits.stored_of_members(topic, commits, group, generation=generation, by=by)
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """All positions of a group in a topic, by partition number."""
@@ -386,7 +365,7 @@ class ClassicGroups:
         entry = self._entries.get(group)
         found = set() if entry is None else entry.group.topics
         found |= {self._host.topic_name(key) for key, _, _ in self._state.positions.of(PositionKind.GROUP, group)}
-        found.update(topic for topic, names in self._state.group_names.items() if group in names)
+        found.update(self._state.group_topics.get(group, ()))
         return sorted(found)
 
     # Administration

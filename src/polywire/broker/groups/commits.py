@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, check_no_classic
@@ -20,6 +20,15 @@ from polywire.broker.state import State
 from polywire.clock import ElapsedClock
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import PositionKind
+
+
+class Commit(NamedTuple):
+    """A next offset to store, with the epoch of the last record read and what is to be written beside it."""
+
+    offset: int
+    epoch: int = NO_EPOCH
+    metadata: str = ""
+
 
 NO_NOTES: Final[Mapping[int, tuple[int, str]]] = MappingProxyType({})
 _OFFSET_MIN: Final = -(2**63)
@@ -73,6 +82,25 @@ class Commits:
             return owner
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         return UNOWNED if held is None else held.owner
+
+    def stored_of_members(
+        self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
+    ) -> changes.PositionsStored:
+        """The same for what the members of a group on Kafka's wire were allowed to store."""
+        return self.stored(
+            full_name,
+            {number: commit.offset for number, commit in commits.items()},
+            PositionKind.GROUP,
+            group,
+            notes={
+                number: (commit.epoch, commit.metadata)
+                for number, commit in commits.items()
+                if commit.epoch != NO_EPOCH or commit.metadata
+            },
+            generation=generation,
+            by=by,
+            of_classic=True,
+        )
 
     def stored(
         self,

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, check_no_classic
 from polywire.broker.groups.group import Group, Member, difference, stored
+from polywire.broker.groups.holdings import Holdings
+from polywire.broker.groups.views import GroupView, Membership, MemberView
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
@@ -54,45 +56,26 @@ class Host(Protocol):
         """Refuse what belongs to another user. Raises Denied(DENIED)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """A member's place: the group's generation and the member's partitions, ascending."""
-
-    generation: int
-    partitions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView:
-    """A member as lists show it; ``idle_s`` is the time since it was last seen, or since the broker started."""
-
-    id: str
-    wire: str
-    idle_s: float
-    partitions: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """A group as lists show it; ``changed_at_us`` is when it last changed since the broker started, None when it did not."""
-
-    topic: str
-    name: str
-    generation: int
-    assignor: Assignor
-    members: tuple[MemberView, ...]
-    partition_count: int = 0
-    changed_at_us: int | None = None
-
-
 class Coordinator:
     """All groups of one broker.
 
     Invariant: ``_seen`` holds times of members only; a member without one counts as seen when the broker started, if it could be.
-    ``_changed`` holds when groups that still exist last changed, since the broker started.
+    ``_changed`` holds when groups that still exist last changed, since the broker started. ``_holdings``, by topic's id and group's name, are
+    of those who let go of partitions before others have them; where nobody does, a partition is its owner's as soon as it is dealt out.
     """
 
-    __slots__ = ("_changed", "_classic", "_clock", "_elapsed", "_host", "_seen", "_settings", "_started_at", "_state")
+    __slots__ = (
+        "_changed",
+        "_classic",
+        "_clock",
+        "_elapsed",
+        "_holdings",
+        "_host",
+        "_seen",
+        "_settings",
+        "_started_at",
+        "_state",
+    )
 
     def __init__(
         self,
@@ -111,6 +94,7 @@ class Coordinator:
         self._clock = clock
         self._elapsed = elapsed
         self._started_at = clock.monotonic()
+        self._holdings: dict[tuple[bytes, str], Holdings] = {}
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
         self._changed: dict[tuple[str, str], int] = {}
 
@@ -125,6 +109,7 @@ class Coordinator:
         first_generation: int = 1,
         named_alone: bool = False,
         connected: bool = False,
+        watched: bool = False,
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
@@ -136,6 +121,7 @@ class Coordinator:
         named_alone: the wire names groups without their topic, so a name has one topic at a time: joining with another topic takes
             this wire's members out of the old one, and the generation goes on counting in the new one.
         connected: the member lives as long as its connection and needs no sign of life; whoever joins it sees to it that it leaves.
+        watched: the same until the broker stops; it may come back then, and has as long as others for it.
         by: who asks; the group becomes theirs if it is nobody's.
         done: called once the group is journalled at ``level``.
         Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) where a classic group of this
@@ -151,18 +137,16 @@ class Coordinator:
         now = self._clock.monotonic()
         if current is not None:
             wanted = current if left is None else current.succeeding(left)
-        elif left is not None:
-            wanted = self._begin(topic, group, left.generation + 1, left.assignor, heir(owner, by))
         else:
-            wanted = self._begin(topic, group, first_generation, assignor or Assignor.ROUND_ROBIN, heir(owner, by))
+            begin = (first_generation, assignor or Assignor.ROUND_ROBIN)
+            begin = begin if left is None else (left.generation + 1, left.assignor)
+            wanted = self._begin(topic, group, *begin, heir(owner, by))
         if assignor is not None and assignor is not wanted.assignor:
             wanted = wanted.with_assignor(assignor)
         gone = self._expired(wanted, now)
-        wanted = wanted.changed(gone=gone, partition_count=self._host.partition_count(topic)).with_owner(
-            heir(owner, by)
-        )
-        joined = [] if wanted.has(member) else [Member(member, wire, connected)]
-        if joined:
+        wanted = wanted.changed(gone=gone, partition_count=self._host.partition_count(topic))
+        wanted = wanted.with_owner(heir(owner, by))
+        if joined := [] if wanted.has(member) else [Member(member, wire, connected)]:
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + len(member), owner=owner)
@@ -172,8 +156,8 @@ class Coordinator:
         self._host.change_all(made, level=level, done=done)
         if wanted is not current:
             self._forget(wanted)
-        self._mark(wanted, member, math.inf if connected else now)
-        return Membership(wanted.generation, tuple(wanted.share(member)))
+        self._mark(wanted, member, math.inf if connected or watched else now)
+        return Membership(wanted.generation, tuple(self._owned(wanted, member)))
 
     def create(
         self,
@@ -215,7 +199,7 @@ class Coordinator:
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
         self._mark(found, member, now)
-        return Membership(found.generation, tuple(found.share(member)))
+        return Membership(found.generation, tuple(self._owned(found, member)))
 
     def leave(
         self,
@@ -287,17 +271,18 @@ class Coordinator:
         group: str,
         topic: str,
         member: str,
-        generation: int,
+        generation: int | None,
         partitions: Iterable[int],
         *,
         wire: str,
         refresh: bool = False,
         by: Caller = NOBODY,
     ) -> None:
-        """Refuse a member that does not own these partitions in this generation. Raises as ``commit``."""
+        """Refuse a member that does not own these partitions in this generation, or now without one. Raises as ``commit``."""
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
-        owned = found.share(member)
+        shared = self._owned(found, member)
+        owned = shared if isinstance(shared, range) else frozenset(shared)
         for partition in partitions:
             if partition not in owned:
                 raise Conflict(
@@ -306,6 +291,27 @@ class Coordinator:
                 )
         if refresh:
             self._mark(found, member, now)
+
+    def refreshed(self, group: str, topic: str) -> Group | None:
+        """A group as its members find it now; who has expired is taken out."""
+        found = self._state.groups.get((topic, group))
+        return None if found is None else self._refreshed(found, self._clock.monotonic())
+
+    def held(self, group: str, topic_id: bytes) -> Holdings:
+        """Who has to let go of which partitions of a topic before others have them."""
+        return self._holdings.setdefault((topic_id, group), Holdings())
+
+    def forget_held(self, group: str, topic_id: bytes) -> None:
+        """Nothing is kept of a group in which nobody has to let go of anything."""
+        held = self._holdings.get((topic_id, group))
+        if held is not None and not held.members:
+            del self._holdings[topic_id, group]
+
+    def renew(self, group: str, topic: str) -> None:
+        """Begin a generation in which members have what others let go of, so that they ask for it."""
+        found = self._state.groups.get((topic, group))
+        if found is not None:
+            self._change(found.renewed(), found)
 
     def delete(
         self,
@@ -346,9 +352,7 @@ class Coordinator:
         latest = max(seen.get(member.id, self._started_at) for member in found.members)
         if latest < self._clock.monotonic() - self._settings.group_expiry_us / SECOND_US:
             gone = [member.id for member in found.members]
-            without = found.changed(gone=gone, partition_count=found.partition_count)
-            self._host.change_all([self._difference(without, found, gone)], level=Level.WRITTEN, done=None)
-            self._forget(without)
+            self._change(found.changed(gone=gone, partition_count=found.partition_count), found, gone)
 
     def bind(
         self,
@@ -434,7 +438,7 @@ class Coordinator:
                 id=member.id,
                 wire=member.wire,
                 idle_s=max(now - seen.get(member.id, self._started_at), 0.0),
-                partitions=tuple(group.share(member.id)),
+                partitions=tuple(self._owned(group, member.id)),
             )
             for member in group.members
         )
@@ -517,11 +521,7 @@ class Coordinator:
         if found is None or (moved and not any(one.id == member and one.wire == wire for one in found.members)):
             raise _group_missing(group, topic)
         self._check_owner(by, topic, group)
-        gone = self._expired(found, now)
-        refreshed = found.changed(gone=gone, partition_count=self._host.partition_count(topic))
-        if refreshed is not found:
-            self._host.change_all([self._difference(refreshed, found, gone)], level=Level.WRITTEN, done=None)
-            self._forget(refreshed)
+        refreshed = self._refreshed(found, now)
         if generation is not None and generation != refreshed.generation:
             raise Conflict(
                 ErrorCode.GENERATION_STALE,
@@ -530,6 +530,27 @@ class Coordinator:
         if not refreshed.has(member):
             raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={member!r}")
         return refreshed
+
+    def _refreshed(self, found: Group, now: float) -> Group:
+        """The group over the partitions of now, and without those who have expired."""
+        gone = self._expired(found, now)
+        refreshed = found.changed(gone=gone, partition_count=self._host.partition_count(found.topic))
+        if refreshed is not found:
+            self._change(refreshed, found, gone)
+        return refreshed
+
+    def _change(self, group: Group, was: Group, gone: Sequence[str] = ()) -> None:
+        self._host.change_all([self._difference(group, was, gone)], level=Level.WRITTEN, done=None)
+        self._forget(group)
+
+    def _owned(self, group: Group, member: str) -> Sequence[int]:
+        """What a member may read now: its share, but for what others have not let go of yet."""
+        share = group.share(member)
+        if not self._holdings:
+            return share
+        topic = self._state.catalog.find(group.topic)
+        held = None if topic is None else self._holdings.get((topic.id, group.name))
+        return share if held is None else held.owned(member, share)
 
     def _mark(self, group: Group, member: str, now: float) -> None:
         seen = self._seen.setdefault((group.topic, group.name), {})

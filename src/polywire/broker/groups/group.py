@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from polywire.broker.changes import GroupChanged, GroupStored, MemberStored
-from polywire.broker.groups.assignment import ordered, ordered_by, share
+from polywire.broker.groups.assignment import index_of, ordered, ordered_by, share
 from polywire.broker.owners import UNOWNED
 from polywire.types import Assignor
 
@@ -59,6 +59,14 @@ class Group:
         index = self._index(member)
         assert index >= 0, "only members have partitions"
         return share(index, len(self.order), self.partition_count, self.assignor)
+
+    def owner_of(self, partition: int) -> str:
+        """Whose share a partition is in; there are members."""
+        return self.order[index_of(partition, len(self.order), self.partition_count, self.assignor)].decode()
+
+    def renewed(self) -> Group:
+        """The same in another generation."""
+        return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
         """Partitions are dealt out another way."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from polywire.broker.access import Principal
 from polywire.broker.actions import Action
-from polywire.broker.groups.coordinator import GroupView, Membership
+from polywire.broker.groups.views import GroupView, Membership
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.cursus.context import COORDINATOR, WIRE, CursusBroker, GroupKey
 from polywire.protocols.cursus.errors import refused

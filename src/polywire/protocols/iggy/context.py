@@ -26,7 +26,7 @@ from polywire.types import Assignor
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
-    from polywire.broker.groups.coordinator import Membership
+    from polywire.broker.groups.views import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
 

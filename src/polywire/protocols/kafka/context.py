@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from polywire.broker.groups.classic_groups import ClassicGroups
+from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.removal_verbs import RemovalVerbs
@@ -36,6 +37,10 @@ class KafkaBroker(TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireStat
     @property
     def classic(self) -> ClassicGroups:
         """Groups whose members assign partitions themselves."""
+
+    @property
+    def consumers(self) -> ConsumerGroups:
+        """Groups whose members are told their partitions by heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)

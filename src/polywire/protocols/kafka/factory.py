@@ -13,6 +13,7 @@ from polywire.protocols.kafka import (
     auth,
     cluster,
     configs,
+    consumer_groups,
     fetch,
     group_lists,
     groups,
@@ -68,6 +69,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DELETE_GROUPS, group_lists.delete_groups, (Action.GROUP_DELETE,)),
     Command(Api.OFFSET_DELETE, positions.offset_delete, (Action.GROUP_DELETE,)),
     Command(Api.DESCRIBE_CLUSTER, cluster.describe_cluster, (Action.CLUSTER_DESCRIBE,)),
+    Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),
 )
 
 

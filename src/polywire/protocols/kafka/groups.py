@@ -42,6 +42,12 @@ def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
         peer.broker.access.authorize_somewhere(peer.principal, action)
 
 
+def client_host(peer: Peer) -> str:
+    """Where a member is, as tools show it."""
+    host = peer.output.peer.rpartition(":")[0] or peer.output.peer
+    return "/" + host.strip("[]")
+
+
 def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     """JoinGroup."""
     version = reply.request.version
@@ -78,7 +84,6 @@ def _join_of(peer: Peer, reply: Reply, request: Any) -> Join:
     topics: frozenset[str] = frozenset()
     if request.protocol_type == CONSUMER:
         topics = frozenset().union(*(topics_of(metadata) for _, metadata in protocols))
-    host = peer.output.peer.rpartition(":")[0] or peer.output.peer
     return Join(
         member_id=request.member_id,
         session_timeout_s=request.session_timeout_ms / MS,
@@ -87,7 +92,7 @@ def _join_of(peer: Peer, reply: Reply, request: Any) -> Join:
         protocols=protocols,
         instance_id=request.instance_id,
         client_id=reply.request.client_id or "",
-        client_host="/" + host.strip("[]"),
+        client_host=client_host(peer),
         topics=topics,
         id_first=version >= ID_FIRST_SINCE,
         may_skip=version >= SKIPPING_SINCE,

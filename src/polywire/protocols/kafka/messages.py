@@ -120,6 +120,8 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.INCREMENTAL_ALTER_CONFIGS: _served(0, 1),
     Api.OFFSET_DELETE: _served(0, 0),
     Api.DESCRIBE_CLUSTER: _served(0, 2),
+    Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
+    Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
 """What a session may advertise, of which it does what it has handlers for."""
 
@@ -198,6 +200,7 @@ class WireError(IntEnum):
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
     TRANSACTION_ABORTABLE = 120
+    INVALID_REGULAR_EXPRESSION = 128
 
 
 class Codec(IntEnum):

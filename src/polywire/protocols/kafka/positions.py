@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from polywire.broker.actions import Action
-from polywire.broker.groups.classic_groups import Commit
+from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.lookup import topic_of
-from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, Api, WireError
+from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.types import PositionKind
 
@@ -30,6 +30,11 @@ def _topic_error(error: BrokerError, version: int) -> WireError:
     if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)
+
+
+def _epoch_error(error: BrokerError) -> WireError:
+    """The wire's error for a member of a group whose generations are the epochs of its members."""
+    return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
 
 
 # OffsetCommit
@@ -47,17 +52,17 @@ def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
         for asked in request.topics
     ]
     body = response(topics=topics)
+    consumers, is_consumer = (
+        peer.broker.consumers,
+        peer.broker.consumers.has_member(request.group_id, request.member_id),
+    )
+    member = request.group_id, request.member_id, request.generation
     try:
         authorize_group(peer, Action.OFFSET_COMMIT, ())
-        peer.broker.classic.check_commit(
-            request.group_id,
-            request.member_id,
-            request.generation,
-            instance_id=request.instance_id,
-            by=peer.caller,
-        )
+        check = consumers.check_epoch if is_consumer else peer.broker.classic.check_commit
+        check(*member, instance_id=request.instance_id, by=peer.caller)
     except BrokerError as error:
-        _refuse(topics, group_error(error))
+        _refuse(topics, _epoch_error(error) if is_consumer else group_error(error))
         return body
     commits = _commits(peer, reply.request.version, zip(request.topics, topics, strict=True))
 
@@ -66,14 +71,13 @@ def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
             _refuse(topics, wire_error(outcome))
         reply.ok(body)
 
+    made = {name: stored for name, (stored, _) in commits.items()}
+    by, generation = peer.caller, max(request.generation, -1)
     try:
-        refused = peer.broker.classic.commit(
-            request.group_id,
-            {name: stored for name, (stored, _) in commits.items()},
-            generation=max(request.generation, -1),
-            by=peer.caller,
-            done=done,
-        )
+        if is_consumer:
+            refused = consumers.commit(*member[:2], made, epoch=generation, wire=WIRE, by=by, done=done)
+        else:
+            refused = peer.broker.classic.commit(request.group_id, made, generation=generation, by=by, done=done)
     except BrokerError as error:
         _refuse(topics, group_error(error))
         return body
@@ -122,8 +126,7 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     response = schema.response(Api.OFFSET_FETCH)
     if version >= MANY_GROUPS_SINCE:
         made = response.Groups
-        groups = [_fetched(peer, version, made, group.group_id, group.topics) for group in request.groups]
-        return response(groups=groups)
+        return response(groups=[_fetched(peer, version, made, asked) for asked in request.groups])
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
         topics = list(_positions(peer, version, response, request.group_id, request.topics))
@@ -132,12 +135,15 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return response(topics=topics)
 
 
-def _fetched(peer: Peer, version: int, made: Any, group: str, topics: list[Any] | None) -> Any:
+def _fetched(peer: Peer, version: int, made: Any, asked: Any) -> Any:
+    group, consumers = asked.group_id, peer.broker.consumers
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
-        return made(group_id=group, topics=list(_positions(peer, version, made, group, topics)))
+        if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
+            consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
+        return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics)))
     except BrokerError as error:
-        return made(group_id=group, topics=[], error=group_error(error))
+        return made(group_id=group, topics=[], error=_epoch_error(error))
 
 
 def _positions(peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None) -> Iterable[Any]:

@@ -20,7 +20,7 @@ from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
-    from polywire.broker.groups.coordinator import GroupView
+    from polywire.broker.groups.views import GroupView
     from polywire.protocols.polywire.context import PolywireBroker
 
 WIRE: Final = "polywire"

@@ -9,7 +9,7 @@ from typing import Any
 from polywire.broker.access import Principal, Where
 from polywire.broker.actions import Action
 from polywire.broker.owners import Caller, caller_of
-from polywire.protocols.kafka import group_lists, groups, positions, producers, schema
+from polywire.protocols.kafka import consumer_groups, group_lists, groups, positions, producers, schema
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.codec import decode_request, encode_response
 from polywire.protocols.kafka.messages import Api, Request
@@ -26,6 +26,7 @@ HANDLERS: dict[Api, Callable[..., Any]] = {
     Api.LIST_GROUPS: group_lists.list_groups,
     Api.DESCRIBE_GROUPS: group_lists.describe_groups,
     Api.DELETE_GROUPS: group_lists.delete_groups,
+    Api.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
     Api.INIT_PRODUCER_ID: producers.init_producer_id,
 }
 

@@ -127,6 +127,9 @@ def _groups(topic: str) -> Iterator[Asked]:
     yield Asked(Api.DESCRIBE_GROUPS, a.GROUP_DESCRIBE, frame_of(Api.DESCRIBE_GROUPS, groups=[GROUP]))
     yield Asked(Api.LIST_GROUPS, a.GROUP_LIST, frame_of(Api.LIST_GROUPS))
     yield Asked(Api.DELETE_GROUPS, a.GROUP_DELETE, frame_of(Api.DELETE_GROUPS, groups_names=[GROUP]))
+    word = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": [topic], "topic_partitions": []}
+    beat = frame_of(Api.CONSUMER_GROUP_HEARTBEAT, group_id="told", member_id="m", **word)
+    yield Asked(Api.CONSUMER_GROUP_HEARTBEAT, a.GROUP_JOIN, beat)
     topics = schema.request(Api.OFFSET_DELETE).Topics
     one = topics(name=topic, partitions=[topics.Partitions()])
     yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[one]))

@@ -1,0 +1,355 @@
+"""The broker's verbs about consumer groups, whose members are told by heartbeats what they may read (concepts: groups#handing-over).
+
+A member has a seat in the coordinator's group of each of its topics, beside members of other wires; what the coordinator deals out to a seat
+is what the member comes to by and by.
+
+Promises: a partition is told to a member, here or on another wire, only when nobody else holds it. Seats and generations are journalled, what
+members hold is not: after a restart they join again, and have their seats until then. Must not know: wires, sockets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from polywire.broker import changes
+from polywire.broker.groups.classic_members import Limits
+from polywire.broker.groups.commits import Commit, Commits
+from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat, ConsumerGroup, Member, MemberPhase, Share
+from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, heir
+from polywire.broker.quotas import MEMBER_BYTES, Kind
+from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.state import State, group_size
+from polywire.broker.topics import Topic
+from polywire.clock import Clock
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing
+from polywire.log.base import Completion, Loop
+from polywire.types import Level, PositionKind
+
+RETRY_S: Final = 1.0  # after the disk was full
+
+
+class Host(Protocol):
+    """What consumer groups ask of the broker."""
+
+    def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
+        """Journal changes as one group and make them true."""
+
+    def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
+        """Refuse what belongs to another user. Raises Denied(DENIED)."""
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """The topic of this full name."""
+
+    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+        """The topic of this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """What a member is told: its epoch, what it may read by topic's id (None: as before), and whether that is all it should have."""
+
+    epoch: int
+    assignment: Mapping[bytes, Set[int]] | None
+    is_settled: bool
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A group and what belongs to it here. Invariant: ``bytes`` is what ``owner`` is charged for, beside the group itself."""
+
+    group: ConsumerGroup
+    owner: int
+    bytes: int = 0
+    timer: Any = None
+    timer_at: float = math.inf
+
+
+class ConsumerGroups:
+    """All consumer groups of one broker. Invariant: each has a member."""
+
+    __slots__ = ("_clock", "_commits", "_coordinator", "_entries", "_host", "_limits", "_loop", "_settings", "_state")
+
+    def __init__(
+        self,
+        host: Host,
+        state: State,
+        *,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        commits: Commits,
+        coordinator: Coordinator,
+    ) -> None:
+        self._host = host
+        self._state = state
+        self._settings = settings
+        self._loop = loop
+        self._clock = clock
+        self._commits = commits
+        self._coordinator = coordinator
+        self._entries: dict[str, _Entry] = {}
+        self._limits = Limits(settings.members_max, settings.group_bytes_max)
+
+    # Members
+
+    def beat(self, group: str, beat: Beat, *, by: Caller = NOBODY) -> Beaten:
+        """A sign of life: become a member, stay one, or leave.
+
+        by: who asks; the group becomes theirs if it is nobody's.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
+        Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Conflict(GROUP_PROTOCOL_MISMATCH) where members of the name share a topic out
+        themselves, Busy(BUSY, DISK_FULL).
+        """
+        check_name(group, self._settings.name_bytes_max)
+        check_name(beat.member_id, self._settings.name_bytes_max)
+        if beat.instance_id is not None:
+            check_name(beat.instance_id, self._settings.name_bytes_max)
+        entry = self._entries.get(group)
+        if entry is None and beat.epoch != JOINING:
+            raise Missing(ErrorCode.MEMBER_MISSING, f"no such member group={group!r} member={beat.member_id!r}")
+        entry = entry or self._begin(group, by)
+        self._host.check_owner(by, entry.owner, "group", group)
+        try:
+            return self._beat(entry, beat, by)
+        finally:
+            self._settle(entry)
+
+    def _begin(self, group: str, by: Caller) -> _Entry:
+        owner, size = heir(UNOWNED, by), group_size(group, "")
+        self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
+        self._state.usage.charge(Kind.GROUPS, owner, 1, size)
+        epoch = max((at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group)), default=0)
+        entry = _Entry(
+            ConsumerGroup(group, self._limits, self._settings.consumer_session_timeout_s, max(epoch, 0) + 1), owner
+        )
+        self._entries[group] = entry
+        return entry
+
+    def _beat(self, entry: _Entry, beat: Beat, by: Caller) -> Beaten:
+        group, now = entry.group, self._clock.monotonic()
+        if beat.epoch in (LEAVING, AWAY):
+            return self._leave(entry, beat)
+        if beat.epoch == JOINING and beat.member_id not in group.members:
+            self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + beat.size, owner=entry.owner)
+        member = group.beat(beat, now)
+        self._watch(entry, group.gone_at(member))
+        try:
+            self._seat(entry, member, by, beat)
+        except BrokerError:
+            if beat.epoch == JOINING:
+                self._remove(entry, member)
+            raise
+        shares = self._shares(entry, member)
+        group.noticed({id_: share for id_, share in shares.items() if id_ in member.seats.values()})
+        if beat.epoch == JOINING:
+            group.begin_anew(member, shares)
+        changed = group.reconcile(member, shares, beat.owned, now)
+        self._hand_over(entry, shares)
+        for id_ in shares.keys() - set(member.seats.values()):
+            self._clear(entry, member, id_)
+        self._watch(entry, group.gone_at(member))
+        told = member.told if changed or beat.is_full or beat.epoch == JOINING else None
+        return Beaten(member.epoch, told, member.phase is MemberPhase.STABLE)
+
+    def _leave(self, entry: _Entry, beat: Beat) -> Beaten:
+        member = entry.group.find(beat.member_id, beat.instance_id)
+        if beat.epoch == AWAY and member.said.instance_id is not None:
+            member.epoch = AWAY
+        else:
+            self._remove(entry, member)
+        return Beaten(beat.epoch, None, is_settled=True)
+
+    def _remove(self, entry: _Entry, member: Member) -> None:
+        """It is no member any more, and holds nothing. Raises Busy(DISK_FULL); then it is one still."""
+        ids = {*member.told, *member.revoking, *member.seats.values()}
+        for topic in list(member.seats):
+            self._unseat(entry, member, topic)
+        for id_ in ids:
+            self._coordinator.held(entry.group.name, id_).leave(member.seat)
+        self._hand_over(entry, ids)
+        for id_ in ids:
+            self._coordinator.forget_held(entry.group.name, id_)
+        entry.group.take(member)
+
+    def _seat(self, entry: _Entry, member: Member, by: Caller, beat: Beat) -> None:
+        """Have a member take part wherever there is a topic that it wants to read, and nowhere else."""
+        name, coordinator = entry.group.name, self._coordinator
+        found = {topic: self._host.find_topic(topic) for topic in member.topics}
+        wanted = {topic: there.id for topic, there in found.items() if there is not None}
+        for topic in [topic for topic, id_ in member.seats.items() if wanted.get(topic) != id_]:
+            self._unseat(entry, member, topic)
+        for topic, id_ in wanted.items():
+            if topic not in member.seats or not coordinator.has_member(name, topic, member.seat):
+                coordinator.join(
+                    name, topic, member.seat, wire=member.wire, assignor=beat.assignor, watched=True, by=by
+                )
+                member.seats[topic] = id_
+                coordinator.held(name, id_).enter(member.seat)
+        entry.owner = self._inherit(entry, heir(entry.owner, by))
+
+    def _unseat(self, entry: _Entry, member: Member, topic: str) -> None:
+        """Nothing more is dealt out to it there; what it holds it holds until it lets go."""
+        del member.seats[topic]
+        with suppress(Missing):  # the topic is gone, or the group was deleted
+            self._coordinator.leave(entry.group.name, topic, member.seat, None, wire=member.wire, by=ITSELF)
+
+    def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
+        """What a member should have where it has a seat; nothing where it only has to let go."""
+        name, coordinator = entry.group.name, self._coordinator
+        shares: dict[bytes, Share] = {}
+        for topic, id_ in member.seats.items():
+            group = coordinator.refreshed(name, topic)
+            assert group is not None, "who has a seat is in a group"
+            shares[id_] = Share(group.share(member.seat), group.generation, coordinator.held(name, id_))
+        for id_ in {*member.told, *member.revoking} - shares.keys():
+            shares[id_] = Share(range(0), 0, coordinator.held(name, id_))
+        return shares
+
+    def _hand_over(self, entry: _Entry, topic_ids: Collection[bytes]) -> None:
+        """Partitions may be free now: members of other wires find out by a new generation, those of this one by themselves."""
+        name, coordinator = entry.group.name, self._coordinator
+        for id_ in topic_ids:
+            held = coordinator.held(name, id_)
+            released = held.take_released()
+            topic = self._host.topic_of_id(id_) if released else None
+            group = None if topic is None else coordinator.refreshed(name, topic.name.full)
+            if group is not None and group.members and any(group.owner_of(one) not in held for one in released):
+                coordinator.renew(name, group.topic)
+                entry.group.renewed(id_, group.generation + 1)
+
+    def _clear(self, entry: _Entry, member: Member, topic_id: bytes) -> None:
+        """A topic without a seat is done with as soon as nothing in it is held."""
+        held = self._coordinator.held(entry.group.name, topic_id)
+        if not held.of(member.seat):
+            held.leave(member.seat)
+            self._coordinator.forget_held(entry.group.name, topic_id)
+
+    # Accounts and time
+
+    def _inherit(self, entry: _Entry, owner: int) -> int:
+        """What a group takes is its owner's."""
+        if owner != entry.owner:
+            self._charge(entry, -1)
+            entry.owner = owner
+            self._charge(entry, 1)
+        return owner
+
+    def _charge(self, entry: _Entry, sign: int) -> None:
+        usage, size = self._state.usage, group_size(entry.group.name, "")
+        usage.charge(Kind.GROUPS, entry.owner, sign, sign * size)
+        usage.charge(Kind.MEMBERS, entry.owner, 0, sign * entry.bytes)
+
+    def _settle(self, entry: _Entry) -> None:
+        """Something happened to a group: count what it takes now, and forget it with its last member."""
+        size = entry.group.bytes + MEMBER_BYTES * len(entry.group.members)
+        self._state.usage.charge(Kind.MEMBERS, entry.owner, 0, size - entry.bytes)
+        entry.bytes = size
+        if not entry.group.members:
+            self._charge(entry, -1)
+            del self._entries[entry.group.name]
+            if entry.timer is not None:
+                entry.timer.cancel()
+
+    def _watch(self, entry: _Entry, due: float) -> None:
+        """Look at a group again when somebody's time may be over."""
+        if due >= entry.timer_at:
+            return
+        if entry.timer is not None:
+            entry.timer.cancel()
+        entry.timer_at = due
+        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._look_at, entry)
+
+    def _look_at(self, entry: _Entry) -> None:
+        entry.timer, entry.timer_at = None, math.inf
+        if self._entries.get(entry.group.name) is not entry:
+            return
+        try:
+            for member in entry.group.expired(self._clock.monotonic()):
+                self._remove(entry, member)
+        except Busy:  # the disk is full: they are gone as well when it is not
+            self._watch(entry, self._clock.monotonic() + RETRY_S)
+        else:
+            self._watch(entry, entry.group.deadline)
+        self._settle(entry)
+
+    # Positions
+
+    def has_member(self, group: str, member_id: str) -> bool:
+        """Whether somebody is a member, or was one when the broker stopped and has a seat."""
+        entry = self._entries.get(group)
+        if entry is not None and member_id in entry.group.members:
+            return True
+        topics = self._state.group_topics.get(group, ())
+        return any(self._coordinator.has_member(group, topic, member_id) for topic in topics)
+
+    def check_epoch(
+        self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NOBODY
+    ) -> None:
+        """Refuse who is no member of this epoch. Who has a seat from before a restart has its last one.
+
+        Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
+        """
+        entry = self._entries.get(group)
+        if entry is not None:
+            self._host.check_owner(by, entry.owner, "group", group)
+            if member_id in entry.group.members or not self.has_member(group, member_id):
+                entry.group.check_epoch(member_id, epoch, instance_id)
+
+    def commit(
+        self,
+        group: str,
+        member_id: str,
+        positions: Mapping[str, Mapping[int, Commit]],
+        *,
+        epoch: int,
+        wire: str,
+        by: Caller = NOBODY,
+        level: Level = Level.WRITTEN,
+        done: Completion[int] | None,
+    ) -> dict[str, BrokerError]:
+        """Store next offsets by topic's full name and partition number, all of a topic or none, of a member that passed ``check_epoch``.
+
+        Returns why which topics were refused: Conflict(PARTITION_NOT_ASSIGNED), Missing(GROUP_MISSING, MEMBER_MISSING),
+        Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
+        """
+        entry = self._entries.get(group)
+        member = None if entry is None else entry.group.members.get(member_id)
+        seat = member_id if member is None else member.seat
+        made: list[changes.Change] = []
+        refused: dict[str, BrokerError] = {}
+        for topic, commits in positions.items():
+            try:
+                self._coordinator.check_member(group, topic, seat, None, commits, wire=wire, by=by)
+                made.append(self._commits.stored_of_members(topic, commits, group, generation=epoch, by=by))
+            except BrokerError as error:
+                refused[topic] = error
+        self._host.change_all(made, level=level, done=done)
+        return refused
+
+    # Administration
+
+    def names(self) -> list[str]:
+        """Groups that have members here."""
+        return sorted(self._entries)
+
+    def member_ids(self, group: str) -> Set[str]:
+        """Those who have been heard of."""
+        entry = self._entries.get(group)
+        return frozenset() if entry is None else entry.group.members.keys()
+
+    def topics(self, group: str) -> Set[str]:
+        """Full names of the topics that members say they read, none of a group that is not there."""
+        entry = self._entries.get(group)
+        members = () if entry is None else entry.group.members.values()
+        return frozenset().union(*(member.topics for member in members))
+
+    def topics_of(self, group: str, member_id: str) -> Set[str]:
+        """Those that one member says it reads."""
+        entry = self._entries.get(group)
+        member = None if entry is None else entry.group.members.get(member_id)
+        return frozenset() if member is None else member.topics

@@ -1,0 +1,41 @@
+"""Groups as members and lists see them (concepts: groups#what-a-group-is).
+
+Promises: values. Must not know: how they come about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polywire.types import Assignor
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member's place: the group's generation and the member's partitions, ascending."""
+
+    generation: int
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member as lists show it; ``idle_s`` is the time since it was last seen, or since the broker started."""
+
+    id: str
+    wire: str
+    idle_s: float
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as lists show it; ``changed_at_us`` is when it last changed since the broker started, None when it did not."""
+
+    topic: str
+    name: str
+    generation: int
+    assignor: Assignor
+    members: tuple[MemberView, ...]
+    partition_count: int = 0
+    changed_at_us: int | None = None

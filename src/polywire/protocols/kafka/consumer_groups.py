@@ -1,0 +1,88 @@
+"""Members of consumer groups: ConsumerGroupHeartbeat (spec: kafka#consumer-groups).
+
+Promises: who may not use a group's topics may not be a member. Must not know: frames, who gets which partitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import uuid4
+
+from polywire.broker.actions import Action
+from polywire.broker.groups.consumer import JOINING, Beat
+from polywire.broker.groups.consumer_groups import Beaten
+from polywire.errors import BrokerError, ErrorCode
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.groups import MS, authorize_group, client_host, group_error
+from polywire.protocols.kafka.messages import WIRE, Api, WireError
+from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.types import Assignor
+
+HEARTBEAT_MS: Final = 3_000  # between two signs of life of a member that has what it should
+UNSETTLED_HEARTBEAT_MS: Final = 500  # of one that has to let go, or waits for others to
+ASSIGNORS: Final = {None: None, "uniform": Assignor.ROUND_ROBIN, "range": Assignor.RANGE}
+_ERRORS: Final = {
+    ErrorCode.GENERATION_STALE: WireError.FENCED_MEMBER_EPOCH,
+    ErrorCode.GROUP_PROTOCOL_MISMATCH: WireError.GROUP_ID_NOT_FOUND,
+    ErrorCode.BUSY: WireError.GROUP_MAX_SIZE_REACHED,
+}
+
+
+def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
+    """ConsumerGroupHeartbeat."""
+    response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
+    is_new = request.member_epoch == JOINING
+    if not request.group_id or not (request.member_id or is_new):
+        return response(error=WireError.INVALID_REQUEST, message="a group and a member have names")
+    if request.server_assignor not in ASSIGNORS:
+        names = ", ".join(name for name in ASSIGNORS if name is not None)
+        return response(error=WireError.UNSUPPORTED_ASSIGNOR, message=f"there are these assignors: {names}")
+    if request.subscribed_topic_regex:
+        return response(error=WireError.INVALID_REGULAR_EXPRESSION, message="topics are named one by one here")
+    beat = _beat_of(peer, reply, request)
+    try:
+        consumers = peer.broker.consumers
+        topics = consumers.topics_of(request.group_id, beat.member_id) if beat.topics is None else beat.topics
+        authorize_group(peer, Action.GROUP_JOIN, topics)
+        beaten = consumers.beat(request.group_id, beat, by=peer.caller)
+    except BrokerError as error:
+        code = _ERRORS.get(error.code) or group_error(error)
+        if code is WireError.FENCED_INSTANCE_ID and is_new:
+            code = WireError.UNRELEASED_INSTANCE_ID
+        return response(error=code, message=error.message)
+    return response(
+        member_id=beat.member_id,
+        member_epoch=beaten.epoch,
+        heartbeat_interval_ms=HEARTBEAT_MS if beaten.is_settled else UNSETTLED_HEARTBEAT_MS,
+        assignment=_assignment(response.Assignment, beaten),
+    )
+
+
+def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
+    """What a request says, in the broker's words."""
+    names, owned, timeout_ms = request.subscribed_topic_names, request.topic_partitions, request.rebalance_timeout_ms
+    return Beat(
+        member_id=request.member_id or str(uuid4()),
+        epoch=request.member_epoch,
+        wire=WIRE,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_timeout_s=None if timeout_ms < 0 else timeout_ms / MS,
+        topics=None if names is None else frozenset(names),
+        assignor=ASSIGNORS[request.server_assignor],
+        owned=None if owned is None else {one.topic_id: frozenset(one.partitions) for one in owned},
+        client_id=reply.request.client_id or "",
+        client_host=client_host(peer),
+    )
+
+
+def _assignment(made: Any, beaten: Beaten) -> Any:
+    """What a member may read; nothing where that is as before."""
+    if beaten.assignment is None:
+        return None
+    return made(
+        topic_partitions=[
+            made.TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
+            for topic_id, partitions in beaten.assignment.items()
+        ]
+    )

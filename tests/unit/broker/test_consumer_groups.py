@@ -1,0 +1,367 @@
+"""Consumer groups of a whole broker: epochs, handing over, members of other wires, restarts, limits (concepts: groups#handing-over)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import pytest
+
+from polywire.broker.groups.commits import Commit
+from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, TOPICS_MAX, Beat
+from polywire.broker.groups.consumer_groups import Beaten
+from polywire.broker.owners import Caller
+from polywire.broker.settings import BrokerSettings
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.testing.broker import MemoryBroker
+from polywire.types import Assignor, PositionKind, TopicName
+from tests.unit.broker.answers import Answers
+
+NOTHING: Mapping[bytes, Set[int]] = {}
+REBALANCE_S = 20.0
+
+
+class Consumer:
+    """A client that lets go as soon as it is told."""
+
+    def __init__(self, memory: MemoryBroker, id_: str, *topics: str, instance: str | None = None) -> None:
+        self.memory = memory
+        self.id = id_
+        self.topics = frozenset(topics or ("t",))
+        self.instance = instance
+        self.epoch = JOINING
+        self.reading = NOTHING
+
+    def beat(self, *, assignor: Assignor | None = None, is_full: bool = True, by: Caller | None = None) -> Beaten:
+        beat = Beat(self.id, self.epoch, "kafka", self.instance, assignor=assignor)
+        if is_full:
+            beat = Beat(
+                self.id,
+                self.epoch,
+                "kafka",
+                self.instance,
+                rebalance_timeout_s=REBALANCE_S,
+                topics=self.topics,
+                assignor=assignor,
+                owned=self.reading,
+            )
+        told = self.memory.broker.consumers.beat("g", beat) if by is None else self._by(beat, by)
+        self.epoch = told.epoch
+        if told.assignment is not None:
+            self.reading = told.assignment
+        return told
+
+    def _by(self, beat: Beat, by: Caller) -> Beaten:
+        return self.memory.broker.consumers.beat("g", beat, by=by)
+
+    def leave(self, epoch: int = LEAVING) -> None:
+        self.memory.broker.consumers.beat("g", Beat(self.id, epoch, "kafka", self.instance))
+
+    @property
+    def partitions(self) -> list[int]:
+        """What it reads in its only topic."""
+        assert len(self.reading) <= 1
+        return sorted(one for partitions in self.reading.values() for one in partitions)
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    made = MemoryBroker()
+    made.broker.create_topic(TopicName.parse("t"), 4)
+    made.run()
+    return made
+
+
+def code_of(caught: pytest.ExceptionInfo[BrokerError]) -> ErrorCode:
+    return caught.value.code
+
+
+def commit(memory: MemoryBroker, consumer: Consumer, partition: int, epoch: int | None = None) -> ErrorCode | None:
+    """Store a position as clients do; why it was refused."""
+    consumers, epoch = memory.broker.consumers, consumer.epoch if epoch is None else epoch
+    try:
+        consumers.check_epoch("g", consumer.id, epoch, instance_id=consumer.instance)
+    except BrokerError as error:
+        return error.code
+    done = Answers()
+    made = {"t": {partition: Commit(7)}}
+    refused = consumers.commit("g", consumer.id, made, epoch=epoch, wire="kafka", done=done)
+    memory.run()
+    done.check()
+    return refused["t"].code if refused else None
+
+
+def test_one_member_is_told_everything_at_once(memory: MemoryBroker) -> None:
+    one = Consumer(memory, "m1")
+    told = one.beat()
+    assert one.partitions == [0, 1, 2, 3]
+    assert told.is_settled
+    assert told.epoch > 0
+    assert one.beat(is_full=False).assignment is None, "nothing has changed"
+
+
+def test_a_partition_is_told_to_its_next_reader_after_the_last_one_let_go(memory: MemoryBroker) -> None:
+    one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
+    one.beat()
+    assert not two.beat().is_settled
+    assert two.partitions == []
+    epoch = one.epoch
+    told = one.beat(is_full=False)
+    assert (one.partitions, told.epoch, told.is_settled) == ([0, 2], epoch, False), (
+        "its epoch is the old one while it lets go"
+    )
+    two.beat(is_full=False)
+    assert two.partitions == [], "nobody has said that it let go"
+    assert one.beat().is_settled
+    assert two.beat(is_full=False).is_settled
+    assert (one.partitions, two.partitions) == ([0, 2], [1, 3])
+    assert one.epoch == two.epoch > epoch
+
+
+def test_a_member_reads_several_topics_and_others_some_of_them(memory: MemoryBroker) -> None:
+    memory.broker.create_topic(TopicName.parse("u"), 2)
+    one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
+    one.beat()
+    two.beat()
+    one.beat()
+    one.beat()
+    two.beat()
+    ids = {memory.broker.topic(name).id: name for name in ("t", "u")}
+    assert {ids[id_]: sorted(held) for id_, held in one.reading.items()} == {"t": [0, 1, 2, 3], "u": [0]}
+    assert {ids[id_]: sorted(held) for id_, held in two.reading.items()} == {"u": [1]}
+    assert one.epoch == two.epoch
+
+
+def test_who_reads_a_topic_no_more_lets_go_of_it_first(memory: MemoryBroker) -> None:
+    memory.broker.create_topic(TopicName.parse("u"), 2)
+    one, two = Consumer(memory, "m1", "t", "u"), Consumer(memory, "m2", "u")
+    one.beat()
+    two.beat()
+    one.topics = frozenset({"t"})
+    one.beat()
+    two.beat()
+    assert two.partitions == []
+    one.beat()
+    two.beat()
+    assert two.partitions == [0, 1]
+
+
+def test_a_topic_that_comes_and_goes(memory: MemoryBroker) -> None:
+    one = Consumer(memory, "m1", "later")
+    assert one.beat().is_settled
+    assert one.reading == NOTHING
+    topic = memory.broker.create_topic(TopicName.parse("later"), 2)
+    one.beat(is_full=False)
+    assert one.partitions == [0, 1]
+    memory.broker.delete_topic(topic)
+    again = memory.broker.create_topic(TopicName.parse("later"), 3)
+    one.beat(is_full=False)
+    one.beat()
+    assert one.reading == {again.id: {0, 1, 2}}
+
+
+def test_members_of_another_wire_share_a_group(memory: MemoryBroker) -> None:
+    groups = memory.broker.groups
+    one = Consumer(memory, "m1")
+    one.beat()
+    before = groups.join("g", "t", "m2", wire="flux")
+    assert before.partitions == (), "all of them are still read"
+    one.beat(is_full=False)
+    assert groups.heartbeat("g", "t", "m2", before.generation, wire="flux").partitions == ()
+    one.beat()
+    with pytest.raises(Conflict) as caught:
+        groups.heartbeat("g", "t", "m2", before.generation, wire="flux")
+    assert code_of(caught) is ErrorCode.GENERATION_STALE
+    after = groups.join("g", "t", "m2", wire="flux")
+    assert (one.partitions, after.partitions) == ([0, 2], (1, 3))
+    groups.commit("g", "t", "m2", after.generation, 1, 5, wire="flux")
+    with pytest.raises(Conflict) as caught:
+        groups.commit("g", "t", "m2", after.generation, 0, 5, wire="flux")
+    assert code_of(caught) is ErrorCode.PARTITION_NOT_ASSIGNED
+    assert commit(memory, one, 2) is None
+    assert commit(memory, one, 1) is ErrorCode.PARTITION_NOT_ASSIGNED
+    groups.leave("g", "t", "m2", after.generation, wire="flux")
+    one.beat(is_full=False)
+    assert one.partitions == [0, 1, 2, 3]
+    assert groups.view("g", "t") is not None
+
+
+def test_handing_over_among_consumers_begins_no_generation_for_others(memory: MemoryBroker) -> None:
+    memory.broker.grow_topic(memory.broker.topic("t"), 6)
+    groups = memory.broker.groups
+    one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
+    one.beat()
+    two.beat()
+    groups.join("g", "t", "z", wire="flux")
+    for consumer in (one, two, one, two, one, two):
+        consumer.beat()
+    place = groups.join("g", "t", "z", wire="flux")
+    assert (one.partitions, two.partitions, place.partitions) == ([0, 3], [1, 4], (2, 5))
+    three = Consumer(memory, "m3")
+    three.beat()
+    generation = groups.join("g", "t", "z", wire="flux").generation
+    two.beat()
+    assert groups.join("g", "t", "z", wire="flux").generation == generation
+    for consumer in (one, two, three) * 3:
+        consumer.beat()
+    found = [one.partitions, two.partitions, three.partitions, list(groups.join("g", "t", "z", wire="flux").partitions)]
+    assert found == [[0, 4], [1, 5], [2], [3]]
+
+
+def test_a_lost_answer_is_told_again(memory: MemoryBroker) -> None:
+    one = Consumer(memory, "m1")
+    one.beat()
+    epoch, reading = one.epoch, one.reading
+    two = Consumer(memory, "m2")
+    two.beat()
+    one.beat()
+    one.beat()
+    assert one.epoch > epoch
+    one.epoch, one.reading = epoch, {id_: {0, 2} for id_ in reading}
+    assert one.beat().assignment == {id_: {0, 2} for id_ in reading}
+    one.epoch, one.reading = epoch, reading
+    with pytest.raises(Conflict) as caught:
+        one.beat()
+    assert code_of(caught) is ErrorCode.GENERATION_STALE, "it reads what it may not"
+    one.epoch = 99
+    with pytest.raises(Conflict):
+        one.beat()
+
+
+def test_silent_members_are_gone(memory: MemoryBroker) -> None:
+    one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
+    one.beat()
+    memory.advance(30.0)
+    two.beat()
+    memory.advance(14.0)
+    two.beat(is_full=False)
+    assert two.partitions == []
+    memory.advance(2.0)
+    two.beat(is_full=False)
+    assert two.partitions == [0, 1, 2, 3]
+    with pytest.raises(Missing):
+        one.beat(is_full=False)
+
+
+def test_who_does_not_let_go_in_time_is_gone(memory: MemoryBroker) -> None:
+    one, two = Consumer(memory, "m1"), Consumer(memory, "m2")
+    one.beat()
+    two.beat()
+    one.beat(is_full=False)
+    for _ in range(5):
+        memory.advance(REBALANCE_S / 5 + 0.1)
+        two.beat(is_full=False)
+        if one.id in memory.broker.consumers.member_ids("g"):
+            one.beat(is_full=False)
+    two.beat(is_full=False)
+    assert two.partitions == [0, 1, 2, 3]
+
+
+def test_a_static_member_keeps_its_place_while_it_is_away(memory: MemoryBroker) -> None:
+    one, two = Consumer(memory, "m1", instance="i"), Consumer(memory, "m2")
+    for consumer in (one, two, one, one, two):
+        consumer.beat()
+    mine = one.partitions
+    taker = Consumer(memory, "m3", instance="i")
+    with pytest.raises(Conflict) as caught:
+        taker.beat()
+    assert code_of(caught) is ErrorCode.MEMBER_FENCED
+    one.leave(AWAY)
+    two.beat()
+    assert len(two.partitions) == 2
+    taker.beat()
+    assert taker.partitions == mine
+    with pytest.raises(Conflict) as caught:
+        one.beat(is_full=False)
+    assert code_of(caught) is ErrorCode.MEMBER_FENCED
+    taker.leave(AWAY)
+    memory.advance(40.0)
+    two.beat()
+    memory.advance(6.0)
+    two.beat()
+    assert two.partitions == [0, 1, 2, 3]
+
+
+def test_after_a_restart_members_have_their_seats_until_they_are_back(memory: MemoryBroker) -> None:
+    groups = memory.broker.groups
+    one = Consumer(memory, "m1")
+    one.beat()
+    groups.join("g", "t", "m2", wire="flux")
+    one.beat()
+    one.beat()
+    memory.run()
+    memory.restart()
+    groups = memory.broker.groups
+    assert groups.join("g", "t", "m2", wire="flux").partitions == (1, 3)
+    assert commit(memory, one, 0) is None, "what it has read before may be stored"
+    assert commit(memory, one, 1) is ErrorCode.PARTITION_NOT_ASSIGNED
+    with pytest.raises(Missing):
+        one.beat(is_full=False)
+    epoch = one.epoch
+    one.epoch, one.reading = JOINING, NOTHING
+    one.beat()
+    assert one.partitions == [0, 2]
+    assert commit(memory, one, 0, epoch) is ErrorCode.GENERATION_STALE or one.epoch == epoch
+    memory.restart()
+    memory.advance(11.0)
+    assert memory.broker.groups.join("g", "t", "m2", wire="flux").partitions == (0, 1, 2, 3), "one has not come back"
+
+
+def test_commits_are_of_an_epoch(memory: MemoryBroker) -> None:
+    one = Consumer(memory, "m1")
+    one.beat()
+    assert commit(memory, one, 0) is None
+    assert commit(memory, one, 0, one.epoch - 1) is ErrorCode.GENERATION_STALE
+    assert memory.broker.position("t", 0, PositionKind.GROUP, "g") == 7
+
+
+def test_what_a_member_has_to_say_when_it_joins(memory: MemoryBroker) -> None:
+    consumers = memory.broker.consumers
+    for beat in (
+        Beat("m", JOINING, "kafka"),
+        Beat("m", JOINING, "kafka", rebalance_timeout_s=1.0, topics=frozenset({"t"})),
+        Beat("m", JOINING, "kafka", rebalance_timeout_s=1.0, topics=frozenset({"t"}), owned={b"x": frozenset({1})}),
+    ):
+        with pytest.raises(Invalid):
+            consumers.beat("g", beat)
+    with pytest.raises(Missing):
+        consumers.beat("g", Beat("m", 1, "kafka"))
+    assert consumers.names() == []
+
+
+def test_limits() -> None:
+    memory = MemoryBroker(BrokerSettings(members_max=2, group_bytes_max=400))
+    memory.broker.create_topic(TopicName.parse("t"), 1)
+    with pytest.raises(Invalid):
+        Consumer(memory, "m1", *(f"{number}" for number in range(TOPICS_MAX + 1))).beat()
+    with pytest.raises(Busy):
+        Consumer(memory, "m1", "t" * 500).beat()
+    assert memory.broker.consumers.names() == []
+    Consumer(memory, "m1").beat()
+    Consumer(memory, "m2").beat()
+    with pytest.raises(Busy):
+        Consumer(memory, "m3").beat()
+    view = memory.broker.groups.view("g", "t")
+    assert view is not None
+    assert [member.id for member in view.members] == ["m1", "m2"]
+
+
+def test_everything_that_was_counted_is_given_back(memory: MemoryBroker) -> None:
+    before = memory.broker._state.usage.bytes
+    one, two = Consumer(memory, "m1"), Consumer(memory, "m2", instance="i")
+    for consumer in (one, two, one, one, two):
+        consumer.beat()
+    one.leave()
+    two.leave()
+    memory.broker.groups.delete("g", "t")
+    assert memory.broker._state.usage.bytes == before
+    assert memory.broker.groups._holdings == {}
+    assert memory.broker.consumers.names() == []
+
+
+def test_a_group_that_is_deleted_has_its_members_again(memory: MemoryBroker) -> None:
+    one = Consumer(memory, "m1")
+    one.beat()
+    memory.broker.groups.delete("g", "t")
+    one.beat(is_full=False)
+    assert one.beat().is_settled
+    assert one.partitions == [0, 1, 2, 3]

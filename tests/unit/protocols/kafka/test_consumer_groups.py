@@ -1,0 +1,163 @@
+"""Members of consumer groups on the wire: both versions, each error, and positions by epoch (spec: kafka#consumer-groups)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.consumer_groups import HEARTBEAT_MS, UNSETTLED_HEARTBEAT_MS
+from polywire.protocols.kafka.messages import Api, WireError
+from polywire.testing.broker import MemoryBroker
+from polywire.types import TopicName
+from tests.unit.protocols.kafka.group_dialogue import Asker
+
+HEARTBEAT = Api.CONSUMER_GROUP_HEARTBEAT
+OWNED = schema.request(HEARTBEAT).TopicPartitions
+
+
+def beat(peer: Asker, member: str = "m1", epoch: int = 0, *, version: int = 1, **fields: Any) -> Any:
+    asked: dict[str, Any] = {"group_id": "g", "member_id": member, "member_epoch": epoch}
+    if epoch == 0:
+        asked |= {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+    return peer.ask(HEARTBEAT, version, **asked | fields)
+
+
+def assigned(answer: Any) -> list[int]:
+    [topic] = answer.assignment.topic_partitions
+    return list(topic.partitions)
+
+
+@pytest.fixture
+def peer() -> Asker:
+    memory = MemoryBroker()
+    memory.broker.create_topic(TopicName.parse("t"), 3)
+    memory.run()
+    return Asker(memory)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_one_member_in_every_version(peer: Asker, version: int) -> None:
+    first = beat(peer, version=version)
+    assert (first.error, first.message, first.member_id) == (WireError.NONE, None, "m1")
+    assert (first.member_epoch > 0, first.heartbeat_interval_ms) == (True, HEARTBEAT_MS)
+    [topic] = first.assignment.topic_partitions
+    assert (topic.topic_id, list(topic.partitions)) == (peer.broker.topic("t").id, [0, 1, 2])
+    again = beat(peer, epoch=first.member_epoch, version=version)
+    assert (again.error, again.member_epoch, again.assignment) == (WireError.NONE, first.member_epoch, None)
+    left = beat(peer, epoch=-1, version=version)
+    assert (left.error, left.member_epoch, left.assignment) == (WireError.NONE, -1, None)
+    assert beat(peer, epoch=first.member_epoch).error == WireError.UNKNOWN_MEMBER_ID
+
+
+def test_two_members_hand_over(peer: Asker) -> None:
+    one = beat(peer)
+    two = beat(peer, "m2")
+    assert (two.assignment.topic_partitions, two.heartbeat_interval_ms) == ([], UNSETTLED_HEARTBEAT_MS)
+    less = beat(peer, epoch=one.member_epoch)
+    assert assigned(less) == [0, 2]
+    assert (less.member_epoch, less.heartbeat_interval_ms) == (one.member_epoch, UNSETTLED_HEARTBEAT_MS)
+    owned = [OWNED(topic_id=peer.broker.topic("t").id, partitions=[0, 2])]
+    done = beat(peer, epoch=one.member_epoch, topic_partitions=owned)
+    assert done.member_epoch > one.member_epoch
+    assert assigned(beat(peer, "m2", two.member_epoch)) == [1]
+
+
+def test_a_member_without_a_name_is_given_one(peer: Asker) -> None:
+    first = beat(peer, "", version=0)
+    assert first.error == WireError.NONE
+    assert len(first.member_id) == 36
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"group_id": ""}, WireError.INVALID_REQUEST),
+        ({"group_id": "g" * 300}, WireError.INVALID_GROUP_ID),
+        ({"rebalance_timeout_ms": -1}, WireError.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, WireError.INVALID_REQUEST),
+        ({"topic_partitions": None}, WireError.INVALID_REQUEST),
+        ({"topic_partitions": [OWNED(partitions=[1])]}, WireError.INVALID_REQUEST),
+        ({"server_assignor": "sticky"}, WireError.UNSUPPORTED_ASSIGNOR),
+        ({"subscribed_topic_regex": "t.*"}, WireError.INVALID_REGULAR_EXPRESSION),
+        ({"member_epoch": 1}, WireError.UNKNOWN_MEMBER_ID),
+        ({"member_id": "", "member_epoch": 1}, WireError.INVALID_REQUEST),
+        ({"member_epoch": -7}, WireError.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_what_is_refused(peer: Asker, fields: dict[str, Any], code: WireError) -> None:
+    answer = beat(peer, **fields)
+    assert (answer.error, answer.assignment) == (code, None)
+    assert answer.message
+
+
+def test_epochs_that_are_not_the_members(peer: Asker) -> None:
+    epoch = beat(peer).member_epoch
+    assert beat(peer, epoch=epoch + 1).error == WireError.FENCED_MEMBER_EPOCH
+    assert beat(peer, epoch=-7).error == WireError.FENCED_MEMBER_EPOCH
+
+
+def test_static_members(peer: Asker) -> None:
+    epoch = beat(peer, instance_id="i").member_epoch
+    assert beat(peer, "m2", instance_id="i").error == WireError.UNRELEASED_INSTANCE_ID
+    assert beat(peer, "m2", epoch, instance_id="i").error == WireError.FENCED_INSTANCE_ID
+    assert beat(peer, epoch=-2, instance_id="i").member_epoch == -2
+    back = beat(peer, "m2", instance_id="i")
+    assert assigned(back) == [0, 1, 2]
+    assert beat(peer, epoch=epoch, instance_id="i").error == WireError.FENCED_INSTANCE_ID
+
+
+@pytest.mark.parametrize(("name", "first"), [("uniform", [0, 2]), ("range", [0, 1])])
+def test_assignors(peer: Asker, name: str, first: list[int]) -> None:
+    peer.broker.groups.join("g", "t", "z", wire="flux")
+    one = beat(peer, server_assignor=name)
+    assert assigned(one) == first
+
+
+def commit(peer: Asker, epoch: int, partition: int = 0, *, version: int = 9, **fields: Any) -> WireError:
+    topics = schema.request(Api.OFFSET_COMMIT).Topics
+    names = {"topic_id": peer.broker.topic("t").id} if version >= 10 else {"name": "t"}
+    one = topics(**names, partitions=[topics.Partitions(index=partition, offset=5, metadata="here")])
+    asked = {"group_id": "g", "generation": epoch, "member_id": "m1", "topics": [one]}
+    [topic] = peer.ask(Api.OFFSET_COMMIT, version, **asked | fields).topics
+    return WireError(topic.partitions[0].error)
+
+
+def fetch(peer: Asker, epoch: int, *, member: str | None = "m1", version: int = 9) -> tuple[WireError, list[int]]:
+    groups = schema.request(Api.OFFSET_FETCH).Groups
+    names = {"topic_id": peer.broker.topic("t").id} if version >= 10 else {"name": "t"}
+    one = groups(group_id="g", member_id=member, member_epoch=epoch, topics=[groups.Topics(**names, indexes=[0])])
+    [group] = peer.ask(Api.OFFSET_FETCH, version, groups=[one]).groups
+    return WireError(group.error), [part.offset for topic in group.topics for part in topic.partitions]
+
+
+@pytest.mark.parametrize("version", [9, 10])
+def test_positions_are_stored_and_asked_for_by_epoch(peer: Asker, version: int) -> None:
+    epoch = beat(peer).member_epoch
+    assert commit(peer, epoch, version=version) == WireError.NONE
+    assert commit(peer, epoch - 1, version=version) == WireError.STALE_MEMBER_EPOCH
+    assert commit(peer, epoch, member_id="else", version=version) == WireError.UNKNOWN_MEMBER_ID
+    assert commit(peer, -1, member_id="", version=version) == WireError.UNKNOWN_MEMBER_ID
+    assert fetch(peer, epoch, version=version) == (WireError.NONE, [5])
+    assert fetch(peer, epoch + 1, version=version) == (WireError.STALE_MEMBER_EPOCH, [])
+    assert fetch(peer, -1, member=None, version=version) == (WireError.NONE, [5])
+
+
+def test_a_position_of_a_partition_that_another_reads(peer: Asker) -> None:
+    epoch = beat(peer).member_epoch
+    peer.broker.groups.join("g", "t", "z", wire="flux")
+    beat(peer, epoch=epoch)
+    owned = [OWNED(topic_id=peer.broker.topic("t").id, partitions=[0, 2])]
+    epoch = beat(peer, epoch=epoch, topic_partitions=owned).member_epoch
+    assert commit(peer, epoch, 0) == WireError.NONE
+    assert commit(peer, epoch, 1) == WireError.ILLEGAL_GENERATION
+
+
+def test_a_name_whose_members_share_the_work_out_themselves(peer: Asker) -> None:
+    metadata = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
+    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=metadata)
+    asked = {"group_id": "g", "session_timeout_ms": 10_000, "protocol_type": "consumer", "protocols": [protocol]}
+    assert peer.ask(Api.JOIN_GROUP, 0, **asked).error == WireError.NONE
+    assert beat(peer).error == WireError.GROUP_ID_NOT_FOUND
+    assert peer.broker.consumers.names() == []
