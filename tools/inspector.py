@@ -438,7 +438,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "crc32c_by_tables": "what processors without the instruction take; held against the other by a test",
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
-    "_first_row": "no wire may import another's encoder, and a call between compiled modules is not free",
     "MemoryStore": _SHIPPED,
     "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,

@@ -53,6 +53,33 @@ def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cyth
     return 10 * index + load_i32(p, places[0] + 4 * index) - flagged(p, places[20], index, 1)
 
 
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def first_row(
+    p: cython.p_const_uchar,
+    places: cython.p_const_longlong,
+    base: cython.longlong,
+    count: cython.Py_ssize_t,
+    wanted: cython.longlong,
+) -> cython.Py_ssize_t:
+    """Index of the first record at or after the offset ``wanted``; ``count`` when there is none."""
+    low: cython.Py_ssize_t = 0
+    high: cython.Py_ssize_t = count
+    middle: cython.Py_ssize_t
+    if wanted <= base:
+        return 0
+    if places[50] < 0:
+        return wanted - base if wanted - base < count else count
+    while low < high:
+        middle = (low + high) >> 1
+        if base + load_u32(p, places[50] + 4 * middle) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def address_of(batch: Buffer, index: int) -> int:
     """Kafka 0.7 address of the record ``index``. Raises IndexError for a record that is not there."""
     lent: Lent = lend(batch)
@@ -123,29 +150,18 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
 def record_at_offset(batch: Buffer, offset: int) -> int:
     """Index of the first record at or after ``offset``; the record count when there is none."""
     lent: Lent = lend(batch)
-    low: cython.Py_ssize_t = 0
-    middle: cython.Py_ssize_t
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
         places = [0] * 54
     count: cython.Py_ssize_t = _require_layout(lent, 0, places)
-    high: cython.Py_ssize_t = count
     distance = offset - load_u64(lent.p, 32)
     if distance <= 0:
         return 0
     if distance >= load_u32(lent.p, 84):
         return count
     wanted: cython.longlong = distance
-    if places[50] < 0:
-        return wanted
-    while low < high:
-        middle = (low + high) >> 1
-        if load_u32(lent.p, places[50] + 4 * middle) < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return first_row(lent.p, places, 0, count, wanted)
 
 
 def longest_payload(batch: Buffer) -> int:

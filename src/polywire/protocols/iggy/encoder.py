@@ -24,6 +24,7 @@ if cython.compiled:
     from cython.cimports.polywire.records.checksum import crc32_raw
     from cython.cimports.polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.lookup import first_row
     from cython.cimports.polywire.records.memory import (
         Lent,
         clear,
@@ -44,6 +45,7 @@ else:
     from polywire.records.checksum import crc32_raw
     from polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from polywire.records.header import fill_layout
+    from polywire.records.lookup import first_row
     from polywire.records.memory import (
         Lent,
         clear,
@@ -330,33 +332,6 @@ def _put_message(
 
 
 @cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def _first_row(
-    p: cython.p_const_uchar,
-    places: cython.p_const_longlong,
-    base: cython.longlong,
-    count: cython.Py_ssize_t,
-    wanted: cython.longlong,
-) -> cython.Py_ssize_t:
-    """The first row at or after an offset."""
-    low: cython.Py_ssize_t = 0
-    high: cython.Py_ssize_t = count
-    middle: cython.Py_ssize_t
-    if wanted <= base:
-        return 0
-    if places[50] < 0:
-        return wanted - base if wanted - base < count else count
-    while low < high:
-        middle = (low + high) >> 1
-        if base + load_u32(p, places[50] + 4 * middle) < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@cython.cfunc
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
@@ -416,7 +391,7 @@ def _put_classic(
     append_time: cython.longlong = load_append_time_us(p, at)
     count: cython.Py_ssize_t = load_record_count(p, at)
     head: cython.Py_ssize_t = 64 if form == 2 else (45 if form == 4 else 56)
-    row: cython.Py_ssize_t = _first_row(p, places, base, count, state[0])
+    row: cython.Py_ssize_t = first_row(p, places, base, count, state[0])
     place: cython.Py_ssize_t
     headers: cython.longlong
     size: cython.longlong
@@ -492,7 +467,7 @@ def _put_framed(
     base: cython.longlong = load_base_offset(source.p, at)
     append_time: cython.longlong = load_append_time_us(source.p, at)
     count: cython.Py_ssize_t = load_record_count(source.p, at)
-    row: cython.Py_ssize_t = _first_row(source.p, places, base, count, state[0])
+    row: cython.Py_ssize_t = first_row(source.p, places, base, count, state[0])
     start: cython.Py_ssize_t = -1
     origin: cython.longlong = 0
     first: cython.longlong = 0

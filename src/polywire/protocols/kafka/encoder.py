@@ -23,6 +23,7 @@ from polywire.records.memory import Lendable
 if cython.compiled:
     from cython.cimports.polywire.protocols.kafka.crc32c import crc32c_raw
     from cython.cimports.polywire.records.header import fill_layout
+    from cython.cimports.polywire.records.lookup import first_row
     from cython.cimports.polywire.records.memory import (
         Lent,
         lend,
@@ -36,6 +37,7 @@ if cython.compiled:
 else:
     from polywire.protocols.kafka.crc32c import crc32c_raw
     from polywire.records.header import fill_layout
+    from polywire.records.lookup import first_row
     from polywire.records.memory import (
         Lent,
         lend,
@@ -469,33 +471,6 @@ def _put_record(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _first_row(
-    p: cython.p_const_uchar,
-    places: cython.p_const_longlong,
-    base: cython.longlong,
-    count: cython.Py_ssize_t,
-    wanted: cython.longlong,
-) -> cython.Py_ssize_t:
-    """The first row at or after an offset."""
-    low: cython.Py_ssize_t = 0
-    high: cython.Py_ssize_t = count
-    middle: cython.Py_ssize_t
-    if wanted <= base:
-        return 0
-    if places[50] < 0:
-        return wanted - base if wanted - base < count else count
-    while low < high:
-        middle = (low + high) >> 1
-        if base + load_u32(p, places[50] + 4 * middle) < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
 def _put_batch(
     out: _Out, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong
 ) -> cython.bint:
@@ -513,7 +488,7 @@ def _put_batch(
         _end(out)
     out.epoch = epoch
     out.append_time = append_time
-    for row in range(_first_row(p, places, base, count, out.next), count):
+    for row in range(first_row(p, places, base, count, out.next), count):
         offset = base + (load_u32(p, places[50] + 4 * row) if places[50] >= 0 else row)
         if not _put_record(out, p, places, row, offset):
             return False

@@ -161,7 +161,8 @@ class Producing:
             )
         level = self._session.shared.settings.acks_all if self._acks == ALL else LEVELS[self._acks]
         self._left += 1
-        self._session.append_queue.produce(partition, built.batch, level, partial(self._stored, entry, partition))
+        stored = partial(self._stored, entry, partition)
+        self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
 
     def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
         """The records of one partition have their level, or are not stored."""

@@ -273,17 +273,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             large.leave()
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Hand a batch to the broker; when the log has no room it waits, and so does this connection. Raises PeerError."""
+        """Hand a batch to the broker; what it does not take at once waits, and so does this connection."""
         self._dirty = True
         self._append_queue.produce(partition, batch, Level.WRITTEN, None)
 
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
-        """A set is not stored, so nothing behind it may be, and the wire has no word for that. Raises PeerError unless it had to wait."""
+        """A set is not stored, so nothing behind it may be, and the wire has no word for that."""
         del done  # a producer waits for no answer
-        refusal = PeerError(f"a set cannot be stored: {error.message}", fatal=True)
-        if not self._append_queue.waiting:
-            raise refusal
-        self._fail(refusal)
+        self._fail(PeerError(f"a set cannot be stored: {error.message}", fatal=True))
 
     def _found_room(self) -> None:
         """Nothing waits for room any more."""

@@ -1,7 +1,7 @@
-"""How one connection's batches enter the log: at once, or, while the log has no room, after a wait in their order.
+"""How one connection's batches enter the log: at once, or, while the log is full, after a wait in their order.
 
-Promises: batches of a connection are handed over in the order given; what still finds no room when the wait is over is refused; no task, and
-no timer unless something waits. Must not know: any wire, what a batch holds.
+Promises: batches of a connection are appended in the order given; what still does not fit when the wait is over is refused, from the loop as
+every completion (decision 0041); no task, and no timer unless something waits. Must not know: any wire, what a batch holds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
@@ -19,8 +20,11 @@ from polywire.types import Level
 BUSY_PAUSE_S: Final = 0.005  # between two tries
 
 
+_Append = tuple[Partition, bytearray, Level, Completion[int] | None, Caller]
+
+
 def notify(done: Completion[int] | None, error: BrokerError) -> None:
-    """A batch is refused: notify who waits for it."""
+    """Complete a batch that is refused."""
     if done is not None:
         done(error)
 
@@ -37,7 +41,7 @@ class AppendQueue:
     """The batches of one connection on their way into the log.
 
     Guards: while anything is in ``waiting`` whatever comes goes behind it, so a session handles no request as long as it is not empty.
-    ``refuse`` is called with what the log does not take, at once, or later while it is still in ``waiting``; ``go_on`` once nothing waits.
+    ``refuse`` is called with what the log does not take, while it is still in ``waiting``; ``go_on`` once nothing waits.
     """
 
     __slots__ = ("_broker", "_go_on", "_refuse", "_timer", "_until", "_wait_s", "waiting")
@@ -49,7 +53,7 @@ class AppendQueue:
         go_on: Callable[[], None],
         refuse: Callable[[Completion[int] | None, BrokerError], None] = notify,
     ) -> None:
-        self.waiting: Final[deque[tuple[Partition, bytearray, Level, Completion[int] | None]]] = deque()
+        self.waiting: Final[deque[_Append]] = deque()
         self._broker: Final = broker
         self._wait_s: Final = wait_s
         self._go_on = go_on
@@ -57,34 +61,45 @@ class AppendQueue:
         self._until = 0.0
         self._timer: Handle | None = None
 
-    def produce(self, partition: Partition, batch: bytearray, level: Level, done: Completion[int] | None) -> None:
-        """Hand a batch to the broker, or let it wait for room. It may be refused at once."""
+    def produce(
+        self,
+        partition: Partition,
+        batch: bytearray,
+        level: Level,
+        done: Completion[int] | None,
+        *,
+        by: Caller = NOBODY,
+    ) -> None:
+        """Append a batch, now or when the log has space. ``by``: who sends it, where its batches may name a producer."""
         if self.waiting:
-            self.waiting.append((partition, batch, level, done))
+            self.waiting.append((partition, batch, level, done, by))
             return
         try:
-            self._broker.produce(partition, batch, level=level, done=done)
+            self._broker.produce(partition, batch, by=by, level=level, done=done)
         except BrokerError as error:
-            if not _is_full(error):
-                self._refuse(done, error)
-                return
-            self.waiting.append((partition, batch, level, done))
+            self.waiting.append((partition, batch, level, done, by))
             self._until = self._broker.clock.monotonic() + self._wait_s
-            self._timer = self._broker.loop.call_later(BUSY_PAUSE_S, self._retry)
+            self._retry_later(at_once=not _is_full(error))
+
+    def _retry_later(self, *, at_once: bool = False) -> None:
+        loop = self._broker.loop
+        self._timer = loop.call_soon(self._retry) if at_once else loop.call_later(BUSY_PAUSE_S, self._retry)
 
     def _retry(self) -> None:
-        """Try what waits again, oldest first; when it has waited too long, for the last time."""
+        """Try what waits again, oldest first; when it has waited too long, for the last time. What cannot be stored is refused here."""
         waiting, late = self.waiting, self._broker.clock.monotonic() >= self._until
         while waiting:
-            partition, batch, level, done = waiting[0]  # it stays there, so that nothing overtakes what is behind it
+            partition, batch, level, done, by = waiting[
+                0
+            ]  # it stays there, so that nothing overtakes what is behind it
             try:
-                self._broker.produce(partition, batch, level=level, done=done)
+                self._broker.produce(partition, batch, by=by, level=level, done=done)
             except BrokerError as error:
                 full = _is_full(error)
                 if full and not late:
-                    self._timer = self._broker.loop.call_later(BUSY_PAUSE_S, self._retry)
+                    self._retry_later()
                     return
-                self._refuse(done, _no_room(self._wait_s) if full else error)
+                self._refuse(done, _still_full(self._wait_s) if full else error)
             if waiting:  # nobody has dropped it meanwhile
                 waiting.popleft()
         self._timer = None
@@ -104,13 +119,13 @@ def _nothing() -> None:
 
 
 def _nobody(_: Completion[int] | None, __: BrokerError) -> None:
-    """Nobody is told."""
+    """Nobody waits for it."""
 
 
 def _is_full(error: BrokerError) -> bool:
-    """Whether the log has no room now, and soon will."""
+    """Whether the log is full now, and soon will not be."""
     return isinstance(error, Busy) and error.code is ErrorCode.BUSY
 
 
-def _no_room(wait_s: float) -> Busy:
+def _still_full(wait_s: float) -> Busy:
     return Busy(ErrorCode.BUSY, f"the log has no room, nothing was stored waited_ms={int(wait_s * 1000)}")

@@ -16,6 +16,7 @@ from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec, WireErr
 from polywire.protocols.kafka.times import AHEAD_MS_MAX
 from polywire.records.columns import Header, Record
 from polywire.types import Level, TopicName
+from tests.unit.broker.test_owners import guard
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 
 NOW_US = 1_700_000_000_000_000
@@ -241,3 +242,20 @@ def test_requests_sent_ahead_keep_their_order(world: World) -> None:
     peer.pass_by()
     assert [int.from_bytes(frame[:4], "big") for frame in peer.frames()] == numbers
     assert [record.value for record in stored(peer, topic)] == [b"%d" % number for number in range(50)]
+
+
+def test_a_producer_belongs_to_who_used_it_first(world: World) -> None:
+    """The id is told in clear by whoever may describe producers: another user's batches under it are refused, and move no sequence."""
+    topic = make(world)
+    guard(world.memory)
+
+    def told(name: str, sequence: int) -> Any:
+        peer = world.connect()
+        peer.certified = world.memory.broker.access.certified(name)
+        batch = encode_batch([Record(name.encode())], producer_id=7, producer_epoch=0, base_sequence=sequence)
+        (entry,) = produce(peer, topic, batch)
+        return entry.error, entry.base_offset
+
+    assert told("alice", 0) == (WireError.NONE, 0)
+    assert told("bob", 1) == (WireError.TOPIC_AUTHORIZATION_FAILED, -1)
+    assert told("alice", 1) == (WireError.NONE, 1)

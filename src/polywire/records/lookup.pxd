@@ -1,0 +1,5 @@
+# C-level face of lookup.py for the other compiled modules; it holds declarations only.
+
+cdef Py_ssize_t first_row(
+    const unsigned char *p, const long long *places, long long base, Py_ssize_t count, long long wanted
+) noexcept nogil
