@@ -1,5 +1,5 @@
-"""Unmodified clients of today's Kafka against a real broker: each writes with every codec it has, the broker is killed, and each reads what
-all of them wrote, as a member of a group.
+"""Unmodified clients of today's Kafka against a real broker: each writes with every codec it has, and in transactions, the broker is killed,
+and each reads what all of them wrote, as a member of a group.
 
 The clients are not part of this project. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has them (spec: kafka#clients-to-test-with);
 without it the tests are skipped, and said.
@@ -20,6 +20,8 @@ from tests.broker_process import BrokerProcess
 CLIENTS = {"confluent-kafka": "confluent_kafka", "kafka-python": "kafka", "aiokafka": "aiokafka"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 200
+LIVES, TRANSACTIONS = 2, 8
+PARTITIONS = 3
 SECONDS_MAX = 90.0
 DRIVER = Path(__file__).parent / "kafka" / "clients.driver"
 
@@ -41,9 +43,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield process
 
 
-def run(interpreter: str, broker: BrokerProcess, client: str, what: str, topic: str, codec: str) -> list[list[object]]:
+def run(
+    interpreter: str, broker: BrokerProcess, client: str, what: str, topic: str, codec: str, count: int = RECORDS
+) -> list[list[object]]:
     host, port = broker.addresses["kafka"]
-    command = [interpreter, str(DRIVER), client, what, f"{host}:{port}", topic, codec, str(RECORDS)]
+    command = [interpreter, str(DRIVER), client, what, f"{host}:{port}", topic, codec, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -65,3 +69,17 @@ def test_every_client_reads_what_all_have_written_before_a_kill(interpreter: str
     assert {bytes.fromhex(str(value))[:1] for _, value, _, _ in expected if value} == {b"v", b"\0", b"x"}
     assert {value for _, value, _, _ in expected} >= {None, ""}
     assert not {place: len(found) for place, found in seen.items() if found != expected}
+
+
+def test_every_client_reads_what_all_have_committed_and_nothing_else(interpreter: str, broker: BrokerProcess) -> None:
+    for _ in range(LIVES):
+        for client in CLIENTS:
+            run(interpreter, broker, client, "transact", f"committed.{client}", "lz4", TRANSACTIONS)
+        broker.kill()
+        broker.start()
+    committed = [b"%d" % number for number in range(TRANSACTIONS) if number % 3 != 2]
+    wanted = sorted(value.hex() for value in committed * PARTITIONS * LIVES)
+    for topic in (f"committed.{client}" for client in CLIENTS):
+        for reader in CLIENTS:
+            found = run(interpreter, broker, reader, "read", topic, "none", len(wanted))
+            assert sorted(str(value) for _, value, _, _ in found) == wanted, (topic, reader)

@@ -62,14 +62,14 @@ def transact(id_: str, topic: str, act: str, number: int) -> Step:
         elif not held.is_open:
             transactions.begin(held, done=None)
         elif act == "stage":
-            transactions.stage(held, broker.ensure_topic(topic).partitions[0], number, batch_of(b"t"), done=None)
+            partition = broker.ensure_topic(topic).partitions[0]
+            transactions.stage(held, partition, batch_of(b"t"), first=number, last=number, done=None)
         elif act == "offsets":
             transactions.put_offsets(held, Scope(topic, "g", "m", 1), {number: number}, done=None)
         elif act == "abort":
             transactions.abort(held, done=None)
         else:
-            positions = broker.positions_stored(topic, held.offsets, PositionKind.GROUP, "g")
-            transactions.commit(held, positions, done=None)
+            transactions.commit(held, done=None)
 
     return step
 

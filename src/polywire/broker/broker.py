@@ -101,17 +101,19 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
+        classic: dict[str, ClassicGroup] = {}
+        self._commits = Commits(state, settings, elapsed, self.owners, classic)
         self.transactions: Final = Transactions(
             log,
             state,
             admission=self._admission,
             staging=self.staging,
+            commits=self._commits,
             settings=settings,
             clock=elapsed,
             owners=self.owners,
+            new_producer_id=self.new_producer_id,
         )
-        classic: dict[str, ClassicGroup] = {}
-        self._commits = Commits(state, settings, elapsed, self.owners, classic)
         self.groups: Final = Coordinator(self, state, settings, clock, elapsed, classic)
         self.classic: Final = ClassicGroups(
             self,
@@ -126,7 +128,9 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         self.consumers: Final = ConsumerGroups(
             self, state, settings=settings, loop=loop, clock=clock, commits=self._commits, coordinator=self.groups
         )
-        self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed, classic)
+        self._expiry = Expiry(
+            self, state, self.groups, settings, loop, elapsed, classic, abort_late=self.transactions.abort_late
+        )
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.attach(log.partition(partition.incarnation))

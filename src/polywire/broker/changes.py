@@ -222,15 +222,33 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class TransactionState(Enum):
-    """How the latest transaction of a transactional id stands; before the first one it counts as aborted."""
+    """How the latest transaction of a transactional id stands. Before the first one of an epoch it is empty where the epoch has a
+    ``TransactionalProducer``, else it counts as aborted."""
 
+    EMPTY = "empty"
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
+class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds a transactional id, where its wire numbers producers.
+
+    first_epoch: the epoch of the transactional id that is epoch 0 of this number. asked_epoch: the holder of that epoch has asked for the
+    present one, -1 where nobody has. timeout_us: how long one transaction may take. synced: whether what it stages is synced before it is
+    answered.
+    """
+
+    id: int
+    first_epoch: int
+    asked_epoch: int
+    timeout_us: int
+    synced: bool = True
+
+
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A transactional id has this epoch, and a transaction in this state, which holds nothing; ``token`` is what it stages under."""
+    """A transactional id has this epoch, and a transaction in this state, which holds nothing; ``token`` is what it stages under. Sequences
+    go on as long as epoch and producer stay the same; without a producer they begin anew."""
 
     id: str
     epoch: int
@@ -238,10 +256,11 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
     token: bytes
     at_us: int
     owner: int = UNOWNED
+    producer: TransactionalProducer | None = None
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """A transaction holds so many records; the last one has this sequence in this partition."""
+    """A transaction holds one more batch, and so many records; the last one has this sequence in this partition."""
 
     id: str
     incarnation: int
@@ -251,7 +270,7 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A transaction holds these next offsets of a group, by partition number, beside those it had."""
+    """A transaction holds these next offsets of a group, by partition number, beside those it had. notes: as in PositionsStored."""
 
     id: str
     topic: str
@@ -259,15 +278,26 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
     member: str
     generation: int
     offsets: dict[int, int]
+    notes: dict[int, tuple[int, str]] = {}
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was published, and with it what is ``stored``, or what an older broker stored singly."""
+    """A transaction was published, and with it what is ``stored`` and ``others``, or what an older broker stored singly. raised: how the
+    transactional id stands now, where the end has begun an epoch."""
 
     id: str
     at_us: int
     positions: tuple[PositionStored, ...]
     stored: PositionsStored | None = None
+    others: tuple[PositionsStored, ...] = ()
+    raised: TransactionalIdStored | None = None
+
+
+class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31):
+    """An open transaction may stage for these partitions, too."""
+
+    id: str
+    incarnations: tuple[int, ...]
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
@@ -328,6 +358,7 @@ Change = (
     | TransactionalIdDeleted
     | WriterDeleted
     | PositionsStored
+    | TransactionPartitions
 )
 
 
@@ -377,7 +408,8 @@ class AggregateState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
-    """A transactional id and its latest transaction in a snapshot; ``scope`` is topic, group, member and generation."""
+    """A transactional id and its latest transaction in a snapshot. scope, offsets: without a producer, topic, group, member and generation of
+    the only positions it holds, and these; else ``held``. batches, began_at_us: an older broker wrote 0 for as many as records, and -1."""
 
     id: str
     epoch: int
@@ -389,6 +421,11 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     scope: tuple[str, str, str, int]
     offsets: dict[int, int]
     owner: int = UNOWNED
+    producer: TransactionalProducer | None = None
+    batches: int = 0
+    began_at_us: int = -1
+    partitions: tuple[int, ...] = ()
+    held: tuple[TransactionOffsets, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""What nobody uses any more ends: groups, positions, bare names of groups, writers and transactional ids (decision 0030).
+"""What nobody uses any more ends: groups, positions, bare names of groups, writers, transactional ids and open transactions (decision 0030).
 
 Promises: a pass looks at a bounded number of things and goes on where the last one ended; a full disk only puts it off. Time is the elapsed
 clock's, so nothing ends early because a clock was set. Must not know: what is kept about whom, wires.
@@ -36,6 +36,7 @@ class Expiry:
     """The timer. Invariant: at most one call is scheduled; ``_round`` goes over everything once."""
 
     __slots__ = (
+        "_abort_late",
         "_classic",
         "_clock",
         "_groups",
@@ -57,9 +58,12 @@ class Expiry:
         loop: Loop,
         clock: ElapsedClock,
         classic: Mapping[str, ClassicGroup],
+        abort_late: Callable[[], None],
     ) -> None:
-        """classic: all classic groups by name, whose positions are used while they have members."""
+        """classic: all classic groups by name, whose positions are used while they have members. abort_late: abort transactions that take
+        too long. Raises Busy(DISK_FULL)."""
         self._classic = classic
+        self._abort_late = abort_late
         self._host = host
         self._state = state
         self._groups = groups
@@ -92,6 +96,7 @@ class Expiry:
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
         self._state.transactions.forget_idle(now_us)
+        self._abort_late()
         for _ in range(self._settings.expiry_count_max):
             check = next(self._round, None)
             if check is None:

@@ -161,7 +161,10 @@ class BrokerSettings:
     aggregate_snapshot_bytes_max, aggregate_snapshots_bytes_max: of one aggregate's snapshot and of all; they are kept in memory.
     transactional_ids_max, transactional_id_expiry_us: transactional ids whose epoch is remembered, some 500 bytes each. A forgotten one
         would let an old holder back in, so a new one is refused when all are younger.
-    transaction_messages_max: records of one transaction, because the group that publishes it has a header for each.
+    transaction_batches_max: of one transaction, because the group that publishes it has a header for each; where a wire stages record by
+        record, of as many records.
+    transaction_partitions_max: that transactions of one epoch write to.
+    transaction_positions_max, transaction_scopes_max: that one transaction moves; of so many members, groups and topics.
     wire_state_bytes_max: bytes one value of a wire's own state may have; the journal is no object store.
     wire_state_keys_max: keys of one wire's own state.
     users_max, tokens_max: per broker, and tokens per user; one value of the kept state holds a user with all its tokens.
@@ -220,7 +223,10 @@ class BrokerSettings:
     aggregate_snapshots_bytes_max: int = 64 * 1024 * 1024
     transactional_ids_max: int = 10_000
     transactional_id_expiry_us: int = 7 * DAY_US
-    transaction_messages_max: int = 100_000
+    transaction_batches_max: int = 100_000
+    transaction_partitions_max: int = 10_000
+    transaction_positions_max: int = 10_000
+    transaction_scopes_max: int = 1_000
     wire_state_bytes_max: int = 1024 * 1024
     wire_state_keys_max: int = 100_000
     users_max: int = 10_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
@@ -176,8 +176,6 @@ class State:
                 self._bind(change)
             case changes.GroupUnbound():
                 self._unbind((change.wire, change.name))
-            case changes.TransactionalIdDeleted():
-                self.transactions.forget(change.id)
             case changes.WriterDeleted():
                 self.writers.forget(change.writer)
             case changes.Published():
@@ -189,25 +187,16 @@ class State:
                 self.aggregates.append(change)
             case changes.SnapshotSaved():
                 self.aggregates.save(change)
-            case changes.TransactionalIdStored():
-                self.transactions.apply_stored(change)
-            case changes.TransactionStaged():
-                self.transactions.apply_staged(change)
-            case changes.TransactionOffsets():
-                self.transactions.apply_offsets(change)
             case changes.TransactionCommitted():
-                self.transactions.apply_committed(change)
-                self._store_positions(change.positions, change.stored)
+                self.transactions.apply(change)
+                stored = () if change.stored is None else (change.stored,)
+                self._store_positions((*change.positions, *stored, *change.others))
             case _:
-                assert_never(change)
+                self.transactions.apply(change)
 
-    def _store_positions(
-        self, positions: Iterable[changes.PositionStored], stored: changes.PositionsStored | None = None
-    ) -> None:
+    def _store_positions(self, positions: Iterable[changes.PositionStored | changes.PositionsStored]) -> None:
         for position in positions:
             self._store_position(position)
-        if stored is not None:
-            self._store_position(stored)
 
     def _store_position(self, change: changes.PositionStored | changes.PositionsStored) -> None:
         self.positions.store(change)

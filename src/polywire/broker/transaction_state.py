@@ -7,14 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, assert_never
 
 from polywire.broker import changes
-from polywire.broker.changes import TransactionState
+from polywire.broker.changes import TransactionalProducer, TransactionState
 from polywire.broker.owners import UNOWNED
+from polywire.broker.producers import WRAP
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.view import Views, encoded
+from polywire.errors import ErrorCode, Invalid
+
+PRODUCER_EPOCHS: Final = 32_767  # of one producer number: its wire has 15 bits for them, and keeps the last one free
+
+
+TransactionChange = (
+    changes.TransactionalIdStored
+    | changes.TransactionalIdDeleted
+    | changes.TransactionPartitions
+    | changes.TransactionStaged
+    | changes.TransactionOffsets
+    | changes.TransactionCommitted
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +41,26 @@ class Scope:
     generation: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOffsets:
+    """Next offsets that wait for the end of a transaction, by partition number, and what was written beside some: epoch and metadata."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    notes: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes that they count for."""
+        return NUMBER_BYTES * len(self.offsets) + sum([len(metadata) for _, metadata in self.notes.values()])
+
+
 @dataclass(slots=True)
 class Transaction:
     """A transactional id and its latest transaction.
 
-    at_us: when it last began, staged a record or ended. token: what its records are staged under. messages: how many.
-    sequences: the last one by partition incarnation. offsets: next offsets that are committed with it, by partition number of the
-    scope's topic.
+    at_us: when it last began, staged records or ended. token: what its records are staged under. messages, batches: how many.
+    sequences: the last one by partition incarnation. positions: what is committed with it. producer: who holds the id, where its wire numbers
+    producers; only then ``partitions`` are those that it may stage for, and sequences go on over the transactions of an epoch.
     """
 
     id: str
@@ -43,34 +70,70 @@ class Transaction:
     at_us: int
     messages: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
-    scope: Scope = Scope()
-    offsets: dict[int, int] = field(default_factory=dict)
+    positions: dict[Scope, HeldOffsets] = field(default_factory=dict)
     owner: int = UNOWNED
+    producer: TransactionalProducer | None = None
+    batches: int = 0
+    began_at_us: int = 0
+    partitions: dict[int, None] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Bytes that it counts for."""
-        names = len(self.id) + sum(map(len, (self.scope.topic, self.scope.group, self.scope.member)))
-        return TRANSACTIONAL_ID_BYTES + names + NUMBER_BYTES * (len(self.sequences) + len(self.offsets))
+        size = TRANSACTIONAL_ID_BYTES + len(self.id) + NUMBER_BYTES * (len(self.sequences) + len(self.partitions))
+        for scope, held in self.positions.items():
+            size += sum(map(len, (scope.topic, scope.group, scope.member))) + held.size
+        return size
 
     @property
     def is_open(self) -> bool:
         """Whether its transaction is under way."""
         return self.state is TransactionState.OPEN
 
+    @property
+    def position_count(self) -> int:
+        """How many positions it moves."""
+        return sum([len(held.offsets) for held in self.positions.values()])
+
+    @property
+    def producer_epoch(self) -> int:
+        """The epoch as its holder counts it."""
+        return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
+
+    def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
+        """Whether records with these sequences were staged before, in this transaction or, where sequences go on, an earlier one.
+
+        Without a numbered producer sequences only rise. With one they follow each other from 0 on and wrap around behind ``WRAP``.
+        Raises Invalid(SEQUENCE_GAP).
+        """
+        known = self.sequences.get(incarnation)
+        if self.producer is None:
+            return first <= (known or 0)
+        expected = 0 if known is None else (known + 1) % WRAP
+        if first == expected:
+            return False
+        if known is None or (known - last) % WRAP >= WRAP // 2:
+            raise Invalid(
+                ErrorCode.SEQUENCE_GAP, f"sequence does not follow id={self.id!r} expected={expected} got={first}"
+            )
+        return True
+
 
 class TransactionTable:
     """All transactional ids, longest idle first.
 
-    Invariant: one is forgotten only when it has been idle for ``transactional_id_expiry_us``: its epoch keeps older ones out.
+    Invariant: one is forgotten only when it has been idle for ``transactional_id_expiry_us``: its epoch keeps older ones out. ``_moving``
+    are those that hold positions of a group, by its name.
     """
 
-    __slots__ = ("_by_id", "_settings", "_usage", "_views")
+    __slots__ = ("_by_id", "_moving", "_settings", "_usage", "_views", "open")
 
     def __init__(self, settings: BrokerSettings, usage: Usage) -> None:
         self._settings = settings
         self._usage = usage
         self._by_id: dict[str, Transaction] = {}
+        self._moving: dict[str, dict[str, None]] = {}
+        self.open: Final[dict[str, None]] = {}  # ids whose transaction is under way, the longest first
         self._views: Final = Views(self._stored)
 
     def find(self, id_: str) -> Transaction | None:
@@ -80,10 +143,45 @@ class TransactionTable:
     def __iter__(self) -> Iterator[Transaction]:
         return iter(self._by_id.values())
 
+    def moving(self, group: str) -> list[Transaction]:
+        """Open transactions that hold positions of a group."""
+        return [self._by_id[id_] for id_ in self._moving.get(group, ())]
+
+    def apply(self, change: TransactionChange) -> None:
+        """Make a change true."""
+        match change:
+            case changes.TransactionalIdStored():
+                self.apply_stored(change)
+            case changes.TransactionStaged():
+                self.apply_staged(change)
+            case changes.TransactionOffsets():
+                self.apply_offsets(change)
+            case changes.TransactionPartitions():
+                self.apply_partitions(change)
+            case changes.TransactionCommitted():
+                self.apply_committed(change)
+            case changes.TransactionalIdDeleted():
+                self.forget(change.id)
+            case _:
+                assert_never(change)
+
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
         """A transactional id is as the change says; those idle for too long are forgotten."""
+        was = self._by_id.get(change.id)
+        made = Transaction(
+            change.id,
+            change.epoch,
+            change.state,
+            change.token,
+            change.at_us,
+            owner=change.owner,
+            producer=change.producer,
+            began_at_us=change.at_us,
+        )
+        if was is not None and change.producer is not None and was.epoch == change.epoch:
+            made.sequences = was.sequences
         self.forget(change.id)
-        self._put(Transaction(change.id, change.epoch, change.state, change.token, change.at_us, owner=change.owner))
+        self._put(made)
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
@@ -99,35 +197,68 @@ class TransactionTable:
         self._views.changing(id_)
         known = self._by_id.pop(id_, None)
         if known is not None:
+            self._ended(known)
             self._usage.charge(Kind.TRANSACTIONAL_IDS, known.owner, -1, -known.size)
 
     def _put(self, transaction: Transaction) -> None:
         self._by_id[transaction.id] = transaction
         self._usage.charge(Kind.TRANSACTIONAL_IDS, transaction.owner, 1, transaction.size)
+        if transaction.is_open:
+            self.open[transaction.id] = None
+            for scope in transaction.positions:
+                self._moving.setdefault(scope.group, {})[transaction.id] = None
+
+    def _ended(self, transaction: Transaction) -> None:
+        """Its transaction is under way no more."""
+        self.open.pop(transaction.id, None)
+        for scope in transaction.positions:
+            moving = self._moving.get(scope.group, {})
+            moving.pop(transaction.id, None)
+            if not moving:
+                self._moving.pop(scope.group, None)
+
+    def apply_partitions(self, change: changes.TransactionPartitions) -> None:
+        """It may stage for further partitions."""
+        self._views.changing(change.id)
+        found = self._by_id[change.id]
+        was = found.size
+        found.partitions.update(dict.fromkeys(change.incarnations))
+        self._resized(found, was)
 
     def apply_staged(self, change: changes.TransactionStaged) -> None:
-        """One more record is staged."""
+        """One more batch is staged."""
         found = self._touch(change.id, change.at_us)
-        was = found.size
+        had = len(found.sequences) + len(found.partitions)
         found.messages = change.messages
+        found.batches += 1
         found.sequences[change.incarnation] = change.sequence
-        self._resized(found, was)
+        if found.producer is not None:
+            found.partitions[change.incarnation] = None
+        added = len(found.sequences) + len(found.partitions) - had
+        self._usage.charge(Kind.TRANSACTIONAL_IDS, found.owner, 0, NUMBER_BYTES * added)
 
     def apply_offsets(self, change: changes.TransactionOffsets) -> None:
         """Positions are to be moved with it."""
         self._views.changing(change.id)
         found = self._by_id[change.id]
         was = found.size
-        found.scope = Scope(change.topic, change.group, change.member, change.generation)
-        found.offsets.update(change.offsets)
+        _hold(found, change)
+        self._moving.setdefault(change.group, {})[change.id] = None
         self._resized(found, was)
 
     def apply_committed(self, change: changes.TransactionCommitted) -> None:
         """Its transaction was published."""
+        if change.raised is not None:
+            self.apply_stored(change.raised)
+            return
         found = self._touch(change.id, change.at_us)
         was = found.size
+        self._ended(found)
         found.state = TransactionState.COMMITTED
-        found.sequences = {}
+        if found.producer is None:
+            found.sequences = {}
+        else:
+            found.positions, found.partitions = {}, {}
         self._resized(found, was)
 
     def _resized(self, transaction: Transaction, was: int) -> None:
@@ -148,12 +279,15 @@ class TransactionTable:
     def encoded(self) -> Iterator[bytes]:
         """All transactional ids as they are now, longest idle first, encoded in pieces."""
         found = self._views.open(list(self._by_id))
-        return encoded(len(self._by_id), found, lambda known: (len(known.sequences) + len(known.offsets)) // 8)
+        return encoded(len(self._by_id), found, _weight)
 
     def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
         known = self._by_id.get(id_)
         if known is None:
             return ()
+        only, others = (Scope(), HeldOffsets()), known.positions
+        if known.producer is None:
+            only, others = next(iter(others.items()), only), {}
         return (
             changes.TransactionalIdState(
                 id=known.id,
@@ -163,9 +297,27 @@ class TransactionTable:
                 at_us=known.at_us,
                 messages=known.messages,
                 sequences=dict(known.sequences),
-                scope=(known.scope.topic, known.scope.group, known.scope.member, known.scope.generation),
-                offsets=dict(known.offsets),
+                scope=(only[0].topic, only[0].group, only[0].member, only[0].generation),
+                offsets=dict(only[1].offsets),
                 owner=known.owner,
+                producer=known.producer,
+                batches=known.batches,
+                began_at_us=known.began_at_us,
+                partitions=tuple(known.partitions),
+                held=tuple(
+                    [
+                        changes.TransactionOffsets(
+                            known.id,
+                            scope.topic,
+                            scope.group,
+                            scope.member,
+                            scope.generation,
+                            dict(held.offsets),
+                            dict(held.notes),
+                        )
+                        for scope, held in others.items()
+                    ]
+                ),
             ),
         )
 
@@ -180,8 +332,33 @@ class TransactionTable:
                 at_us=state.at_us,
                 messages=state.messages,
                 sequences=dict(state.sequences),
-                scope=Scope(*state.scope),
-                offsets=dict(state.offsets),
                 owner=state.owner,
+                producer=state.producer,
+                batches=state.batches or state.messages,
+                began_at_us=state.at_us if state.began_at_us < 0 else state.began_at_us,
+                partitions=dict.fromkeys(state.partitions),
             )
+            for held in state.held:
+                _hold(transaction, held)
+            if state.offsets:
+                transaction.positions[Scope(*state.scope)] = HeldOffsets(dict(state.offsets))
             self._put(transaction)
+
+
+def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
+    """A transaction moves these positions, whatever it would have moved them to before."""
+    own = Scope(change.topic, change.group, change.member, change.generation)
+    for scope, held in transaction.positions.items():
+        if (scope.topic, scope.group) == (own.topic, own.group):
+            for number in change.offsets.keys() & held.offsets.keys():
+                del held.offsets[number]
+                held.notes.pop(number, None)
+    held = transaction.positions.setdefault(own, HeldOffsets())
+    held.offsets.update(change.offsets)
+    held.notes.update(change.notes)
+
+
+def _weight(known: changes.TransactionalIdState) -> int:
+    """What encoding one costs, by the numbers it has."""
+    held = sum([len(offsets.offsets) for offsets in known.held])
+    return (len(known.sequences) + len(known.partitions) + held) // 8

@@ -7,36 +7,56 @@ records and the positions of a commit become true in one group (decision 0012). 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from dataclasses import replace
 from typing import Final
 
 from polywire.broker import changes
-from polywire.broker.changes import TransactionState
+from polywire.broker.changes import TransactionalProducer, TransactionState
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
+from polywire.broker.groups.commits import NO_NOTES, Commits
 from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, Owners, heir
 from polywire.broker.produce import Admission
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.staged_publish import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
-from polywire.broker.topics import Partition
-from polywire.broker.transaction_state import Scope, Transaction
+from polywire.broker.topics import Partition, Topic
+from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Completion, Need, Ranges, Staging
-from polywire.types import Buffer, Level
+from polywire.records.fields import header_fields
+from polywire.types import Buffer, Level, PositionKind
 
+NO_EPOCH: Final = -1
+CHECKED_MAX: Final = 1_000  # open transactions that are looked at in one pass
+NUMBER_ENTRY_BYTES: Final = 9  # of a number in a change, at most
 _NO_TOKEN: Final = b""
+_record_count: Final = header_fields("record_count")
 
 
 class Transactions:
     """The transactions of all transactional ids.
 
-    Everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then committing the rest, would tear
-    it apart.
+    Unless a caller says less, everything here is synced before it is answered: losing the tail of a transaction in a power cut, and then
+    committing the rest, would tear it apart. So a transaction whose producer is content with less has aborted when the broker starts again.
+    Invariant: ``_left_open`` are the tokens of those.
     """
 
-    __slots__ = ("_admission", "_clock", "_log", "_owners", "_settings", "_staging", "_state")
+    __slots__ = (
+        "_admission",
+        "_clock",
+        "_commits",
+        "_left_open",
+        "_log",
+        "_new_producer_id",
+        "_owners",
+        "_settings",
+        "_staging",
+        "_state",
+        "_unchecked",
+    )
 
     def __init__(
         self,
@@ -45,32 +65,61 @@ class Transactions:
         *,
         admission: Admission,
         staging: StagedPublish,
+        commits: Commits,
         settings: BrokerSettings,
         clock: ElapsedClock,
         owners: Owners,
+        new_producer_id: Callable[[], int],
     ) -> None:
         self._log = log
         self._state = state
         self._admission = admission
         self._staging = staging
+        self._commits = commits
         self._settings = settings
         self._clock = clock
         self._owners = owners
+        self._new_producer_id = new_producer_id
+        self._unchecked: list[str] = []
+        self._left_open = {
+            known.token
+            for known in state.transactions
+            if known.is_open and known.producer is not None and not known.producer.synced
+        }
+
+    # Transactional ids
 
     def find(self, id_: str, *, by: Caller = NOBODY) -> Transaction | None:
-        """The latest transaction of a transactional id, for who may use it; one whose staged records may have expired has aborted.
+        """The latest transaction of a transactional id, for who may use it; one whose time is over has aborted.
 
         Raises Denied(DENIED).
         """
         found = self._state.transactions.find(id_)
         if found is not None:
             self._check_owner(by, found)
-        if found is None or not found.is_open or not found.messages:
+        if found is None or not self._is_over(found):
             return found
-        if self._clock.now_us() < found.at_us + self._settings.stage_expiry_us:
-            return found
-        self.abort(found, done=None)
+        self.abort(found, raises_epoch=found.producer is not None, done=None)
         return self._state.transactions.find(id_)
+
+    def _is_over(self, transaction: Transaction) -> bool:
+        """Whether an open transaction has taken too long, or what it staged may have expired or be lost."""
+        if not transaction.is_open:
+            return False
+        now_us, producer = self._clock.now_us(), transaction.producer
+        if transaction.messages and now_us >= transaction.at_us + self._settings.stage_expiry_us:
+            return True
+        if producer is None:
+            return False
+        return now_us >= transaction.began_at_us + producer.timeout_us or transaction.token in self._left_open
+
+    def abort_late(self) -> None:
+        """Abort transactions whose time is over, looking at some at a time. Raises Busy(DISK_FULL)."""
+        if not self._unchecked:
+            self._unchecked = list(self._state.transactions.open)
+        for id_ in self._unchecked[:CHECKED_MAX]:
+            self.find(id_, by=ITSELF)
+        del self._unchecked[:CHECKED_MAX]
 
     def _check_owner(self, by: Caller, transaction: Transaction) -> None:
         self._owners.check(by, transaction.owner, "transactional_id", transaction.id)
@@ -80,6 +129,51 @@ class Transactions:
 
         Raises Invalid(INVALID_NAME), Denied(DENIED) when it is another user's, Busy(BUSY) when there are too many, Busy(DISK_FULL).
         """
+        known = self._admit_holder(id_, by)
+        epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
+        return self._store(Transaction(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, 0, owner=heir(owner, by)), done)
+
+    def number_producer(
+        self,
+        id_: str,
+        *,
+        asks_again: bool,
+        timeout_us: int,
+        level: Level = Level.SYNCED,
+        by: Caller = NOBODY,
+        done: Completion[int] | None,
+    ) -> Transaction:
+        """The same for a wire that numbers producers: whoever holds the id next has the number of whoever held it before, with an epoch of
+        its own, as long as there are any. asks_again: it says that it holds the id, in the present epoch or the one before; asked twice from
+        one epoch, it is given the same next one. level: of the answer, and of what is staged.
+
+        Raises as ``begin_epoch``.
+        """
+        known = self._admit_holder(id_, by)
+        made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
+        if known is not None:
+            made.epoch, made.producer, made.owner = known.epoch, known.producer, heir(known.owner, by)
+            self._raise_epoch(made, asked_by_holder=asks_again)
+        number, first, asked = self._new_producer_id(), made.epoch, NO_EPOCH
+        if made.producer is not None:
+            number, first, asked = made.producer.id, made.producer.first_epoch, made.producer.asked_epoch
+        made.producer = TransactionalProducer(number, first, asked, timeout_us, level is Level.SYNCED)
+        return self._store(made, done, level)
+
+    def _raise_epoch(self, transaction: Transaction, *, asked_by_holder: bool) -> None:
+        """Begin the next epoch, with a new number when the present one has no more."""
+        producer, last = transaction.producer, transaction.epoch
+        transaction.epoch = last + 1
+        if producer is None:
+            return
+        number, first = producer.id, producer.first_epoch
+        if transaction.producer_epoch >= PRODUCER_EPOCHS:
+            number, first = self._new_producer_id(), transaction.epoch
+        asked = last if asked_by_holder else NO_EPOCH
+        transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
+
+    def _admit_holder(self, id_: str, by: Caller) -> Transaction | None:
+        """Let somebody hold an id: what is open is abandoned. Returns how it stood. Raises as ``begin_epoch``."""
         check_name(id_, self._settings.name_bytes_max)
         self._state.transactions.forget_idle(self._clock.now_us())
         known = self._state.transactions.find(id_)
@@ -90,8 +184,7 @@ class Transactions:
         self._reserve_end(id_)
         if known is not None and known.is_open:
             self._staging.abandon([known.token], by=ITSELF)
-        epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
-        return self._store(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, heir(owner, by), done)
+        return known
 
     def visible(self, *, by: Caller) -> list[Transaction]:
         """The transactional ids that somebody may use, each with its latest transaction, by id; not to be changed."""
@@ -112,80 +205,151 @@ class Transactions:
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
 
-    def begin(self, transaction: Transaction, *, done: Completion[int] | None) -> None:
+    def _store(
+        self, transaction: Transaction, done: Completion[int] | None, level: Level = Level.SYNCED
+    ) -> Transaction:
+        """Journal how a transactional id stands, with a transaction that holds nothing."""
+        change = self._change_of(transaction)
+        self._log.change(changes.encode(change), level=level, done=done)
+        self._state.apply_change(change)
+        stored = self._state.transactions.find(transaction.id)
+        assert stored is not None, "it was just stored"
+        return stored
+
+    def _change_of(self, transaction: Transaction) -> changes.TransactionalIdStored:
+        return changes.TransactionalIdStored(
+            transaction.id,
+            transaction.epoch,
+            transaction.state,
+            transaction.token,
+            self._clock.now_us(),
+            transaction.owner,
+            transaction.producer,
+        )
+
+    # One transaction
+
+    def begin(
+        self, transaction: Transaction, *, level: Level = Level.SYNCED, done: Completion[int] | None
+    ) -> Transaction:
         """Open a transaction; none is open. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
-        token = secrets.token_bytes(TOKEN_BYTES)
-        self._store(transaction.id, transaction.epoch, TransactionState.OPEN, token, transaction.owner, done)
+        made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
+        return self._store(made, done, level)
+
+    def add_partitions(
+        self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
+    ) -> None:
+        """Let a numbered producer stage for these partitions, in a transaction that begins with them unless one is open.
+
+        Raises Busy(BUSY, DISK_FULL).
+        """
+        added = [
+            partition.incarnation for partition in partitions if partition.incarnation not in transaction.partitions
+        ]
+        self._admit_partitions(transaction, transaction.partitions, len(added))
+        size = len(transaction.id.encode()) + NUMBER_ENTRY_BYTES * len(added)
+        self._log.reserve(2 * size + 2 * CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.CHANGE)
+        if not transaction.is_open:
+            self.begin(transaction, level=level, done=None)
+        change = changes.TransactionPartitions(transaction.id, tuple(added))
+        self._log.change(changes.encode(change), level=level, done=done)
+        self._state.apply_change(change)
+
+    def _admit_partitions(self, transaction: Transaction, held: Collection[int], count: int) -> None:
+        """Let so many partitions more be held for a transaction. Raises Busy(BUSY)."""
+        limit = self._settings.transaction_partitions_max
+        if count and len(held) + count > limit:
+            raise Busy(ErrorCode.BUSY, f"too many partitions in transactions of one epoch limit={limit}")
+        self._admit_numbers(transaction, count)
 
     def _reserve_end(self, id_: str) -> None:
         """What a transaction staged goes in the group that says how it ended, or not at all. Raises Busy(DISK_FULL)."""
         self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
 
-    def _store(
-        self, id_: str, epoch: int, state: TransactionState, token: bytes, owner: int, done: Completion[int] | None
-    ) -> Transaction:
-        change = changes.TransactionalIdStored(id_, epoch, state, token, self._clock.now_us(), owner)
-        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
-        self._state.apply_change(change)
-        stored = self._state.transactions.find(id_)
-        assert stored is not None, "it was just stored"
-        return stored
-
     def stage(
         self,
         transaction: Transaction,
         partition: Partition,
-        sequence: int,
         batch: Buffer,
         *,
+        first: int,
+        last: int,
+        level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Hold one record back for the end of an open transaction; False when its sequence is not above the partition's last, which
-        makes it a repeat: nothing is staged, and ``done`` follows the original.
+        """Hold a batch with these sequences back for the end of an open transaction; False for a repeat: nothing is staged, and ``done``
+        follows the original.
 
-        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(BUSY, STAGE_FULL, DISK_FULL).
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY, STAGE_FULL, DISK_FULL).
         """
         assert transaction.is_open, "records belong to a transaction"
         self._admission.check(partition, batch)
         self._log.reserve(len(batch) + len(transaction.id.encode()) + CHANGE_BYTES + 3 * ENTRY_BYTES)
         if not self._is_current(transaction):
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={transaction.id!r}")
-        if sequence <= transaction.sequences.get(partition.incarnation, 0):
+        if transaction.repeats(partition.incarnation, first=first, last=last):
             if done is not None:
-                self._log.barrier(Level.SYNCED, done)
+                self._log.barrier(level, done)
             return False
-        limit = self._settings.transaction_messages_max
-        if transaction.messages >= limit:
-            raise Busy(ErrorCode.BUSY, f"too many records in one transaction limit={limit}")
-        if partition.incarnation not in transaction.sequences:
-            self._admit_numbers(transaction, 1)
+        limit = self._settings.transaction_batches_max
+        if transaction.batches >= limit:
+            raise Busy(ErrorCode.BUSY, f"too many batches in one transaction limit={limit}")
+        added = [held for held in (transaction.sequences, transaction.partitions) if partition.incarnation not in held]
+        for held in added:
+            self._admit_partitions(transaction, held, 1)
         now_us = (
             self._clock.now_us()
         )  # before the staging reads the clock: its records outlive ``at_us`` by their whole time
         self._staging.stage(
-            transaction.token, partition, batch, by=Caller(None, transaction.owner), level=Level.SYNCED, done=done
+            transaction.token, partition, batch, by=Caller(None, transaction.owner), level=level, done=done
         )
+        (count,) = _record_count(batch)
         change = changes.TransactionStaged(
-            transaction.id, partition.incarnation, sequence, transaction.messages + 1, now_us
+            transaction.id, partition.incarnation, last, transaction.messages + count, now_us
         )
-        self._log.change(changes.encode(change), level=Level.SYNCED, done=None)
+        self._log.change(changes.encode(change), level=level, done=None)
         self._state.apply_change(change)
         return True
 
-    def _admit_numbers(self, transaction: Transaction, count: int) -> None:
-        """Let a transaction hold so many numbers more, for the share of whoever owns it. Raises Busy(BUSY)."""
-        self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NOBODY, NUMBER_BYTES * count, count=0, owner=transaction.owner)
+    def _admit_numbers(self, transaction: Transaction, count: int, size: int = 0) -> None:
+        """Let a transaction hold so many numbers more, and text beside them, for the share of whoever owns it. Raises Busy(BUSY)."""
+        size += NUMBER_BYTES * count
+        self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NOBODY, size, count=0, owner=transaction.owner)
 
     def _is_current(self, transaction: Transaction) -> bool:
         return transaction.is_open and self._state.transactions.find(transaction.id) is transaction
 
     def put_offsets(
-        self, transaction: Transaction, scope: Scope, offsets: Mapping[int, int], *, done: Completion[int] | None
+        self,
+        transaction: Transaction,
+        scope: Scope,
+        offsets: Mapping[int, int],
+        *,
+        notes: Mapping[int, tuple[int, str]] = NO_NOTES,
+        by: Caller = NOBODY,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None,
     ) -> None:
-        """Commit these next offsets of a group, by partition number, with an open transaction. Raises Busy(BUSY, DISK_FULL)."""
+        """Commit these next offsets of a group, by partition number, with an open transaction. notes: epoch and metadata of some.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
+        """
         assert transaction.is_open, "positions belong to a transaction"
-        self._admit_numbers(transaction, len(offsets.keys() - transaction.offsets.keys()))
+        if transaction.producer is not None:  # refused now, not at the end
+            self._stored(transaction, scope, HeldOffsets(dict(offsets), dict(notes)), by)
+        held = transaction.positions.get(scope)
+        added = len(offsets) if held is None else len(offsets.keys() - held.offsets.keys())
+        limits = self._settings
+        if transaction.position_count + added > limits.transaction_positions_max:
+            raise Busy(
+                ErrorCode.BUSY, f"too many positions in one transaction limit={limits.transaction_positions_max}"
+            )
+        if held is None and len(transaction.positions) >= limits.transaction_scopes_max:
+            raise Busy(
+                ErrorCode.BUSY, f"too many groups and topics in one transaction limit={limits.transaction_scopes_max}"
+            )
+        self._admit_numbers(transaction, added, sum([len(metadata) for _, metadata in notes.values()]))
         change = changes.TransactionOffsets(
             id=transaction.id,
             topic=scope.topic,
@@ -193,37 +357,91 @@ class Transactions:
             member=scope.member,
             generation=scope.generation,
             offsets=dict(offsets),
+            notes=dict(notes),
         )
-        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
 
-    def abort(self, transaction: Transaction, *, done: Completion[int] | None) -> None:
-        """End an open transaction without a trace. Raises Busy(DISK_FULL)."""
+    def topics(self, transaction: Transaction) -> Collection[Topic]:
+        """Topics that a transaction writes to, as far as they are there."""
+        found = map(self._state.catalog.find_partition, transaction.partitions or transaction.sequences)
+        return {partition.topic.id: partition.topic for partition in found if partition is not None}.values()
+
+    def undecided(self, group: str, topic: str) -> Set[int]:
+        """Partitions of a topic for which open transactions hold positions of a group."""
+        found: set[int] = set()
+        for transaction in self._state.transactions.moving(group):
+            if not self._is_over(transaction):
+                scopes = transaction.positions.items()
+                found.update(*[held.offsets for scope, held in scopes if (scope.group, scope.topic) == (group, topic)])
+        return found
+
+    def abort(
+        self,
+        transaction: Transaction,
+        *,
+        raises_epoch: bool = False,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None,
+    ) -> Transaction:
+        """End an open transaction without a trace. raises_epoch: and begin an epoch, whose holder has yet to ask for it.
+
+        Raises Busy(DISK_FULL).
+        """
         assert transaction.is_open, "there is something to end"
         self._reserve_end(transaction.id)
         self._staging.abandon([transaction.token], by=ITSELF)
-        self._store(transaction.id, transaction.epoch, TransactionState.ABORTED, _NO_TOKEN, transaction.owner, done)
+        made = replace(transaction, state=TransactionState.ABORTED, token=_NO_TOKEN)
+        if raises_epoch:
+            self._raise_epoch(made, asked_by_holder=False)
+        return self._store(made, done, level)
 
     def commit(
-        self, transaction: Transaction, positions: changes.PositionsStored | None, *, done: Completion[int] | None
+        self,
+        transaction: Transaction,
+        *,
+        by: Caller = NOBODY,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None,
     ) -> None:
-        """End an open transaction: its records can be read and the positions are stored, all at once.
+        """End an open transaction: its records can be read and its positions are stored, all at once.
 
+        What is for a partition or topic that was deleted since goes with it where a producer is numbered, else nothing is committed without.
         Raises Missing(STAGE_MISSING) when its records have expired, Missing(PARTITION_MISSING) when a partition was deleted since,
-        Busy(DISK_FULL); then nothing has happened.
+        Invalid, Denied, Missing(MEMBER_MISSING), Busy(BUSY) for positions that may not be stored, Busy(DISK_FULL); then nothing has happened.
         """
         assert transaction.is_open, "there is something to end"
-        change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), positions)
+        positions = tuple(self._positions(transaction, by))
+        change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions)
         data = changes.encode(change)
         if transaction.messages:
-            self._staging.check_staged([transaction.token])
+            if transaction.producer is None:
+                self._staging.check_staged([transaction.token])
 
             def published(ranges: Ranges | BrokerError) -> None:
                 if done is not None:
                     done(ranges if isinstance(ranges, BrokerError) else NO_OFFSET)
 
-            self._log.publish([transaction.token], data, level=Level.SYNCED, done=published)
+            self._log.publish([transaction.token], data, level=level, done=published)
             self._staging.forget([transaction.token])
         else:
-            self._log.change(data, level=Level.SYNCED, done=done)
+            self._log.change(data, level=level, done=done)
         self._state.apply_change(change)
+
+    def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
+        """What a commit stores of groups. Raises BrokerError."""
+        for scope, held in transaction.positions.items():
+            if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
+                yield self._stored(transaction, scope, held, by)
+
+    def _stored(self, transaction: Transaction, scope: Scope, held: HeldOffsets, by: Caller) -> changes.PositionsStored:
+        return self._commits.stored(
+            scope.topic,
+            held.offsets,
+            PositionKind.GROUP,
+            scope.group,
+            notes=held.notes,
+            generation=max(scope.generation, -1),
+            by=by,
+            of_classic=transaction.producer is not None,
+        )

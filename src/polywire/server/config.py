@@ -40,7 +40,7 @@ STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "flux": MEBI + RECORD_ROOM_BYTES,  # a receive buffer of lines; as much may be what is kept of any wire's state
     "kafka": BATCH_BYTES_MAX,  # what a compressed batch may expand to
     "kafka07": max(PAYLOAD_BYTES_MAX, MEBI) + RECORD_ROOM_BYTES,
-    "cursus": (BrokerSettings().transaction_messages_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
+    "cursus": (BrokerSettings().transaction_batches_max + 1) * HEADER_BYTES + RECORD_ROOM_BYTES,  # a transaction's end
     "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # payloads of one request, with the longest headers
     "polywire": BATCH_BYTES_MAX,
 }

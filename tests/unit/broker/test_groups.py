@@ -391,4 +391,4 @@ def test_positions_of_a_transaction_are_told_once_each(memory: MemoryBroker, mon
     for partition in range(3):
         transactions.put_offsets(transaction, Scope("t", "g", "m", 1), {partition: 5}, done=None)
     assert [change.offsets for change in told] == [{partition: 5} for partition in range(3)]
-    assert transaction.offsets == {0: 5, 1: 5, 2: 5}
+    assert transaction.positions[Scope("t", "g", "m", 1)].offsets == {0: 5, 1: 5, 2: 5}

@@ -14,6 +14,7 @@ from polywire.broker.permissions import parse_grants
 from polywire.broker.quotas import Kind, Usage
 from polywire.broker.settings import WIRE_OPTIONS_BYTES_MAX, BrokerSettings, TopicSettings
 from polywire.broker.state import State
+from polywire.broker.transaction_state import Scope
 from polywire.errors import Busy, Invalid
 from polywire.testing.broker import MemoryBroker
 from polywire.types import Level, PositionKind, TopicName
@@ -127,7 +128,7 @@ def test_what_is_used_is_the_same_from_changes_and_from_a_snapshot_and_nothing_i
     transactions.begin(transactions.begin_epoch("a", by=HOSTILE, done=None), done=None)
     open_one = transactions.find("a")
     assert open_one is not None
-    transactions.stage(open_one, topic.partitions[0], 1, batch_of(b"v"), done=None)
+    transactions.stage(open_one, topic.partitions[0], batch_of(b"v"), first=1, last=1, done=None)
     memory.broker.groups.leave("b", "t", "m", None, wire="flux")
     memory.broker.commit_position("t", 0, PositionKind.CONSUMER, "a", 2, by=Caller(None, 9))
     memory.run()
@@ -155,7 +156,7 @@ def test_a_transaction_counts_what_it_holds() -> None:
     transactions.begin(transactions.begin_epoch("x", by=HOSTILE, done=None), done=None)
     transaction = transactions.find("x")
     assert transaction is not None
-    scope = type(transaction.scope)("t", "g", "m", 1)
+    scope = Scope("t", "g", "m", 1)
     held = fill(
         memory, HOSTILE, lambda m, by, name: transactions.put_offsets(transaction, scope, {int(name[:5]): 1}, done=None)
     )

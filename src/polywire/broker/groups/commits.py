@@ -29,6 +29,11 @@ class Commit(NamedTuple):
     epoch: int = NO_EPOCH
     metadata: str = ""
 
+    @property
+    def is_noted(self) -> bool:
+        """Whether there is more to it than the offset."""
+        return self.epoch != NO_EPOCH or bool(self.metadata)
+
 
 NO_NOTES: Final[Mapping[int, tuple[int, str]]] = MappingProxyType({})
 _OFFSET_MIN: Final = -(2**63)
@@ -92,11 +97,7 @@ class Commits:
             {number: commit.offset for number, commit in commits.items()},
             PositionKind.GROUP,
             group,
-            notes={
-                number: (commit.epoch, commit.metadata)
-                for number, commit in commits.items()
-                if commit.epoch != NO_EPOCH or commit.metadata
-            },
+            notes={number: (commit.epoch, commit.metadata) for number, commit in commits.items() if commit.is_noted},
             generation=generation,
             by=by,
             of_classic=True,

@@ -15,7 +15,6 @@ from polywire.broker.events import Events
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.record_verbs import RecordVerbs
-from polywire.broker.staged_publish import StagedPublish
 from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Topic
 from polywire.broker.transactions import Transactions
@@ -50,10 +49,6 @@ class CursusBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireBroker, Protocol)
     @property
     def events(self) -> Events:
         """Event sourcing: versions and snapshots of aggregates."""
-
-    @property
-    def staging(self) -> StagedPublish:
-        """What is held back, for who may see it."""
 
     @property
     def transactions(self) -> Transactions:

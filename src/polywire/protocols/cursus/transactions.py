@@ -12,9 +12,9 @@ from hashlib import sha256
 from typing import Final
 
 from polywire.broker.actions import Action
-from polywire.broker.changes import PositionsStored, TransactionState
+from polywire.broker.changes import TransactionState
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transaction_state import Scope, Transaction
+from polywire.broker.transaction_state import HeldOffsets, Scope, Transaction
 from polywire.errors import BrokerError, Busy, Conflict, Invalid, Missing
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
 from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
@@ -23,7 +23,7 @@ from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.produce import ProducerSpan, find_partition
 from polywire.protocols.cursus.publish import one_record
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
-from polywire.types import KeyHash, Level, PositionKind
+from polywire.types import KeyHash, Level
 
 FENCED: Final = "producer_fenced"
 _SEQUENCE_MAX: Final = 2**63 - 1
@@ -70,7 +70,7 @@ class Asked:
         """
         found = _find(self.session, self.name)
         producer = self.request.options["producerId"]
-        if self.epoch != found.epoch:
+        if self.epoch != found.epoch or found.producer is not None:  # who is numbered came over another wire
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
             if failure == FENCED:
                 raise Refused(FENCED, facts)
@@ -111,7 +111,7 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
     """BEGIN_TXN: also after a transaction of the same epoch has ended, and again while nothing was staged yet."""
     asked = Asked.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
-    if transaction.is_open and (transaction.messages or transaction.offsets):
+    if transaction.is_open and (transaction.messages or transaction.positions):
         raise Refused("producer_reinitialization_required", f"transactional_id={asked.name} epoch={asked.epoch}")
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
@@ -146,7 +146,9 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     )
     try:
         batch = one_record(key, message, run)
-        session.state.broker.transactions.stage(transaction, partition, sequence, batch, done=answer.done)
+        session.state.broker.transactions.stage(
+            transaction, partition, batch, first=sequence, last=sequence, done=answer.done
+        )
     except (Invalid, Missing, Conflict, Busy) as error:
         raise Refused("transaction_publish_failed", f"reason={quote(error.message)}") from None
     return None
@@ -183,11 +185,13 @@ def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
     transaction = asked.opened("transaction_offsets_failed")
     scope = Scope(within.topic, within.group, within.member, -1 if within.generation is None else within.generation)
     _check(within, pairs)
-    if transaction.offsets and transaction.scope != scope:
-        reason = f"transaction {asked.name} holds offsets of group={transaction.scope.group} topic={topic_word(transaction.scope.topic)}"
-        raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
+    held = transaction.positions.get(scope, HeldOffsets())
+    for other in transaction.positions:
+        if other != scope:
+            reason = f"transaction {asked.name} holds offsets of group={other.group} topic={topic_word(other.topic)}"
+            raise Refused("transaction_offsets_failed", f"reason={quote(reason)}")
     for partition, offset in pairs.items():
-        staged = transaction.offsets.get(partition, offset)
+        staged = held.offsets.get(partition, offset)
         if offset < staged:
             raise _failed_offsets(_regression(within, partition, staged, offset))
     answer = session.later(request.dialect, blocking=True)
@@ -268,18 +272,18 @@ def _abort(asked: Asked, transaction: Transaction) -> Reply | None:
 
 def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
     broker = asked.session.state.broker
-    counts = f"messages={transaction.messages} offsets={len(transaction.offsets)}"
+    counts = f"messages={transaction.messages} offsets={transaction.position_count}"
     if transaction.is_open:
         _check_rights(asked, transaction)
-    positions = _positions(asked, transaction) if transaction.is_open else None
+        _check_member(asked, transaction)
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
     if not transaction.is_open:
         broker.settle(Level.SYNCED, answer.done)
         return None
     try:
-        broker.transactions.commit(transaction, positions, done=answer.done)
-    except (Invalid, Missing, Busy) as error:
+        broker.transactions.commit(transaction, by=asked.session.caller, done=answer.done)
+    except BrokerError as error:
         raise _failed_commit(error) from None
     return None
 
@@ -287,30 +291,16 @@ def _commit(asked: Asked, transaction: Transaction) -> Reply | None:
 def _check_rights(asked: Asked, transaction: Transaction) -> None:
     """What was allowed when it was staged must still be. Raises Refused."""
     state = asked.session.state
-    for topic in state.broker.staging.staged_topics([transaction.token]):
+    for topic in state.broker.transactions.topics(transaction):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
-    if transaction.offsets:
-        state.guard.admit_topic(asked.session, state.broker.resource(transaction.scope.topic), Action.OFFSET_COMMIT)
+    for scope in transaction.positions:
+        state.guard.admit_topic(asked.session, state.broker.resource(scope.topic), Action.OFFSET_COMMIT)
 
 
-def _positions(asked: Asked, transaction: Transaction) -> PositionsStored | None:
-    """What the commit stores of the group, which must still be the member's to store. Raises Refused."""
-    if not transaction.offsets:
-        return None
-    scope = transaction.scope
-    within = GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation)
-    _check(within, transaction.offsets)
-    try:
-        return asked.session.state.broker.positions_stored(
-            scope.topic,
-            transaction.offsets,
-            PositionKind.GROUP,
-            scope.group,
-            generation=scope.generation,
-            by=asked.session.caller,
-        )
-    except BrokerError as error:
-        raise _failed_commit(error) from None
+def _check_member(asked: Asked, transaction: Transaction) -> None:
+    """The positions must still be the member's to store. Raises Refused."""
+    for scope, held in transaction.positions.items():
+        _check(GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
 
 
 def _failed_commit(error: BrokerError) -> Refused:
@@ -321,8 +311,9 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     """TXN_STATUS."""
     name = _name(request)
     found = _find(session, name)
+    state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.state
     return encoded(
-        f"OK transactional_id={name} state={found.state.value} messages={found.messages} offsets={len(found.offsets)}"
+        f"OK transactional_id={name} state={state.value} messages={found.messages} offsets={found.position_count}"
     )
 
 

@@ -20,6 +20,7 @@ from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.removal_verbs import RemovalVerbs
 from polywire.broker.topic_verbs import TopicVerbs
 from polywire.broker.topics import Partition
+from polywire.broker.transactions import Transactions
 from polywire.broker.wire_state import WireStateVerbs
 from polywire.errors import BrokerError
 from polywire.protocols.kafka.messages import WIRE, Api, Served
@@ -41,6 +42,10 @@ class KafkaBroker(TopicVerbs, RemovalVerbs, RecordVerbs, PositionVerbs, WireStat
     @property
     def consumers(self) -> ConsumerGroups:
         """Groups whose members are told their partitions by heartbeats."""
+
+    @property
+    def transactions(self) -> Transactions:
+        """Records and positions that become true at once."""
 
 
 @dataclass(frozen=True, slots=True)

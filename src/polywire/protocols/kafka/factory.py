@@ -22,6 +22,7 @@ from polywire.protocols.kafka import (
     produce,
     producers,
     topics,
+    transactions,
 )
 from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
@@ -56,6 +57,10 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DELETE_RECORDS, offsets.delete_records, (Action.TOPIC_PURGE,)),
     Command(Api.INIT_PRODUCER_ID, producers.init_producer_id, (Action.STAGED_PUBLISH,)),  # who may produce somewhere
     Command(Api.OFFSET_FOR_LEADER_EPOCH, offsets.offset_for_leader_epoch, (Action.TOPIC_DESCRIBE,)),
+    Command(Api.ADD_PARTITIONS_TO_TXN, transactions.add_partitions, (Action.TRANSACTION, Action.PRODUCE)),
+    Command(Api.ADD_OFFSETS_TO_TXN, transactions.add_offsets, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
+    Command(Api.END_TXN, transactions.end, (Action.TRANSACTION,)),
+    Command(Api.TXN_OFFSET_COMMIT, transactions.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)),
     Command(Api.DESCRIBE_CONFIGS, configs.describe_configs, (Action.TOPIC_DESCRIBE, Action.CLUSTER_DESCRIBE)),
     Command(Api.ALTER_CONFIGS, configs.alter_configs, (Action.TOPIC_ALTER, Action.CLUSTER_ALTER)),
     Command(Api.DESCRIBE_LOG_DIRS, cluster.describe_log_dirs, (Action.SERVER_DESCRIBE,)),

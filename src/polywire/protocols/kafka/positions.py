@@ -11,6 +11,7 @@ from typing import Any, Final
 from polywire.broker.actions import Action
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
+from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
@@ -106,14 +107,21 @@ def _commits(
             _refuse([entry], _topic_error(error, version))
             continue
         stored, entries = found.setdefault(topic.name.full, ({}, []))
-        for one, answered in zip(asked.partitions, entry.partitions, strict=True):
-            if not 0 <= one.index < len(topic.partitions):
-                answered.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
-            elif len((one.metadata or "").encode("utf-8", "replace")) > METADATA_BYTES_MAX:
-                answered.error = WireError.OFFSET_METADATA_TOO_LARGE
-            else:
-                stored[one.index] = Commit(one.offset, max(one.leader_epoch, -1), one.metadata or "")
-                entries.append(answered)
+        stored.update(read_commits(topic, asked.partitions, entry.partitions))
+        entries += [answered for answered in entry.partitions if not answered.error]
+    return found
+
+
+def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
+    """What can be stored of a topic's partitions; the entries of the others say why not."""
+    found: dict[int, Commit] = {}
+    for one, answered in zip(asked, entries, strict=True):
+        if not 0 <= one.index < len(topic.partitions):
+            answered.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
+        elif len((one.metadata or "").encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+            answered.error = WireError.OFFSET_METADATA_TOO_LARGE
+        else:
+            found[one.index] = Commit(one.offset, max(one.leader_epoch, -1), one.metadata or "")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, PeerError
-from polywire.protocols.kafka import schema
+from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.compression import decode_batch, expand
 from polywire.protocols.kafka.configs import batch_bytes_max
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
@@ -60,13 +60,14 @@ class Producing:
     and how long that may be.
     """
 
-    __slots__ = ("_acks", "_answer", "_asked", "_body", "_has_failed", "_left", "_session")
+    __slots__ = ("_acks", "_answer", "_asked", "_body", "_has_failed", "_left", "_session", "_transactional_id")
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any) -> None:
         response = schema.response(Api.PRODUCE)
         self._session: Final = session
         self._answer: Final = answer
         self._acks: Final = request.acks
+        self._transactional_id: Final = request.transactional_id
         self._asked: Final[list[tuple[Any, Topic, Any, int]]] = []
         self._body: Final = response(responses=[])
         self._has_failed = False
@@ -77,14 +78,12 @@ class Producing:
             for one in asked.partitions:
                 entry = response.Responses.Partitions(index=one.index)
                 told.partitions.append(entry)
-                self._check(asked, one, entry, is_transactional=request.transactional_id is not None)
+                self._check(asked, one, entry)
 
-    def _check(self, asked: Any, one: Any, entry: Any, *, is_transactional: bool) -> None:
+    def _check(self, asked: Any, one: Any, entry: Any) -> None:
         """See whether a partition may be written to, before its batch is looked at."""
         if self._acks not in LEVELS and self._acks != ALL:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
-        elif is_transactional:
-            self._refuse(entry, WireError.INVALID_TXN_STATE, "transactions are not served")
         else:
             try:
                 topic = topic_of(self._session, Action.PRODUCE, asked.name, asked.topic_id)
@@ -136,13 +135,13 @@ class Producing:
             except Refused as refused:
                 self._refuse(entry, refused.error, refused.message)
             except BrokerError as error:
-                self._refuse(entry, wire_error(error), error.message)
+                self._refuse(entry, _produce_error(error), error.message)
         self._settled()
 
     def _store(self, entry: Any, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
         """Store the records of one partition. Raises Refused, BrokerError."""
         broker = self._session.broker
-        if head.is_transactional:
+        if head.is_transactional and self._transactional_id is None:
             raise Refused(
                 WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch has no transactional id"
             )
@@ -150,6 +149,9 @@ class Producing:
             raise Refused(WireError.INVALID_TIMESTAMP, f"a time is too far ahead ms={built.max_time_ms}")
         if topic.settings.compaction and built.null_keys:
             raise Refused(WireError.INVALID_RECORD, "records of a compacted topic have a key")
+        if head.is_transactional and self._transactional_id is not None:
+            self._stage(entry, partition, head, built.batch)
+            return
         if head.producer_id >= 0:
             stamp_sequence(
                 broker,
@@ -163,6 +165,21 @@ class Producing:
         self._left += 1
         stored = partial(self._stored, entry, partition)
         self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
+
+    def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
+        """Hold the records of one partition back for the end of their transaction. Raises Refused, BrokerError."""
+        id_, version = self._transactional_id, self._answer.request.version
+        assert id_ is not None, "a transactional batch has one"
+        transactions.stage(self._session, id_, version, partition, head, batch, partial(self._staged, entry, partition))
+        self._left += 1
+
+    def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
+        """The records of one partition are held back; where they will lie nobody knows yet (spec: kafka#base-offsets-in-transactions)."""
+        if isinstance(result, BrokerError):
+            self._refuse(entry, _produce_error(result), result.message)
+        else:
+            entry.log_start_offset = partition.log.first_offset
+        self._settled()
 
     def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
         """The records of one partition have their level, or are not stored."""

@@ -11,28 +11,28 @@ from typing import Any, Final
 from polywire.broker.actions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
-from polywire.protocols.kafka import schema
+from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import Api, WireError
-from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 
 _IDENTITY: Final = Struct(">cq")  # the letter tells ids of this wire from those of others
 
 
-def init_producer_id(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """InitProducerId: a new id, whatever the producer had before."""
-    del reply
+def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """InitProducerId: a new id, whatever the producer had before, unless it is one of transactions."""
     response = schema.response(Api.INIT_PRODUCER_ID)
     if request.transactional_id is not None:
-        return response(error=WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1, producer_epoch=-1)
+        return transactions.hold(session, answer, request)
     try:
-        peer.broker.access.authorize_somewhere(peer.principal, Action.PRODUCE)
+        session.broker.access.authorize_somewhere(session.principal, Action.PRODUCE)
     except BrokerError as error:
         denied = wire_error(error, denied=WireError.CLUSTER_AUTHORIZATION_FAILED)
         return response(error=denied, producer_id=-1, producer_epoch=-1)
-    return response(producer_id=peer.broker.new_producer_id(), producer_epoch=0)
+    return response(producer_id=session.broker.new_producer_id(), producer_epoch=0)
 
 
 def stamp_sequence(

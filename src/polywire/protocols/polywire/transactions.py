@@ -56,7 +56,7 @@ def _transactions(session: ReplyOwner, after: str) -> messages.KeptList[messages
                 known.epoch,
                 known.state.value,
                 known.messages,
-                len(known.offsets),
+                known.position_count,
                 _idle_ms(session, known.at_us),
                 session.broker.access.name_of(known.owner),
             )

@@ -242,7 +242,7 @@ def test_a_topic_deleted_meanwhile_refuses_the_commit_as_a_whole(peer: Dialogue)
 
 
 def test_limits() -> None:
-    peer = World(broker=BrokerSettings(transactional_ids_max=1, transaction_messages_max=1)).connect()
+    peer = World(broker=BrokerSettings(transactional_ids_max=1, transaction_batches_max=1)).connect()
     peer.ask("CREATE topic=tx partitions=1")
     init(peer)
     assert peer.ask("INIT_PRODUCER_ID transactional_id=T2").startswith("ERROR: init_producer_failed")

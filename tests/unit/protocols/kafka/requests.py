@@ -82,6 +82,7 @@ def requests(topic: str, missing: str) -> Iterator[Asked]:
     yield Asked(Api.DESCRIBE_CLUSTER, a.CLUSTER_DESCRIBE, frame_of(Api.DESCRIBE_CLUSTER))
     yield from _configs(topic)
     yield from _groups(topic)
+    yield from _transactions(topic)
 
 
 def _configs(topic: str) -> Iterator[Asked]:
@@ -133,3 +134,20 @@ def _groups(topic: str) -> Iterator[Asked]:
     topics = schema.request(Api.OFFSET_DELETE).Topics
     one = topics(name=topic, partitions=[topics.Partitions()])
     yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[one]))
+
+
+def _transactions(topic: str) -> Iterator[Asked]:
+    """Of a transactional id that nobody holds: who may not is told so, whether or not somebody does."""
+    a = Action
+    added = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name=topic, partitions=[0])
+    frame = frame_of(Api.ADD_PARTITIONS_TO_TXN, transactional_id="T", topics=[added])
+    yield Asked(Api.ADD_PARTITIONS_TO_TXN, a.PRODUCE, frame)
+    frame = frame_of(Api.ADD_OFFSETS_TO_TXN, transactional_id="T", group_id=GROUP)
+    yield Asked(Api.ADD_OFFSETS_TO_TXN, a.TRANSACTION, frame)
+    yield Asked(Api.END_TXN, a.TRANSACTION, frame_of(Api.END_TXN, transactional_id="T"))
+    topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
+    one = topics(name=topic, partitions=[topics.Partitions(offset=1)])
+    frame = frame_of(Api.TXN_OFFSET_COMMIT, transactional_id="T", group_id="alone", topics=[one])
+    yield Asked(Api.TXN_OFFSET_COMMIT, a.OFFSET_COMMIT, frame)
+    held = frame_of(Api.INIT_PRODUCER_ID, transactional_id="T", transaction_timeout_ms=1_000)
+    yield Asked(Api.INIT_PRODUCER_ID, a.TRANSACTION, held)

@@ -189,12 +189,6 @@ def test_other_acknowledgements_are_none(world: World, acks: int) -> None:
     assert stored(peer, topic) == []
 
 
-def test_transactions_are_not_served(world: World) -> None:
-    peer, topic = world.connect(), make(world)
-    (entry,) = produce(peer, topic, encode_batch(RECORDS, attributes=16), transactional_id="t")
-    assert entry.error == WireError.INVALID_TXN_STATE
-
-
 def test_topics_are_named_by_their_id(world: World) -> None:
     peer, topic = world.connect(), make(world)
     world.memory.broker.delete_topic(topic)

@@ -28,11 +28,6 @@ def test_every_request_gets_an_id_of_its_own(memory: MemoryBroker, version: int)
     assert len({answer.producer_id for answer in answers}) == 3
 
 
-def test_transactions_are_refused(memory: MemoryBroker) -> None:
-    answer = Asker(memory).ask(INIT, 5, transactional_id="t", transaction_timeout_ms=60_000)
-    assert (answer.error, answer.producer_id) == (WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
-
-
 def test_sequences_count_on_behind_the_end_of_their_range(memory: MemoryBroker) -> None:
     partition = memory.broker.ensure_topic("t").partitions[0]
     stored: list[BatchHeader] = []

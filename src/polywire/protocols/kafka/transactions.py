@@ -1,0 +1,382 @@
+"""Transactions: InitProducerId of a transactional id, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn
+(spec: kafka#transactions).
+
+Promises: whoever was fenced changes nothing; records and positions of a commit become true at once; what has ended may be ended again the
+same way. Must not know: frames, how records are staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from polywire.broker.actions import Action
+from polywire.broker.changes import TransactionState
+from polywire.broker.groups.commits import Commit
+from polywire.broker.producers import WRAP
+from polywire.broker.topics import Partition
+from polywire.broker.transaction_state import Scope, Transaction
+from polywire.errors import BrokerError, ErrorCode
+from polywire.log.base import Completion
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.decoder import BatchHead
+from polywire.protocols.kafka.errors import wire_error
+from polywire.protocols.kafka.groups import authorize_group, group_error
+from polywire.protocols.kafka.lookup import partition_of, topic_of
+from polywire.protocols.kafka.messages import Api, Refused, WireError
+from polywire.protocols.kafka.positions import read_commits
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.session import KafkaSession
+from polywire.records.header import stamp_producer
+from polywire.types import Level
+
+TIMEOUT_MS_MAX: Final = 900_000  # of a transaction: what clients may ask of the reference
+FENCED_SINCE: Final = (
+    2  # version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn in which fenced producers have an error of their own
+)
+FENCED_INIT_SINCE: Final = 4  # the same of InitProducerId
+ABORTABLE_SINCE: Final = 11  # version of Produce in which clients are told to abort
+ADDING_SINCE: Final = 12  # version of Produce that adds partitions to the transaction by itself
+NO_PRODUCER: Final = -1
+_NOT_NUMBERED: Final = -1  # epoch of a stored batch whose sequences nobody looks at
+_US_PER_MS: Final = 1_000
+_ENDED: Final = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
+_ERRORS: Final = {
+    ErrorCode.INVALID_NAME: WireError.INVALID_REQUEST,
+    ErrorCode.PRODUCER_FENCED: WireError.CONCURRENT_TRANSACTIONS,
+    # clients find their coordinator again, and repeat
+    ErrorCode.BUSY: WireError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.DISK_FULL: WireError.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.STOPPING: WireError.COORDINATOR_NOT_AVAILABLE,
+}
+
+
+def transaction_error(error: BrokerError) -> WireError:
+    """The wire's error for what concerns a transaction."""
+    found = _ERRORS.get(error.code)
+    return wire_error(error, denied=WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED) if found is None else found
+
+
+def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
+    return WireError.PRODUCER_FENCED if version >= since else WireError.INVALID_PRODUCER_EPOCH
+
+
+def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
+    """The latest transaction of a transactional id, for the producer that holds it. Raises Refused."""
+    try:
+        session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
+        found = session.broker.transactions.find(id_, by=session.caller)
+    except BrokerError as error:
+        raise Refused(transaction_error(error), error.message) from None
+    if found is None:
+        raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "nobody holds the transactional id")
+    if found.producer is not None and found.producer.id != producer_id:
+        raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "the transactional id has another producer")
+    if found.producer is None or found.producer_epoch != epoch:
+        raise Refused(fenced, f"the producer has another epoch current={found.producer_epoch} got={epoch}")
+    return found
+
+
+# InitProducerId
+
+
+def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """InitProducerId of a transactional id: what is open is aborted, and whoever held it fenced."""
+    response = schema.response(Api.INIT_PRODUCER_ID)
+
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            answer.ok(response(error=transaction_error(result)))
+        else:
+            assert held.producer is not None, "it has a number"
+            answer.ok(response(producer_id=held.producer.id, producer_epoch=held.producer_epoch))
+
+    try:
+        held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), done)
+    except Refused as refused:
+        return response(error=refused.error)
+    except BrokerError as error:
+        return response(error=transaction_error(error))
+    return None
+
+
+def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completion[int]) -> Transaction:
+    """Raises Refused, BrokerError."""
+    id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
+    session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
+    if not id_:
+        raise Refused(WireError.INVALID_REQUEST, "a transactional id is not empty")
+    if not 0 < request.transaction_timeout_ms <= TIMEOUT_MS_MAX:
+        raise Refused(WireError.INVALID_TRANSACTION_TIMEOUT, f"a timeout is at most {TIMEOUT_MS_MAX} ms")
+    known = transactions.find(id_, by=session.caller)
+    asks_again = known is not None and request.producer_id != NO_PRODUCER
+    if known is not None and asks_again:
+        producer = known.producer
+        if producer is None or producer.id != request.producer_id:
+            raise Refused(fenced, "the transactional id has another producer")
+        if request.producer_epoch != known.producer_epoch:
+            asked = producer.first_epoch + request.producer_epoch
+            if asked != producer.asked_epoch or known.is_open:
+                raise Refused(fenced, "the producer has another epoch")
+            session.broker.settle(level, done)
+            return known
+    return transactions.number_producer(
+        id_,
+        asks_again=asks_again,
+        timeout_us=request.transaction_timeout_ms * _US_PER_MS,
+        level=level,
+        by=session.caller,
+        done=done,
+    )
+
+
+# What a transaction is about
+
+
+def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """AddPartitionsToTxn: all of them, or none."""
+    response = schema.response(Api.ADD_PARTITIONS_TO_TXN)
+    body = response(topics=[])
+    entries: list[Any] = []
+    found: list[Partition] = []
+    for asked in request.topics:
+        told = [response.Topics.Partitions(index=number) for number in asked.partitions]
+        body.topics.append(response.Topics(name=asked.name, partitions=told))
+        entries += told
+        found += _writable(session, asked.name, told)
+    if len(found) < len(entries):
+        _refuse([entry for entry in entries if not entry.error], WireError.OPERATION_NOT_ATTEMPTED)
+        return body
+
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            _refuse(entries, transaction_error(result))
+        answer.ok(body)
+
+    try:
+        transaction = _asked(session, answer, request)
+        session.broker.transactions.add_partitions(transaction, found, level=Level.WRITTEN, done=done)
+    except Refused as refused:
+        _refuse(entries, refused.error)
+        return body
+    except BrokerError as error:
+        _refuse(entries, transaction_error(error))
+        return body
+    return None
+
+
+def _writable(session: KafkaSession, name: str, entries: Iterable[Any]) -> Iterator[Partition]:
+    """The partitions of a topic that there are and that the peer may write to; the others' entries say why not."""
+    try:
+        topic = topic_of(session, Action.PRODUCE, name)
+    except BrokerError as error:
+        _refuse(entries, wire_error(error))
+        return
+    for entry in entries:
+        try:
+            yield partition_of(topic, entry.index)
+        except BrokerError as error:
+            entry.error = wire_error(error)
+
+
+def _refuse(entries: Iterable[Any], code: WireError) -> None:
+    for entry in entries:
+        entry.error = code
+
+
+def _asked(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
+    """The transaction that a request is about. Raises Refused."""
+    return held_by(
+        session,
+        request.transactional_id,
+        producer_id=request.producer_id,
+        epoch=request.producer_epoch,
+        fenced=_fenced(answer.request.version),
+    )
+
+
+def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """AddOffsetsToTxn: positions of a group will follow."""
+    response = schema.response(Api.ADD_OFFSETS_TO_TXN)
+    try:
+        authorize_group(session, Action.OFFSET_COMMIT, ())
+    except BrokerError as error:
+        return response(error=group_error(error))
+    try:
+        transaction = _asked(session, answer, request)
+        done = _ended(answer, response)
+        if transaction.is_open:
+            session.broker.settle(Level.WRITTEN, done)
+        else:
+            session.broker.transactions.begin(transaction, level=Level.WRITTEN, done=done)
+    except Refused as refused:
+        return response(error=refused.error)
+    except BrokerError as error:
+        return response(error=transaction_error(error))
+    return None
+
+
+def _ended(answer: Answer, response: Any) -> Completion[int]:
+    """What answers once the broker has done it, or not."""
+
+    def done(result: int | BrokerError) -> None:
+        answer.ok(response(error=transaction_error(result) if isinstance(result, BrokerError) else WireError.NONE))
+
+    return done
+
+
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """TxnOffsetCommit: positions that are stored when the transaction commits, and not seen before."""
+    response = schema.response(Api.TXN_OFFSET_COMMIT)
+    body = response(topics=[])
+    moved: list[tuple[str, dict[int, Commit]]] = []
+    for asked in request.topics:
+        entries = [response.Topics.Partitions(index=one.index) for one in asked.partitions]
+        body.topics.append(response.Topics(name=asked.name, partitions=entries))
+        try:
+            topic = topic_of(session, Action.OFFSET_COMMIT, asked.name)
+            commits = read_commits(topic, asked.partitions, entries)
+            if commits:
+                moved.append((topic.name.full, commits))
+        except BrokerError as error:
+            _refuse(entries, group_error(error))
+    entries = [entry for topic in body.topics for entry in topic.partitions if not entry.error]
+
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            _refuse(entries, transaction_error(result))
+        answer.ok(body)
+
+    try:
+        authorize_group(session, Action.OFFSET_COMMIT, ())
+        transaction = _open(session, request)
+        _check_member(session, request)
+        for name, commits in moved:
+            scope = Scope(name, request.group_id, request.member_id, request.generation_id)
+            _hold_offsets(session, transaction, scope, commits)
+        session.broker.settle(session.shared.settings.acks_all, done)
+    except Refused as refused:
+        _refuse(entries, refused.error)
+        return body
+    except BrokerError as error:
+        _refuse(entries, group_error(error))
+        return body
+    return None
+
+
+def _open(session: KafkaSession, request: Any) -> Transaction:
+    """The transaction that positions are for. Raises Refused."""
+    transaction = held_by(
+        session,
+        request.transactional_id,
+        producer_id=request.producer_id,
+        epoch=request.producer_epoch,
+        fenced=WireError.INVALID_PRODUCER_EPOCH,
+    )
+    if not transaction.is_open:
+        raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
+    return transaction
+
+
+def _check_member(session: KafkaSession, request: Any) -> None:
+    """Refuse a member that is none any more; who says nothing of itself is no member. Raises BrokerError."""
+    if request.generation_id < 0 and not request.member_id:
+        return
+    consumers, classic = session.broker.consumers, session.broker.classic
+    check = consumers.check_epoch if consumers.has_member(request.group_id, request.member_id) else classic.check_commit
+    check(
+        request.group_id,
+        request.member_id,
+        request.generation_id,
+        instance_id=request.instance_id,
+        by=session.caller,
+    )
+
+
+def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope, commits: dict[int, Commit]) -> None:
+    session.broker.transactions.put_offsets(
+        transaction,
+        scope,
+        {number: commit.offset for number, commit in commits.items()},
+        notes={number: (commit.epoch, commit.metadata) for number, commit in commits.items() if commit.is_noted},
+        by=session.caller,
+        level=Level.WRITTEN,
+        done=None,
+    )
+
+
+# Records
+
+
+def stage(
+    session: KafkaSession,
+    transactional_id: str,
+    version: int,
+    partition: Partition,
+    head: BatchHead,
+    batch: bytearray,
+    done: Completion[int],
+) -> None:
+    """Hold the records of one partition back until their transaction ends. version: of the Produce. Raises Refused, BrokerError."""
+    transactions = session.broker.transactions
+    transaction = held_by(
+        session,
+        transactional_id,
+        producer_id=head.producer_id,
+        epoch=head.producer_epoch,
+        fenced=WireError.INVALID_PRODUCER_EPOCH,
+    )
+    if not transaction.is_open or partition.incarnation not in transaction.partitions:
+        if version < ADDING_SINCE:
+            error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
+            raise Refused(error, "the partition is not in the transaction")
+        if not transaction.is_open:
+            transaction = transactions.begin(transaction, level=Level.WRITTEN, done=None)
+    stamp_producer(batch, 0, _NOT_NUMBERED, 0)
+    transactions.stage(
+        transaction,
+        partition,
+        batch,
+        first=head.base_sequence,
+        last=(head.base_sequence + head.record_count - 1) % WRAP,
+        level=session.shared.settings.acks_all,
+        done=done,
+    )
+
+
+# EndTxn
+
+
+def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    """EndTxn: all or nothing, and the same answer again when it is asked again."""
+    response = schema.response(Api.END_TXN)
+    try:
+        transaction = _asked(session, answer, request)
+        _end(session, transaction, _ended(answer, response), commits=request.committed)
+    except Refused as refused:
+        return response(error=refused.error)
+    except BrokerError as error:
+        return response(error=transaction_error(error))
+    return None
+
+
+def _end(session: KafkaSession, transaction: Transaction, done: Completion[int], *, commits: bool) -> None:
+    """Raises Refused, BrokerError."""
+    transactions, level = session.broker.transactions, session.shared.settings.acks_all
+    if not transaction.is_open:
+        if transaction.state is not _ENDED[commits]:
+            raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
+        session.broker.settle(level, done)
+    elif commits:
+        _check_rights(session, transaction)
+        transactions.commit(transaction, by=session.caller, level=level, done=done)
+    else:
+        transactions.abort(transaction, level=level, done=done)
+
+
+def _check_rights(session: KafkaSession, transaction: Transaction) -> None:
+    """What was allowed when it was staged must still be. Raises Denied."""
+    for topic in session.broker.transactions.topics(transaction):
+        session.authorize(Action.PRODUCE, topic)
+    for scope in transaction.positions:
+        session.authorize(Action.OFFSET_COMMIT, session.broker.resource(scope.topic))

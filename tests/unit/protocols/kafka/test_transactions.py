@@ -1,0 +1,419 @@
+"""Transactions over the Kafka wire (spec: kafka#transactions, kafka#base-offsets-in-transactions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from polywire.broker.producers import WRAP
+from polywire.broker.settings import BrokerSettings
+from polywire.broker.transaction_state import PRODUCER_EPOCHS
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.messages import SERVED, Api, WireError
+from polywire.records.columns import Record
+from polywire.types import Level, TopicName
+from tests.unit.protocols.kafka.dialogue import Dialogue, World
+
+TIMEOUT_MS = 60_000
+GROUP = "g"
+TRANSACTIONAL = 16  # bit of a batch's attributes
+
+
+@dataclass
+class Producer:
+    """A client that holds a transactional id, as far as it knows."""
+
+    peer: Dialogue
+    id: str = "T"
+    number: int = -1
+    epoch: int = -1
+
+    @property
+    def who(self) -> dict[str, Any]:
+        return {"transactional_id": self.id, "producer_id": self.number, "producer_epoch": self.epoch}
+
+    def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
+        """One of the calls about a transaction."""
+        return self.peer.ask(api, SERVED[api].last if version is None else version, **self.who, **fields)
+
+    def init(self, *, again: bool = False, version: int = 4, timeout_ms: int = TIMEOUT_MS) -> int:
+        """Hold the id; what was told is known only if it was."""
+        who = {"producer_id": self.number, "producer_epoch": self.epoch} if again else {}
+        answer = self.peer.ask(
+            Api.INIT_PRODUCER_ID, version, transactional_id=self.id, transaction_timeout_ms=timeout_ms, **who
+        )
+        if not answer.error:
+            self.number, self.epoch = answer.producer_id, answer.producer_epoch
+        return int(answer.error)
+
+    def add(self, *numbers: int, topic: str = "t", version: int | None = None) -> list[int]:
+        topics = schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics
+        asked = [topics(name=topic, partitions=list(numbers or (0,)))]
+        answer = self.ask(Api.ADD_PARTITIONS_TO_TXN, version, topics=asked)
+        return [entry.error for told in answer.topics for entry in told.partitions]
+
+    def produce(
+        self, first: int, *values: bytes, partition: int = 0, topic: str = "t", version: int = 9, acks: int = -1
+    ) -> Any:
+        """Records whose sequences begin so; what is told of their partition."""
+        batch = encode_batch(
+            [Record(value) for value in values],
+            producer_id=self.number,
+            producer_epoch=self.epoch,
+            base_sequence=first,
+            attributes=TRANSACTIONAL,
+        )
+        topics = schema.request(Api.PRODUCE).Topics
+        one = topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])
+        answer = self.peer.ask(Api.PRODUCE, version, transactional_id=self.id, acks=acks, topics=[one])
+        return answer.responses[0].partitions[0]
+
+    def move(self, offset: int, *, group: str = GROUP, topic: str = "t", version: int = 3, **fields: Any) -> int:
+        """A position of a group, with the transaction."""
+        topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
+        one = topics(name=topic, partitions=[topics.Partitions(offset=offset, metadata="m", leader_epoch=3)])
+        answer = self.ask(Api.TXN_OFFSET_COMMIT, version, group_id=group, topics=[one], **fields)
+        return int(answer.topics[0].partitions[0].error)
+
+    def offsets(self, group: str = GROUP, version: int | None = None) -> int:
+        return int(self.ask(Api.ADD_OFFSETS_TO_TXN, version, group_id=group).error)
+
+    def end(self, *, commits: bool = True, version: int | None = None) -> int:
+        return int(self.ask(Api.END_TXN, version, committed=commits).error)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for name in "tu":
+        world.memory.broker.create_topic(TopicName.parse(name), 2)
+    return world
+
+
+@pytest.fixture
+def producer(world: World) -> Producer:
+    made = Producer(world.connect())
+    assert made.init() == 0
+    return made
+
+
+def stored(world: World, partition: int = 0, topic: str = "t") -> list[bytes | None]:
+    asked = schema.request(Api.FETCH).Topics
+    entries = [asked.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)]
+    answer = world.connect().ask(Api.FETCH, 12, topics=[asked(topic=topic, partitions=entries)])
+    return [record.value for record in decode_batches(answer.responses[0].partitions[0].records)]
+
+
+def position(world: World, group: str = GROUP, topic: str = "t") -> tuple[int, int, str]:
+    asked = schema.request(Api.OFFSET_FETCH).Topics(name=topic, indexes=[0])
+    answer = world.connect().ask(Api.OFFSET_FETCH, 7, group_id=group, topics=[asked])
+    entry = answer.topics[0].partitions[0]
+    return entry.offset, entry.leader_epoch, entry.metadata
+
+
+# Ends
+
+
+def test_nothing_is_seen_before_the_commit_and_everything_after_it(world: World, producer: Producer) -> None:
+    assert producer.add(0, 1) == [0, 0]
+    assert producer.add(0, topic="u") == [0]
+    told = [producer.produce(0, b"a", b"b"), producer.produce(2, b"c"), producer.produce(0, b"d", partition=1)]
+    told.append(producer.produce(0, b"e", topic="u"))
+    assert [(entry.error, entry.base_offset) for entry in told] == [(0, -1)] * 4
+    assert producer.offsets() == 0
+    assert (producer.move(7), producer.move(8, group="h", topic="u")) == (0, 0)
+    assert stored(world) == stored(world, 1) == stored(world, topic="u") == []
+    assert position(world) == (-1, -1, "")
+    assert producer.end() == 0
+    assert (stored(world), stored(world, 1), stored(world, topic="u")) == ([b"a", b"b", b"c"], [b"d"], [b"e"])
+    assert position(world) == (7, 3, "m")
+    assert position(world, "h", "u") == (8, 3, "m")
+
+
+def test_an_aborted_transaction_leaves_nothing_and_its_sequences_go_on(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.produce(0, b"a", b"b")
+    producer.offsets()
+    producer.move(7)
+    assert producer.end(commits=False) == 0
+    producer.add()
+    assert producer.produce(2, b"c").error == 0
+    assert producer.end() == 0
+    assert (stored(world), position(world)) == ([b"c"], (-1, -1, ""))
+
+
+def test_what_has_ended_may_end_again_the_same_way_only(world: World, producer: Producer) -> None:
+    assert [producer.end(commits=commits) for commits in (True, False)] == [WireError.INVALID_TXN_STATE] * 2
+    for commits in (True, False):
+        producer.add()
+        producer.produce(int(not commits), b"v")
+        assert [producer.end(commits=commits), producer.end(commits=commits)] == [0, 0]
+        assert producer.end(commits=not commits) == WireError.INVALID_TXN_STATE
+    assert stored(world) == [b"v"]
+
+
+def test_a_repeated_batch_is_held_once(world: World, producer: Producer) -> None:
+    producer.add()
+    for first in (0, 0, 2, 0, 2):
+        entry = producer.produce(first, b"a%d" % first, b"b")
+        assert (entry.error, entry.base_offset) == (0, -1)
+    assert producer.produce(5, b"gap").error == WireError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert producer.produce(3, b"overlap", b"overlap").error == WireError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    producer.end()
+    producer.add()
+    assert producer.produce(2, b"late", b"late").error == 0
+    producer.end()
+    assert stored(world) == [b"a0", b"b", b"a2", b"b"]
+
+
+def test_sequences_begin_at_0_with_each_epoch(world: World, producer: Producer) -> None:
+    producer.add()
+    assert producer.produce(1, b"first was lost").error == WireError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    producer.produce(0, b"a")
+    producer.end()
+    producer.init()
+    producer.add()
+    assert producer.produce(1, b"b").error == WireError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert producer.produce(0, b"b").error == 0
+
+
+def test_sequences_wrap_around(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.produce(0, b"a")
+    held = world.memory.broker.transactions.find("T")
+    assert held is not None
+    held.sequences[next(iter(held.sequences))] = WRAP - 3
+    assert producer.produce(WRAP - 2, b"b", b"c", b"d").error == 0
+    assert producer.produce(WRAP - 2, b"b", b"c", b"d").error == 0
+    assert producer.produce(1, b"e").error == 0
+    producer.end()
+    assert stored(world) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+# Who holds an id
+
+
+def test_a_new_holder_fences_the_old_one_and_aborts_what_it_left(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.produce(0, b"lost")
+    other = Producer(world.connect())
+    assert other.init() == 0
+    assert (other.number, other.epoch) == (producer.number, 1)
+    old, new = WireError.INVALID_PRODUCER_EPOCH, WireError.PRODUCER_FENCED
+    for version in range(4):
+        code = new if version >= 2 else old
+        assert producer.add(version=version) == [code]
+        assert producer.offsets(version=version) == code
+        assert producer.end(version=version) == code
+        assert producer.move(1, version=version) == old
+    assert producer.produce(1, b"late").error == old
+    other.add()
+    other.produce(0, b"new")
+    assert other.end() == 0
+    assert stored(world) == [b"new"]
+
+
+@pytest.mark.parametrize(("version", "code"), [(3, WireError.INVALID_PRODUCER_EPOCH), (4, WireError.PRODUCER_FENCED)])
+def test_who_says_that_it_holds_an_id_must(world: World, producer: Producer, version: int, code: WireError) -> None:
+    first = Producer(producer.peer, "T", producer.number, 0)
+    assert (first.init(again=True, version=version), first.epoch) == (0, 1)
+    repeated = Producer(producer.peer, "T", producer.number, 0)
+    assert (repeated.init(again=True, version=version), repeated.epoch) == (0, 1)
+    assert (first.init(again=True, version=version), first.epoch) == (0, 2)
+    repeated.epoch = 0
+    assert repeated.init(again=True, version=version) == code
+    stranger = Producer(producer.peer, "T", producer.number + 1, 2)
+    assert stranger.init(again=True, version=version) == code
+    first.add()
+    repeated.epoch = 1
+    assert repeated.init(again=True, version=version) == code, "its epoch is in use"
+    unknown = Producer(producer.peer, "U", 5, 7)
+    assert (unknown.init(again=True, version=version), unknown.epoch) == (0, 0)
+
+
+def test_epochs_that_are_used_up_bring_another_number(world: World, producer: Producer) -> None:
+    held = world.memory.broker.transactions.find("T")
+    assert held is not None
+    held.epoch = PRODUCER_EPOCHS - 2
+    was = producer.number
+    producer.init()
+    assert (producer.number, producer.epoch) == (was, PRODUCER_EPOCHS - 1)
+    last = Producer(producer.peer, "T", producer.number, producer.epoch)
+    producer.init()
+    assert producer.number != was
+    assert producer.epoch == 0
+    assert last.add() == [WireError.INVALID_PRODUCER_ID_MAPPING]
+    assert producer.add() == [0]
+
+
+def test_ids_and_numbers_that_nobody_has(world: World, producer: Producer) -> None:
+    other = Producer(producer.peer, "T", producer.number + 1, 0)
+    unknown = Producer(producer.peer, "U", producer.number, 0)
+    for wrong in (other, unknown):
+        code = WireError.INVALID_PRODUCER_ID_MAPPING
+        assert (wrong.add(), wrong.offsets(), wrong.move(1), wrong.end()) == ([code], code, code, code)
+        assert wrong.produce(0, b"v").error == code
+    assert Producer(producer.peer, "").init() == WireError.INVALID_REQUEST
+    assert Producer(producer.peer, "x" * 300).init() == WireError.INVALID_REQUEST
+    for timeout_ms in (0, -1, 900_001):
+        assert producer.init(timeout_ms=timeout_ms) == WireError.INVALID_TRANSACTION_TIMEOUT
+
+
+def test_an_id_that_goes_from_wire_to_wire_fences_each_time(world: World, producer: Producer) -> None:
+    transactions = world.memory.broker.transactions
+    producer.add()
+    producer.produce(0, b"lost")
+    assert transactions.begin_epoch("T", done=None).epoch == 1
+    assert producer.end() == WireError.PRODUCER_FENCED
+    was = producer.number
+    assert producer.init() == 0
+    held = transactions.find("T")
+    assert held is not None
+    assert held.epoch == 2
+    assert producer.number != was
+    assert producer.epoch == 0
+
+
+# What a transaction may hold
+
+
+def test_partitions_are_added_all_or_none(world: World, producer: Producer) -> None:
+    unknown, not_tried = WireError.UNKNOWN_TOPIC_OR_PARTITION, WireError.OPERATION_NOT_ATTEMPTED
+    assert producer.add(0, 5, 1) == [not_tried, unknown, not_tried]
+    assert producer.add(0, topic="missing") == [unknown]
+    assert producer.end() == WireError.INVALID_TXN_STATE, "nothing was opened"
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(9, WireError.INVALID_TXN_STATE), (11, WireError.TRANSACTION_ABORTABLE), (12, WireError.NONE)]
+)
+def test_records_for_a_partition_that_was_not_added(
+    world: World, producer: Producer, version: int, code: WireError
+) -> None:
+    assert producer.produce(0, b"none is open", version=version).error == code
+    producer.add(1)
+    assert producer.produce(int(not code), b"v", version=version).error == code
+    assert producer.end() == 0
+    assert len(stored(world)) == (0 if code else 2)
+
+
+def test_positions_need_a_transaction_and_a_member(world: World, producer: Producer) -> None:
+    assert producer.move(1) == WireError.INVALID_TXN_STATE
+    producer.offsets()
+    assert producer.move(1, generation_id=4, member_id="m") == WireError.ILLEGAL_GENERATION
+    assert producer.move(1) == 0
+    assert producer.move(1, topic="missing") == WireError.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_positions_of_a_deleted_topic_and_records_for_it_end_nowhere(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.add(topic="u")
+    producer.produce(0, b"gone")
+    producer.produce(0, b"kept", topic="u")
+    producer.offsets()
+    producer.move(3)
+    producer.move(4, topic="u")
+    world.memory.broker.delete_topic(world.memory.broker.topic("t"))
+    assert producer.end() == 0
+    assert stored(world, topic="u") == [b"kept"]
+    assert position(world, topic="u")[0] == 4
+
+
+def test_limits(world: World) -> None:
+    limited = BrokerSettings(transaction_batches_max=2, transaction_partitions_max=2, transaction_positions_max=1)
+    world = World(broker=limited)
+    world.memory.broker.create_topic(TopicName.parse("t"), 3)
+    producer = Producer(world.connect())
+    producer.init()
+    busy = WireError.COORDINATOR_NOT_AVAILABLE
+    assert producer.add(0, 1, 2) == [busy] * 3
+    assert producer.add(0, 1) == [0, 0]
+    assert producer.add(2) == [busy]
+    told = [producer.produce(0, b"v").error, producer.produce(1, b"v").error, producer.produce(2, b"v").error]
+    assert told == [0, 0, WireError.REQUEST_TIMED_OUT]
+    assert producer.move(1) == 0
+    world.memory.broker.create_topic(TopicName.parse("u"), 1)
+    assert producer.move(1, topic="u") != 0
+    assert producer.end() == 0
+
+
+# Time and restarts
+
+
+def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(world: World) -> None:
+    producer = Producer(world.connect())
+    producer.init(timeout_ms=1_000)
+    producer.add()
+    producer.produce(0, b"v")
+    world.memory.advance(0.9)
+    assert producer.produce(1, b"w").error == 0
+    world.memory.advance(0.2)
+    assert producer.produce(2, b"x").error == WireError.INVALID_PRODUCER_EPOCH
+    assert producer.end() == WireError.PRODUCER_FENCED
+    assert producer.init(again=True) == WireError.PRODUCER_FENCED
+    assert producer.init() == 0
+    assert producer.epoch == 2
+    assert stored(world) == []
+
+
+def test_nobody_has_to_ask_for_one_that_takes_too_long(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.produce(0, b"v")
+    world.memory.advance(TIMEOUT_MS / 1000 + world.memory.settings.expiry_interval_s + 1)
+    state = world.memory.broker._state
+    assert not state.transactions.open
+    assert not world.memory.log._staged
+
+
+def test_a_restart_leaves_a_transaction_open(world: World, producer: Producer) -> None:
+    producer.add()
+    producer.produce(0, b"a")
+    producer.offsets()
+    producer.move(2)
+    world.restart()
+    producer.peer = world.connect()
+    assert producer.produce(0, b"a").error == 0
+    assert producer.produce(1, b"b").error == 0
+    assert producer.end() == 0
+    assert producer.end() == 0
+    world.restart()
+    producer.peer = world.connect()
+    assert producer.end() == 0
+    producer.add()
+    assert producer.produce(1, b"b").error == 0, "sequences are remembered"
+    assert producer.produce(2, b"c").error == 0
+    producer.end()
+    assert (stored(world), position(world)[0]) == ([b"a", b"b", b"c"], 2)
+
+
+def test_what_was_not_synced_is_not_committed_after_a_restart() -> None:
+    world = World(kafka=KafkaSettings(acks_all=Level.WRITTEN))
+    world.memory.broker.create_topic(TopicName.parse("t"), 1)
+    producer = Producer(world.connect())
+    producer.init()
+    producer.add()
+    producer.produce(0, b"may be lost")
+    world.restart()
+    producer.peer = world.connect()
+    assert producer.end() == WireError.PRODUCER_FENCED
+    producer.init()
+    producer.add()
+    producer.produce(0, b"v")
+    assert producer.end() == 0
+    assert stored(world) == [b"v"]
+
+
+# What else peers send
+
+
+def test_a_transactional_batch_names_its_transaction(world: World, producer: Producer) -> None:
+    batch = encode_batch([Record(b"v")], attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0)
+    topics = schema.request(Api.PRODUCE).Topics
+    one = topics(name="t", partitions=[topics.Partitions(records=batch)])
+    answer = producer.peer.ask(Api.PRODUCE, 9, acks=1, topics=[one])
+    code = answer.responses[0].partitions[0].error
+    assert code == WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
