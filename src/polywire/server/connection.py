@@ -34,6 +34,7 @@ from polywire.server.hub import Hub
 from polywire.server.logins import Standing
 from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
 from polywire.server.recognition import host_and_port, recognise
+from polywire.server.run_queue import HEAVY_S
 from polywire.server.sending import SendingHalf
 from polywire.server.shared_chunk import READ_BYTES
 
@@ -88,11 +89,13 @@ class Pause:
     """There is no memory for more of its request."""
     YIELDING: Final = 8
     """So much was read from it at once that others are read first."""
-    OFFERING: Final = 16
+    QUEUED: Final = 16
+    """Offers have taken long enough in this pass of the loop."""
+    OFFERING: Final = 32
     """What had waited is being offered."""
-    ENDED: Final = 32
+    ENDED: Final = 64
     """Nothing more is offered."""
-    DRAINING: Final = 64
+    DRAINING: Final = 128
     """The broker takes no further request."""
 
 
@@ -101,12 +104,14 @@ class Connection(SendingHalf):
 
     Invariant: ``_phase`` changes as ``TRANSITIONS`` says; there is a session in OPEN and, where one wire only may be spoken, before.
     ``_pauses``: why nothing is read. ``_buffer``: what was received and not consumed, or what a flow is read into; without either there is
-    none, and bytes are read into the chunk that all share. ``_produces``: whether the peer does, as far as the last offer showed.
+    none, and bytes are read into the chunk that all share. ``_produces``, ``_is_heavy``: whether the peer produces and asks for
+    much, as far as the last offer showed.
     """
 
     __slots__ = (
         "_buffer",
         "_factories",
+        "_is_heavy",
         "_pauses",
         "_phase",
         "_produces",
@@ -128,6 +133,7 @@ class Connection(SendingHalf):
         self._buffer: ReceiveBuffer | None = None
         self._taken = 0
         self._produces = False
+        self._is_heavy = False
         self.seen_tick = hub.tick
         self.host = ""
         self.certified: Principal | None = None
@@ -371,22 +377,38 @@ class Connection(SendingHalf):
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
-        ingest = self._hub.ingest
+        ingest, queue = self._hub.ingest, self._hub.run_queue
+        if queue.spent_s and queue.current is not self and not queue.has_time(heavy=self._is_heavy):
+            queue.put(self)
+            self._pause(Pause.QUEUED)
+            return 0
         if self._produces and ingest.congested:
             self._wait_for_relief()
             return 0
         appended = ingest.appended
+        now = queue.now
+        begun = now()
         try:
             count = session.receive(data)
         except Exception as error:
             self._fail(error)
             return len(data)
+        took = now() - begun
+        if took > HEAVY_S:
+            queue.spend(took, heavy=self._is_heavy)
+            self._is_heavy = True
+        elif self._is_heavy:
+            self._is_heavy = False
         self._produces = ingest.appended != appended
         if self._produces and ingest.congested:
             self._wait_for_relief()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause(Pause.OWING)
         return count
+
+    def take_turn(self) -> None:
+        """It is this connection's turn again."""
+        self._take_up(Pause.QUEUED)
 
     def _recognise(self, data: memoryview) -> Session | None:
         """Find out which wire the peer speaks."""
@@ -523,8 +545,11 @@ class Connection(SendingHalf):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session owes an answer that holds up its next request, or answers wait for the peer."""
-        return self._clogged or (self._session is not None and self._session.paused())
+        """Whether the session owes an answer that holds up its next request, or will once it is this one's turn, or answers wait for the
+        peer."""
+        if self._clogged or self._pauses & Pause.QUEUED:
+            return True
+        return self._session is not None and self._session.paused()
 
     def sweep(self) -> None:
         """A second has passed."""

@@ -13,10 +13,12 @@ from typing import Final, Protocol
 
 import structlog
 
+from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.server.connection_slots import ConnectionSlots, SlotHolder
 from polywire.server.idle import IdlePoll
 from polywire.server.logins import Guest, Identities, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
+from polywire.server.run_queue import RunQueue
 
 log = structlog.get_logger("polywire.server")
 
@@ -108,6 +110,7 @@ class Hub:
         "logins",
         "memory",
         "refused",
+        "run_queue",
         "slots",
         "soon",
         "tick",
@@ -120,10 +123,11 @@ class Hub:
         *,
         idle: IdlePoll | None = None,
         soon: Callable[[Callable[[], None]], object] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
         identities: Identities | None = None,
     ) -> None:
-        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself. identities: who may log
-        in."""
+        """idle: told whenever bytes came. soon: calls back in the loop's next pass, the running loop's by itself. clock: what offers take is
+        measured by. identities: who may log in."""
         self.limits: Final = limits or ConnectionLimits()
         self.ingest: Final = ingest
         self.idle: Final = idle
@@ -133,6 +137,7 @@ class Hub:
         self._held: set[Peer] = set()
         self.connections: set[Peer] = set()
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
+        self.run_queue: Final = RunQueue(clock, self.soon)
         self.slots: Final = ConnectionSlots(self.limits.connections_max, self.connections)
         self.draining = False
         self.refused = 0

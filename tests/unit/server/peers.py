@@ -10,6 +10,7 @@ from polywire.server.config import OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.shared_chunk import CHUNK_BYTES
+from polywire.testing.clock import SimulatedClock
 
 SILENT = ServeConfig(**dict.fromkeys(WIRES, OFF))  # type: ignore[arg-type]  # each wire is a field of text
 
@@ -101,8 +102,11 @@ class Frames:
         self.closed = False
         self.drained_count = 0
         self.fails: Exception | None = None
+        self.on_receive: Callable[[], None] | None = None
 
     def receive(self, data: memoryview) -> int:
+        if self.on_receive is not None:
+            self.on_receive()
         if self.fails is not None:
             raise self.fails
         at = 0
@@ -167,7 +171,8 @@ class Place:
         self.relief: list[Callable[[], None]] = []
         self.wires = wires or (FramesWire(),)
         self.soon: list[Callable[[], None]] = []
-        self.hub = Hub(self, limits, soon=self.soon.append)
+        self.clock = SimulatedClock()
+        self.hub = Hub(self, limits, soon=self.soon.append, clock=self.clock)
 
     @property
     def appended(self) -> int:
@@ -193,6 +198,12 @@ class Place:
         transport = Wire(connection, host)
         connection.connection_made(transport)  # type: ignore[arg-type]
         return transport
+
+    def run_pass(self) -> None:
+        """What was to be called in the loop's next pass is called."""
+        called, self.soon[:] = list(self.soon), []
+        for call in called:
+            call()
 
     @property
     def session(self) -> Frames:
