@@ -16,11 +16,7 @@ from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
-from polywire.broker.groups.classic import ClassicGroup
-from polywire.broker.groups.classic_groups import ClassicGroups
-from polywire.broker.groups.commits import Commits
-from polywire.broker.groups.consumer_groups import ConsumerGroups
-from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.opening import open_groups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
 from polywire.broker.produce import Admission
@@ -110,22 +106,8 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
             clock=elapsed,
             owners=self.owners,
         )
-        classic: dict[str, ClassicGroup] = {}
-        self._commits = Commits(state, settings, elapsed, self.owners, classic)
-        self.groups: Final = Coordinator(self, state, settings, clock, elapsed, classic)
-        self.classic: Final = ClassicGroups(
-            self,
-            state,
-            settings=settings,
-            loop=loop,
-            clock=clock,
-            commits=self._commits,
-            coordinator=self.groups,
-            table=classic,
-        )
-        self.consumers: Final = ConsumerGroups(
-            self, state, settings=settings, loop=loop, clock=clock, commits=self._commits, coordinator=self.groups
-        )
+        made = open_groups(self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners)
+        self._commits, self.groups, self.classic, self.consumers, classic = made
         self._expiry = Expiry(self, state, self.groups, settings, loop, elapsed, classic)
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
