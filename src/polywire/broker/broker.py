@@ -16,11 +16,7 @@ from polywire.broker.access import Access
 from polywire.broker.catalog import Catalog
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
-from polywire.broker.groups.classic import ClassicGroup
-from polywire.broker.groups.classic_groups import ClassicGroups
-from polywire.broker.groups.commits import Commits
-from polywire.broker.groups.consumer_groups import ConsumerGroups
-from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.opening import open_groups
 from polywire.broker.groups.positions import PositionVerbs
 from polywire.broker.owners import Owners
 from polywire.broker.produce import Admission
@@ -101,8 +97,8 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
-        classic: dict[str, ClassicGroup] = {}
-        self._commits = Commits(state, settings, elapsed, self.owners, classic)
+        made = open_groups(self, state, settings=settings, loop=loop, clock=clock, elapsed=elapsed, owners=self.owners)
+        self._commits, self.groups, self.classic, self.consumers, classic = made
         self.transactions: Final = Transactions(
             log,
             state,
@@ -113,20 +109,6 @@ class Broker(StagingVerbs, TopicVerbs, RemovalVerbs, PositionVerbs, WireStateVer
             clock=elapsed,
             owners=self.owners,
             new_producer_id=self.new_producer_id,
-        )
-        self.groups: Final = Coordinator(self, state, settings, clock, elapsed, classic)
-        self.classic: Final = ClassicGroups(
-            self,
-            state,
-            settings=settings,
-            loop=loop,
-            clock=clock,
-            commits=self._commits,
-            coordinator=self.groups,
-            table=classic,
-        )
-        self.consumers: Final = ConsumerGroups(
-            self, state, settings=settings, loop=loop, clock=clock, commits=self._commits, coordinator=self.groups
         )
         self._expiry = Expiry(
             self, state, self.groups, settings, loop, elapsed, classic, abort_late=self.transactions.abort_late

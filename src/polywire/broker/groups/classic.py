@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -28,6 +28,7 @@ from polywire.broker.groups.classic_members import (
 )
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
+BROKER: Final = "broker"  # who leads a group whose members share with others; no member is called so
 PATIENCE_MIN_S: Final = 1.0  # what a phase lasts at least when members are missing, whatever they say
 
 
@@ -53,7 +54,7 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
     """Refuse for others a name whose members share a topic out themselves. Raises Conflict(GROUP_PROTOCOL_MISMATCH)."""
     group = groups.get(name)
-    if group is not None and group.reads(topic):
+    if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
             ErrorCode.GROUP_PROTOCOL_MISMATCH,
             f"members of the group share the topic out themselves, as Kafka's do group={name!r} topic={topic!r}",
@@ -62,6 +63,8 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
 
 class ClassicGroup:
     """One group.
+
+    ``is_shared``: members of other wires are in it, so the broker assigns; set it before what may begin a generation.
 
     Invariant: ``_static`` names a member for each instance; ``_supported`` counts members by protocol; ``bytes`` is the sum of all sizes;
     in PREPARING and COMPLETING ``_ends_at`` is when the phase ends at the latest, in STABLE when who has not synced is gone.
@@ -77,6 +80,7 @@ class ClassicGroup:
         "_supported",
         "bytes",
         "generation",
+        "is_shared",
         "leader",
         "name",
         "phase",
@@ -93,6 +97,7 @@ class ClassicGroup:
         self.protocol = ""
         self.leader = ""
         self.bytes = 0
+        self.is_shared = False
         self._limits = limits
         self._members: dict[str, Member] = {}
         self._given: dict[str, float] = {}  # ids that somebody was told to come back with, and until when
@@ -112,6 +117,20 @@ class ClassicGroup:
     def has_members(self) -> bool:
         """Whether there are any."""
         return bool(self._members)
+
+    @property
+    def everybody(self) -> Collection[Member]:
+        """All members, in the order in which they came."""
+        return self._members.values()
+
+    def has_member(self, member_id: str) -> bool:
+        """Whether this id is a member."""
+        return member_id in self._members
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether the broker can assign for all of them."""
+        return all(member.join.writing is not None for member in self._members.values())
 
     @property
     def members(self) -> tuple[MemberView, ...]:
@@ -296,12 +315,16 @@ class ClassicGroup:
         assert phase in TRANSITIONS[self.phase], f"no such transition {self.phase} {phase}"
         self.phase = phase
 
+    def rebalance(self, now: float) -> None:
+        """Members should have something else: all of them have to join anew."""
+        if self._members:
+            self._rebalance(now)
+
     def _rebalance(self, now: float) -> None:
         """Somebody came, went or changed: all members have to join anew."""
         if self.phase is not Phase.PREPARING:
             rebalancing = Conflict(ErrorCode.GROUP_REBALANCING, f"join again, the group rebalances group={self.name!r}")
             for member in self._members.values():
-                self._assign(member, b"")
                 if member.is_syncing:
                     member.is_syncing = False
                     member.heard_at = now
@@ -339,6 +362,10 @@ class ClassicGroup:
         self._ends_at = now + self._patience()
         for member in self._members.values():
             member.has_synced = False
+            self._assign(member, b"")
+        if self.is_shared:
+            self.leader = BROKER
+            self._go(Phase.STABLE)
         for member in joined:
             member.is_joining = member.is_new = False
             member.heard_at = now
@@ -381,19 +408,23 @@ class ClassicGroup:
         self._check_settled()
         member.heard_at = now
         if self.phase is Phase.COMPLETING and member_id == self.leader:
-            self._put_assignments(assignments)
+            self._put_assignments(assignments, self._members.values())
             self._go(Phase.STABLE)
         member.is_syncing = True
         if self.phase is Phase.STABLE:
             self._answer_synced(now)
 
-    def _put_assignments(self, assignments: Mapping[str, bytes]) -> None:
+    def assign(self, member_id: str, assignment: bytes) -> None:
+        """What the broker assigns to a member of a group that is shared. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
+        self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
+
+    def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
         """What each member has from now on; who is not named has nothing, who is no member gets nothing."""
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
         if self.bytes + size > limit:
             raise Busy(ErrorCode.BUSY, f"assignments are too large group={self.name!r} bytes={size} limit={limit}")
-        for member in self._members.values():
+        for member in members:
             self._assign(member, known.get(member.id, b""))
 
     def _answer_synced(self, now: float) -> None:

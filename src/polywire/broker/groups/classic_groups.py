@@ -1,23 +1,25 @@
 """The broker's verbs about classic groups: all of them, their timers, owners and limits (concepts: groups#classic-groups).
 
-Promises: who waits is answered once, on the loop and never from inside a call; a group whose members read a topic and one of the coordinator
-with the same name in that topic never have members at once. Members live in memory, positions in the table that all wires share.
+Promises: who waits is answered once, on the loop and never from inside a call; where members of other wires are in a group of the same name,
+the broker assigns to all of them, or refuses whom it cannot assign to. Members live in memory, positions in the table that all wires share.
 Must not know: wires, sockets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Asked, IdGiven, Join, Joined, Limits, MemberView, Synced
+from polywire.broker.groups.classic_sharing import Sharing
 from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.offsets import Position
+from polywire.broker.groups.seats import Seats
 from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
@@ -54,15 +56,19 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group and what belongs to it here; ``has_begun``: it had a member. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged
+    """A group and what belongs to it here; ``has_begun``: it had a member; ``generation``: the last that was seen here; ``sharing``: while it
+    has members of other wires. Invariant: ``members`` and ``bytes`` are what ``owner`` is charged
     for."""
 
     group: ClassicGroup
     owner: int
     members: int = 0
     bytes: int = 0
+    by: Caller = NOBODY
     empty_at: float = 0.0
     has_begun: bool = False
+    generation: int = 0
+    sharing: Sharing | None = None
     waiting: dict[tuple[str, Asked], Completion[Any]] = field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
@@ -82,6 +88,7 @@ class ClassicGroups:
         "_host",
         "_limits",
         "_loop",
+        "_seats",
         "_settings",
         "_state",
         "_table",
@@ -97,6 +104,7 @@ class ClassicGroups:
         clock: Clock,
         commits: Commits,
         coordinator: Coordinator,
+        seats: Seats,
         table: dict[str, ClassicGroup],
     ) -> None:
         self._host = host
@@ -106,9 +114,11 @@ class ClassicGroups:
         self._clock = clock
         self._commits = commits
         self._coordinator = coordinator
+        self._seats = seats
         self._table = table
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
+        coordinator.on_meeting(self._meet)
 
     # Members
 
@@ -123,13 +133,17 @@ class ClassicGroups:
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
-        self._check_topics(group, join, by)
-        entry = self._entries.get(group) or self._begin(group, by)
+        found = self._entries.get(group)
+        has_others = self._check_topics(group, found, join, by)
+        entry = found or self._begin(group, by)
         self._host.check_owner(by, entry.owner, "group", group)
         if not join.member_id:
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + join.size, owner=entry.owner)
         try:
+            if has_others and entry.sharing is None:
+                self._share(entry, by)
             member = entry.group.join(join, new_id=new_id, now=self._clock.monotonic())
+            self._joined(entry, member, by)
             entry.owner = self._inherit(entry, heir(entry.owner, by))
             self._wait(entry, member, Asked.JOIN, done)
         finally:
@@ -143,15 +157,100 @@ class ClassicGroups:
                 f"session timeout is out of range got_s={timeout_s} min_s={least} max_s={most}",
             )
 
-    def _check_topics(self, group: str, join: Join, by: Caller) -> None:
-        """A name has members of one sort in each topic."""
+    def _check_topics(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
+        """Refuse who cannot be assigned to where others are; returns whether they are."""
         for topic in join.topics:
             self._host.check_owner(by, self._state.group_owner(topic, group), "group", group)
-            if self._coordinated(group, topic):
-                raise Conflict(
-                    ErrorCode.GROUP_PROTOCOL_MISMATCH,
-                    f"the broker assigns to the members of the group, who speak other wires group={group!r} topic={topic!r}",
-                )
+        sharing = None if entry is None else entry.sharing
+        has_others = sharing is not None or any(self._coordinated(group, topic) for topic in join.topics)
+        if has_others and (join.writing is None or (entry is not None and not entry.group.can_be_shared)):
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH,
+                f"members of other wires are in the group, and the broker cannot assign to this one group={group!r}",
+            )
+        return has_others
+
+    # Sharing with members of other wires
+
+    def _meet(self, group: str, topic: str) -> None:
+        """Somebody on another wire is about to join: a group that has shared the work out itself does so no more.
+
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH) where the broker cannot assign to its members, Busy(BUSY, DISK_FULL).
+        """
+        entry = self._entries.get(group)
+        if entry is None or entry.sharing is not None or not entry.group.reads(topic):
+            return
+        if not entry.group.can_be_shared:
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH,
+                f"members of the group share the topic out themselves, as Kafka's do group={group!r} topic={topic!r}",
+            )
+        self._share(entry, entry.by)
+        entry.group.rebalance(self._clock.monotonic())
+        self._settle(entry)
+
+    def _share(self, entry: _Entry, by: Caller) -> None:
+        """From the next generation on the broker assigns."""
+        sharing = Sharing(entry.group.name, self._seats, by)
+        entry.sharing = sharing  # first, so that its own members are no others to it
+        try:
+            sharing.begin(entry.group)
+        except BrokerError:
+            sharing.end()
+            entry.sharing = None
+            raise
+        entry.group.is_shared = True
+
+    def _unshare(self, entry: _Entry) -> None:
+        """From the next generation on members share the work out themselves again."""
+        if entry.sharing is not None:
+            entry.sharing.end()
+            entry.sharing, entry.group.is_shared = None, False
+
+    def _joined(self, entry: _Entry, member_id: str, by: Caller) -> None:
+        entry.by = by
+        if entry.sharing is None:
+            return
+        entry.sharing.by = by
+        for member in entry.group.everybody:
+            if member.id == member_id:
+                entry.sharing.joined(member)
+
+    def _follow(self, entry: _Entry) -> None:
+        """Whoever is a member has a seat where the group is shared; with the last of them that ends."""
+        is_new, entry.generation = entry.generation != entry.group.generation, entry.group.generation
+        if entry.sharing is None:
+            return
+        try:
+            if entry.group.has_members:
+                entry.sharing.follow(entry.group, is_new=is_new)
+            else:
+                self._unshare(entry)
+        except (
+            BrokerError
+        ):  # too many members, or the disk is full: they have what they have, and it is due to try again
+            entry.generation = -1
+
+    def _deal_again(self, entry: _Entry, now: float) -> None:
+        """Have members of a shared group join anew where they should have something else, or nobody is left to share with."""
+        sharing, group = entry.sharing, entry.group
+        if sharing is None or group.phase is not Phase.STABLE:
+            return
+        has_others = sharing.has_others(group.topics)
+        if not has_others:
+            self._unshare(entry)
+        if not has_others or entry.generation != group.generation or sharing.is_due(group):
+            group.rebalance(now)
+            self._settle(entry)
+
+    def _assign(self, entry: _Entry, member_id: str) -> None:
+        """What a member of a shared group is about to ask for."""
+        group = entry.group
+        if entry.sharing is None or group.phase is not Phase.STABLE:
+            return
+        for member in group.everybody:
+            if member.id == member_id and member.join.writing is not None:
+                group.assign(member_id, member.join.writing.encode(entry.sharing.share(member)))
 
     def _coordinated(self, group: str, topic: str) -> bool:
         """Whether the coordinator's group of this name has members."""
@@ -203,6 +302,7 @@ class ClassicGroups:
             assert done is not None, "only who asked is answered"
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
+        self._follow(entry)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
         self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)
@@ -263,6 +363,8 @@ class ClassicGroups:
         """Ask for what was assigned, once the leader has brought it. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
+            if generation == entry.group.generation:
+                self._assign(entry, member_id)
             entry.group.sync(
                 member_id,
                 generation,
@@ -280,8 +382,9 @@ class ClassicGroups:
         self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NOBODY
     ) -> None:
         """A sign of life. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
-        entry = self._find(group, member_id, by)
-        entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=self._clock.monotonic())
+        entry, now = self._find(group, member_id, by), self._clock.monotonic()
+        self._deal_again(entry, now)
+        entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
     def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NOBODY) -> None:
         """Stop being a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
@@ -323,6 +426,7 @@ class ClassicGroups:
         positions: Mapping[str, Mapping[int, Commit]],
         *,
         generation: int,
+        member_id: str = "",
         by: Caller = NOBODY,
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
@@ -330,30 +434,40 @@ class ClassicGroups:
         """Store next offsets by topic's full name and partition number, all of a topic or none, for who passed ``check_commit``.
 
         Returns why which topics were refused: Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), Missing(MEMBER_MISSING)
-        where the name has members of other wires. Raises Busy(DISK_FULL).
+        where the name has members of other wires, Conflict(PARTITION_NOT_ASSIGNED) of what they read. Raises Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
         for topic, commits in positions.items():
             try:
-                made.append(self._stored(group, topic, commits, generation, by))
+                self._check_seat(group, topic, member_id, commits, by)
+                made.append(self._commits.stored_of_members(topic, commits, group, generation=generation, by=by))
             except BrokerError as error:
                 refused[topic] = error
         self._host.change_all(made, level=level, done=done)
         return refused
 
-    def _stored(
-        self, group: str, topic: str, commits: Mapping[int, Commit], generation: int, by: Caller
-    ) -> changes.PositionsStored:
-        if self._coordinated(group, topic):
-            raise Missing(
-                ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}"
-            )
-        return self._commits.stored_of_members(topic, commits, group, generation=generation, by=by)
+    def _check_seat(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
+        """Refuse positions of what others read, where members of other wires are in the group."""
+        if not self._coordinated(group, topic):
+            return
+        entry = self._entries.get(group)
+        members = () if entry is None or entry.sharing is None else entry.group.everybody
+        for member in members:
+            if member.id == member_id:
+                wire = member.join.wire
+                self._coordinator.check_member(group, topic, member.seat, None, partitions, wire=wire, by=by)
+                return
+        raise Missing(ErrorCode.MEMBER_MISSING, f"the group has members of other wires group={group!r} topic={topic!r}")
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """All positions of a group in a topic, by partition number."""
         return self._commits.held(topic, group)
+
+    def has_member(self, group: str, member_id: str) -> bool:
+        """Whether somebody is a member."""
+        entry = self._entries.get(group)
+        return entry is not None and entry.group.has_member(member_id)
 
     def subscribed_topics(self, group: str) -> Set[str]:
         """Full names of the topics that members say they read, none of a group that is not there."""

@@ -6,12 +6,14 @@ Promises: values; a member's bytes are what it wrote, unread. Must not know: the
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from polywire.errors import BrokerError
 
+NUMBER_BYTES: Final = 36  # of memory, of each partition that a member keeps
 NEW_MEMBER_S: Final = 300.0  # how long a rebalance keeps somebody who joined for the first time and may be gone again
 
 
@@ -23,6 +25,16 @@ class Limits:
     bytes_max: int
 
 
+class Writing(Protocol):
+    """How members write what is assigned, where the broker can do it for them."""
+
+    def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
+        """An assignment of partitions by topic's full name."""
+
+    def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
+        """The partitions of an assignment; none where it cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
     """What somebody says who wants to be a member, or to stay one.
@@ -31,6 +43,7 @@ class Join:
     the work that it knows, by preference, each with what it has to say. topics: full names of those it will read, as far as that is known.
     id_first: a dynamic member without an id is given one and has to come back with it, so that nobody becomes a member twice.
     may_skip: as the leader of a group that need not rebalance it can be told so.
+    writing: None where only members know what they write. kept: partitions by topic's full name that it goes on reading while it joins.
     """
 
     member_id: str
@@ -44,12 +57,16 @@ class Join:
     topics: frozenset[str] = frozenset()
     id_first: bool = True
     may_skip: bool = False
+    wire: str = ""
+    writing: Writing | None = None
+    kept: Mapping[str, Collection[int]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Bytes that a group keeps of it."""
         names = len(self.client_id) + len(self.client_host) + len(self.instance_id or "") + sum(map(len, self.topics))
-        return names + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+        kept = NUMBER_BYTES * sum(map(len, self.kept.values()))
+        return names + kept + sum(len(name) + len(metadata) for name, metadata in self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,18 @@ class Member:
 
     def __post_init__(self) -> None:
         self.metadata = dict(self.join.protocols)
+
+    @property
+    def seat(self) -> str:
+        """What the coordinator knows it by, where it shares with members of other wires."""
+        return self.join.instance_id or self.id
+
+    @property
+    def reading(self) -> Mapping[str, Collection[int]]:
+        """What it reads now, as far as the broker can read it."""
+        if self.is_joining or not self.assignment or self.join.writing is None:
+            return self.join.kept
+        return self.join.writing.decode(self.assignment)
 
     @property
     def is_static(self) -> bool:

@@ -13,10 +13,10 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from polywire.broker.groups.classic_members import Limits
-from polywire.broker.groups.holdings import Holdings
+from polywire.broker.groups.seats import Seat, Share
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.types import Assignor
 
@@ -61,14 +61,6 @@ class Beat:
         return sum(len(text or "") for text in texts) + sum(map(len, self.topics or ()))
 
 
-class Share(NamedTuple):
-    """What a member should have in a topic by a generation of the coordinator's group, and who holds what there."""
-
-    partitions: range
-    generation: int
-    holdings: Holdings
-
-
 class MemberPhase(Enum):
     """How far a member is with what it should have."""
 
@@ -79,15 +71,14 @@ class MemberPhase(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """A member. ``seat``: what the coordinator knows it by. ``seats``: the topics it has one in, and their ids. ``told``: what it was told
-    that it may read. ``revoking``: what it holds beside that. ``seen``: what the last look at its shares has found.
+    """A member. ``told``: what it was told that it may read. ``revoking``: what it holds beside that. ``seen``: what the last look at its
+    shares has found.
 
     Invariant: what it holds is ``told`` and ``revoking``; also in topics that it has no seat in any more.
     """
 
     id: str
-    seat: str
-    wire: str
+    seat: Seat
     heard_at: float
     epoch: int = JOINING
     previous_epoch: int = JOINING
@@ -95,7 +86,6 @@ class Member:
     topics: frozenset[str] = frozenset()
     rebalance_timeout_s: float = 0.0
     size: int = 0
-    seats: dict[str, bytes] = field(default_factory=dict)
     told: dict[bytes, frozenset[int]] = field(default_factory=dict)
     revoking: dict[bytes, frozenset[int]] = field(default_factory=dict)
     revoke_by: float = math.inf
@@ -164,17 +154,18 @@ class ConsumerGroup:
     def _enter(self, beat: Beat, now: float) -> Member:
         if not beat.is_full or any(beat.owned.values() if beat.owned else ()):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"who joins says what it reads group={self.name!r}")
-        member = Member(beat.member_id, beat.instance_id or beat.member_id, beat.wire, now)
+        seat = beat.instance_id or beat.member_id
         was = self._members.get(self._instances.get(beat.instance_id or "", beat.member_id))
         if was is not None and was.id != beat.member_id and was.epoch != AWAY:
-            raise self._fenced(member.seat)
+            raise self._fenced(seat)
         other = self._members.get(beat.member_id)
-        if (other is not None and other is not was) or (was is not None and was.seat != member.seat):
+        if (other is not None and other is not was) or (was is not None and was.seat.id != seat):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"its instance was another group={self.name!r}")
         self._admit(0 if was is None else was.size, beat, is_new=was is None)
+        member = Member(beat.member_id, Seat(seat, beat.wire) if was is None else was.seat, now)
         if was is not None:
             self.take(was)
-            member.seats, member.told, member.revoking = was.seats, was.told, was.revoking
+            member.told, member.revoking = was.told, was.revoking
         self._members[member.id] = member
         if beat.instance_id is not None:
             self._instances[beat.instance_id] = member.id
@@ -268,7 +259,7 @@ class ConsumerGroup:
     def begin_anew(self, member: Member, shares: Mapping[bytes, Share]) -> None:
         """It comes with nothing: what it held is free, and what it may read is told to it again."""
         for share in shares.values():
-            share.holdings.release(member.seat, list(share.holdings.of(member.seat)))
+            share.holdings.release(member.seat.id, list(share.holdings.of(member.seat.id)))
         member.told, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
@@ -282,12 +273,12 @@ class ConsumerGroup:
         if owned is not None and not any(owned.get(id_, frozenset()) & gone for id_, gone in member.revoking.items()):
             for id_, gone in member.revoking.items():
                 if id_ in shares:
-                    shares[id_].holdings.release(member.seat, gone)
+                    shares[id_].holdings.release(member.seat.id, gone)
             member.revoking, member.revoke_by = {}, math.inf
         if not member.revoking:
             self._reach(member, shares, now)
         told = {
-            id_: frozenset(share.holdings.of(member.seat) - member.revoking.get(id_, frozenset()))
+            id_: frozenset(share.holdings.of(member.seat.id) - member.revoking.get(id_, frozenset()))
             for id_, share in shares.items()
         }
         told = {id_: partitions for id_, partitions in told.items() if partitions}
@@ -296,14 +287,14 @@ class ConsumerGroup:
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
         """Have it let go of what it should not have, or else take what it should as far as nobody holds it."""
-        revoking = {id_: share.holdings.of(member.seat) - set(share.partitions) for id_, share in shares.items()}
+        revoking = {id_: share.holdings.of(member.seat.id) - set(share.partitions) for id_, share in shares.items()}
         member.revoking = {id_: frozenset(gone) for id_, gone in revoking.items() if gone}
         if member.revoking:
             member.phase, member.revoke_by = MemberPhase.REVOKING, now + member.rebalance_timeout_s
             return
         for share in shares.values():
-            share.holdings.take(member.seat, share.partitions)
-        has_all = all(len(share.holdings.of(member.seat)) == len(share.partitions) for share in shares.values())
+            share.holdings.take(member.seat.id, share.partitions)
+        has_all = all(len(share.holdings.of(member.seat.id)) == len(share.partitions) for share in shares.values())
         member.phase = MemberPhase.STABLE if has_all else MemberPhase.WAITING
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch

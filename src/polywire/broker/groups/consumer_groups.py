@@ -10,21 +10,20 @@ members hold is not: after a restart they join again, and have their seats until
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.classic_members import Limits
 from polywire.broker.groups.commits import Commit, Commits
-from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat, ConsumerGroup, Member, MemberPhase, Share
+from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat, ConsumerGroup, Member, MemberPhase
 from polywire.broker.groups.coordinator import Coordinator
-from polywire.broker.owners import ITSELF, NOBODY, UNOWNED, Caller, heir
+from polywire.broker.groups.seats import Seats, Share
+from polywire.broker.owners import NOBODY, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State, group_size
-from polywire.broker.topics import Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.log.base import Completion, Loop
@@ -41,12 +40,6 @@ class Host(Protocol):
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
         """Refuse what belongs to another user. Raises Denied(DENIED)."""
-
-    def find_topic(self, full_name: str) -> Topic | None:
-        """The topic of this full name."""
-
-    def topic_of_id(self, topic_id: bytes) -> Topic | None:
-        """The topic of this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,18 @@ class _Entry:
 class ConsumerGroups:
     """All consumer groups of one broker. Invariant: each has a member."""
 
-    __slots__ = ("_clock", "_commits", "_coordinator", "_entries", "_host", "_limits", "_loop", "_settings", "_state")
+    __slots__ = (
+        "_clock",
+        "_commits",
+        "_coordinator",
+        "_entries",
+        "_host",
+        "_limits",
+        "_loop",
+        "_seats",
+        "_settings",
+        "_state",
+    )
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class ConsumerGroups:
         clock: Clock,
         commits: Commits,
         coordinator: Coordinator,
+        seats: Seats,
     ) -> None:
         self._host = host
         self._state = state
@@ -92,6 +97,7 @@ class ConsumerGroups:
         self._clock = clock
         self._commits = commits
         self._coordinator = coordinator
+        self._seats = seats
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
 
@@ -139,19 +145,22 @@ class ConsumerGroups:
         member = group.beat(beat, now)
         self._watch(entry, group.gone_at(member))
         try:
-            self._seat(entry, member, by, beat)
+            self._seats.take(group.name, member.seat, member.topics, assignor=beat.assignor, by=by)
         except BrokerError:
             if beat.epoch == JOINING:
                 self._remove(entry, member)
             raise
+        entry.owner = self._inherit(entry, heir(entry.owner, by))
         shares = self._shares(entry, member)
-        group.noticed({id_: share for id_, share in shares.items() if id_ in member.seats.values()})
+        seated = set(member.seat.topics.values())
+        group.noticed({id_: share for id_, share in shares.items() if id_ in seated})
         if beat.epoch == JOINING:
             group.begin_anew(member, shares)
         changed = group.reconcile(member, shares, beat.owned, now)
-        self._hand_over(entry, shares)
-        for id_ in shares.keys() - set(member.seats.values()):
-            self._clear(entry, member, id_)
+        for id_, generation in self._seats.hand_over(group.name, shares).items():
+            group.renewed(id_, generation)
+        for id_ in shares.keys() - seated:
+            self._seats.clear(group.name, member.seat, id_)
         self._watch(entry, group.gone_at(member))
         told = member.told if changed or beat.is_full or beat.epoch == JOINING else None
         return Beaten(member.epoch, told, member.phase is MemberPhase.STABLE)
@@ -166,68 +175,16 @@ class ConsumerGroups:
 
     def _remove(self, entry: _Entry, member: Member) -> None:
         """It is no member any more, and holds nothing. Raises Busy(DISK_FULL); then it is one still."""
-        ids = {*member.told, *member.revoking, *member.seats.values()}
-        for topic in list(member.seats):
-            self._unseat(entry, member, topic)
-        for id_ in ids:
-            self._coordinator.held(entry.group.name, id_).leave(member.seat)
-        self._hand_over(entry, ids)
-        for id_ in ids:
-            self._coordinator.forget_held(entry.group.name, id_)
+        self._seats.end(entry.group.name, member.seat, {*member.told, *member.revoking})
         entry.group.take(member)
-
-    def _seat(self, entry: _Entry, member: Member, by: Caller, beat: Beat) -> None:
-        """Have a member take part wherever there is a topic that it wants to read, and nowhere else."""
-        name, coordinator = entry.group.name, self._coordinator
-        found = {topic: self._host.find_topic(topic) for topic in member.topics}
-        wanted = {topic: there.id for topic, there in found.items() if there is not None}
-        for topic in [topic for topic, id_ in member.seats.items() if wanted.get(topic) != id_]:
-            self._unseat(entry, member, topic)
-        for topic, id_ in wanted.items():
-            if topic not in member.seats or not coordinator.has_member(name, topic, member.seat):
-                coordinator.join(
-                    name, topic, member.seat, wire=member.wire, assignor=beat.assignor, watched=True, by=by
-                )
-                member.seats[topic] = id_
-                coordinator.held(name, id_).enter(member.seat)
-        entry.owner = self._inherit(entry, heir(entry.owner, by))
-
-    def _unseat(self, entry: _Entry, member: Member, topic: str) -> None:
-        """Nothing more is dealt out to it there; what it holds it holds until it lets go."""
-        del member.seats[topic]
-        with suppress(Missing):  # the topic is gone, or the group was deleted
-            self._coordinator.leave(entry.group.name, topic, member.seat, None, wire=member.wire, by=ITSELF)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
         """What a member should have where it has a seat; nothing where it only has to let go."""
-        name, coordinator = entry.group.name, self._coordinator
-        shares: dict[bytes, Share] = {}
-        for topic, id_ in member.seats.items():
-            group = coordinator.refreshed(name, topic)
-            assert group is not None, "who has a seat is in a group"
-            shares[id_] = Share(group.share(member.seat), group.generation, coordinator.held(name, id_))
+        name = entry.group.name
+        shares = self._seats.shares(name, member.seat)
         for id_ in {*member.told, *member.revoking} - shares.keys():
-            shares[id_] = Share(range(0), 0, coordinator.held(name, id_))
+            shares[id_] = Share(range(0), 0, self._seats.held(name, id_))
         return shares
-
-    def _hand_over(self, entry: _Entry, topic_ids: Collection[bytes]) -> None:
-        """Partitions may be free now: members of other wires find out by a new generation, those of this one by themselves."""
-        name, coordinator = entry.group.name, self._coordinator
-        for id_ in topic_ids:
-            held = coordinator.held(name, id_)
-            released = held.take_released()
-            topic = self._host.topic_of_id(id_) if released else None
-            group = None if topic is None else coordinator.refreshed(name, topic.name.full)
-            if group is not None and group.members and any(group.owner_of(one) not in held for one in released):
-                coordinator.renew(name, group.topic)
-                entry.group.renewed(id_, group.generation + 1)
-
-    def _clear(self, entry: _Entry, member: Member, topic_id: bytes) -> None:
-        """A topic without a seat is done with as soon as nothing in it is held."""
-        held = self._coordinator.held(entry.group.name, topic_id)
-        if not held.of(member.seat):
-            held.leave(member.seat)
-            self._coordinator.forget_held(entry.group.name, topic_id)
 
     # Accounts and time
 
@@ -319,7 +276,7 @@ class ConsumerGroups:
         """
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
-        seat = member_id if member is None else member.seat
+        seat = member_id if member is None else member.seat.id
         made: list[changes.Change] = []
         refused: dict[str, BrokerError] = {}
         for topic, commits in positions.items():

@@ -10,12 +10,11 @@ journal beyond its ``Host``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from polywire.broker import changes
-from polywire.broker.groups.classic import ClassicGroup, check_no_classic
 from polywire.broker.groups.group import Group, Member, difference, stored
 from polywire.broker.groups.holdings import Holdings
 from polywire.broker.groups.views import GroupView, Membership, MemberView
@@ -66,11 +65,11 @@ class Coordinator:
 
     __slots__ = (
         "_changed",
-        "_classic",
         "_clock",
         "_elapsed",
         "_holdings",
         "_host",
+        "_meet",
         "_seen",
         "_settings",
         "_started_at",
@@ -84,19 +83,21 @@ class Coordinator:
         settings: BrokerSettings,
         clock: Clock,
         elapsed: ElapsedClock,
-        classic: Mapping[str, ClassicGroup],
     ) -> None:
-        """classic: all classic groups by name, whose members are none here."""
         self._host = host
-        self._classic = classic
         self._state = state
         self._settings = settings
         self._clock = clock
         self._elapsed = elapsed
         self._started_at = clock.monotonic()
+        self._meet: Callable[[str, str], None] = lambda group, topic: None
         self._holdings: dict[tuple[bytes, str], Holdings] = {}
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
         self._changed: dict[tuple[str, str], int] = {}
+
+    def on_meeting(self, callback: Callable[[str, str], None]) -> None:
+        """Call back with a group's name and topic before somebody joins, who may meet members that share the work out themselves."""
+        self._meet = callback
 
     def join(
         self,
@@ -125,11 +126,11 @@ class Coordinator:
         by: who asks; the group becomes theirs if it is nobody's.
         done: called once the group is journalled at ``level``.
         Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Conflict(GROUP_PROTOCOL_MISMATCH) where a classic group of this
-        name reads the topic, Busy(BUSY) when there are too many groups or members.
+        name reads the topic whose members nobody else can assign to, Busy(BUSY) when there are too many groups or members.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
-        check_no_classic(self._classic, group, topic)
+        self._meet(group, topic)
         owner = self._check_owner(by, topic, group)
         made: list[changes.Change] = []
         left = self._switch(group, topic, wire, made, by) if named_alone else None

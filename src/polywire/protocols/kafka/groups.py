@@ -15,9 +15,9 @@ from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.messages import WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
-from polywire.protocols.kafka.subscription import CONSUMER, topics_of
+from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRITING, read_subscriptions
 
 ID_FIRST_SINCE: Final = 4  # version of JoinGroup in which a new member is given its id before it joins
 NULL_PROTOCOL_SINCE: Final = 7  # version of JoinGroup that has no protocol where none was chosen
@@ -81,9 +81,7 @@ def _join_of(peer: Peer, reply: Reply, request: Any) -> Join:
     """What a JoinGroup says, in the broker's words."""
     version = reply.request.version
     protocols = tuple((one.name, bytes(one.metadata)) for one in request.protocols)
-    topics: frozenset[str] = frozenset()
-    if request.protocol_type == CONSUMER:
-        topics = frozenset().union(*(topics_of(metadata) for _, metadata in protocols))
+    read = read_subscriptions(protocols) if request.protocol_type == CONSUMER else NO_SUBSCRIPTION
     return Join(
         member_id=request.member_id,
         session_timeout_s=request.session_timeout_ms / MS,
@@ -93,9 +91,12 @@ def _join_of(peer: Peer, reply: Reply, request: Any) -> Join:
         instance_id=request.instance_id,
         client_id=reply.request.client_id or "",
         client_host=client_host(peer),
-        topics=topics,
+        topics=read.topics,
         id_first=version >= ID_FIRST_SINCE,
         may_skip=version >= SKIPPING_SINCE,
+        wire=WIRE,
+        writing=WRITING if read.is_known else None,
+        kept=read.kept,
     )
 
 

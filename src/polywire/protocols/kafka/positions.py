@@ -53,14 +53,12 @@ def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
         for asked in request.topics
     ]
     body = response(topics=topics)
-    consumers, is_consumer = (
-        peer.broker.consumers,
-        peer.broker.consumers.has_member(request.group_id, request.member_id),
-    )
+    classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
+    is_consumer = not classic.has_member(*member[:2]) and consumers.has_member(*member[:2])
     try:
         authorize_group(peer, Action.OFFSET_COMMIT, ())
-        check = consumers.check_epoch if is_consumer else peer.broker.classic.check_commit
+        check = consumers.check_epoch if is_consumer else classic.check_commit
         check(*member, instance_id=request.instance_id, by=peer.caller)
     except BrokerError as error:
         _refuse(topics, _epoch_error(error) if is_consumer else group_error(error))
@@ -78,7 +76,7 @@ def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> Any:
         if is_consumer:
             refused = consumers.commit(*member[:2], made, epoch=generation, wire=WIRE, by=by, done=done)
         else:
-            refused = peer.broker.classic.commit(request.group_id, made, generation=generation, by=by, done=done)
+            refused = classic.commit(member[0], made, generation=generation, member_id=member[1], by=by, done=done)
     except BrokerError as error:
         _refuse(topics, group_error(error))
         return body
@@ -147,7 +145,8 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any) -> Any:
     group, consumers = asked.group_id, peer.broker.consumers
     try:
         authorize_group(peer, Action.OFFSET_FETCH, ())
-        if asked.member_id and asked.member_epoch >= 0 and consumers.has_member(group, asked.member_id):
+        of_consumer = asked.member_epoch >= 0 and not peer.broker.classic.has_member(group, asked.member_id or "")
+        if of_consumer and consumers.has_member(group, asked.member_id or ""):
             consumers.check_epoch(group, asked.member_id, asked.member_epoch, by=peer.caller)
         return made(group_id=group, topics=list(_positions(peer, version, made, group, asked.topics)))
     except BrokerError as error:

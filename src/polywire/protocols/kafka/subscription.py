@@ -1,32 +1,125 @@
-"""What consumers write when they join a group: the topics that they want to read (spec: kafka#subscription-bytes).
+"""What consumers write when they join a group, and what its leader assigns to them (spec: kafka#subscription-bytes).
 
 Promises: bytes that are no consumer's name no topics, so nobody is kept from joining by what only its leader reads. Must not know: groups.
 
-    i16 version | i32 count | count × (i16 length | topic) | what later versions add
+    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions
+    assignment: i16 version | topics with partitions | i32 length, user data
+    topics with partitions: i32 count | count × (i16 length | topic | i32 count | count × i32 partition)
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection, Mapping
+from struct import Struct, error
+from typing import Final, NamedTuple
 
 CONSUMER: Final = "consumer"  # the type of protocols whose members write this
 TOPICS_MAX: Final = 10_000  # of one member: as many as a broker has
-_HEAD_BYTES: Final = 6
+PARTITIONS_MAX: Final = 100_000  # of one topic
+OWNED_SINCE: Final = 1  # version of a subscription that names what the member reads
+EAGER: Final = frozenset({"range", "roundrobin", "RoundRobinAssigner", "sticky"})
+"""Protocols whose members read nothing while they join."""
+GRADUAL: Final = frozenset({"cooperative-sticky"})
+"""Those whose members go on reading what they have not been told to let go of."""
+_I16: Final = Struct(">h")
+_I32: Final = Struct(">i")
+
+Partitions = Mapping[str, Collection[int]]
 
 
-def topics_of(metadata: bytes) -> frozenset[str]:
-    """The topics of a subscription; none where it cannot be read."""
-    count = int.from_bytes(metadata[2:_HEAD_BYTES], "big", signed=True)
-    at, topics = _HEAD_BYTES, set()
-    if not 0 <= count <= min(TOPICS_MAX, len(metadata)):
-        return frozenset()
-    for _ in range(count):
-        start = at + 2
-        at = start + int.from_bytes(metadata[at:start], "big")
-        if at > len(metadata):
-            return frozenset()
+class Subscription(NamedTuple):
+    """What a member wants to read. kept: what it goes on reading while it joins. is_known: the broker can write what is assigned to it."""
+
+    topics: frozenset[str]
+    kept: Partitions
+    is_known: bool
+
+
+NO_SUBSCRIPTION: Final = Subscription(frozenset(), {}, is_known=False)
+
+
+def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Subscription:
+    """What a member says in all of its protocols."""
+    found = [_subscription(metadata) for _, metadata in protocols]
+    names = {name for name, _ in protocols}
+    topics = frozenset().union(*(one.topics for one in found))
+    kept = found[0].kept if found and names <= GRADUAL else {}
+    return Subscription(topics, kept, is_known=names <= EAGER | GRADUAL and all(one.is_known for one in found))
+
+
+def _subscription(metadata: bytes) -> Subscription:
+    reader = _Reader(metadata)
+    try:
+        version = reader.number(_I16)
+        topics = frozenset(reader.text() for _ in range(reader.count()))
+    except (ValueError, error):
+        return NO_SUBSCRIPTION
+    try:
+        reader.skip(reader.number(_I32))
+        kept = reader.partitions() if version >= OWNED_SINCE else {}
+    except (ValueError, error):
+        return Subscription(topics, {}, is_known=False)
+    return Subscription(topics, kept, is_known=True)
+
+
+class _Reader:
+    """Raises ValueError, struct.error for what ends too early or says too much."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def number(self, layout: Struct) -> int:
+        (number,) = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return int(number)
+
+    def count(self) -> int:
+        count = self.number(_I32)
+        if not 0 <= count <= min(TOPICS_MAX, len(self._data)):
+            raise ValueError("too many")
+        return count
+
+    def text(self) -> str:
+        length = self.number(_I16)
+        start, self._at = self._at, self._at + length
+        if length < 0 or self._at > len(self._data):
+            raise ValueError("too short")
+        return self._data[start : self._at].decode()
+
+    def skip(self, length: int) -> None:
+        self._at += max(length, 0)
+
+    def partitions(self) -> Partitions:
+        found: dict[str, Collection[int]] = {}
+        for _ in range(self.count()):
+            topic, count = self.text(), self.number(_I32)
+            if not 0 <= 4 * count <= len(self._data) - self._at or count > PARTITIONS_MAX:
+                raise ValueError("too many")
+            found[topic] = Struct(f">{count}i").unpack_from(self._data, self._at)
+            self._at += 4 * count
+        return found
+
+
+class _Writing:
+    """Implements ``broker.groups.classic_members.Writing``."""
+
+    def encode(self, partitions: Partitions) -> bytes:
+        """An assignment in the first version, which all consumers read."""
+        parts = [_I16.pack(0), _I32.pack(len(partitions))]
+        for topic, numbers in partitions.items():
+            name = topic.encode()
+            parts += [_I16.pack(len(name)), name, Struct(f">i{len(numbers)}i").pack(len(numbers), *numbers)]
+        return b"".join([*parts, _I32.pack(-1)])
+
+    def decode(self, assignment: bytes) -> Partitions:
+        """The partitions of an assignment; none where it cannot be read."""
+        reader = _Reader(assignment)
         try:
-            topics.add(metadata[start:at].decode())
-        except UnicodeDecodeError:
-            return frozenset()
-    return frozenset(topics)
+            reader.number(_I16)
+            return reader.partitions()
+        except (ValueError, error):
+            return {}
+
+
+WRITING: Final = _Writing()

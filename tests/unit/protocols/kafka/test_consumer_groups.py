@@ -156,7 +156,7 @@ def test_a_position_of_a_partition_that_another_reads(peer: Asker) -> None:
 
 def test_a_name_whose_members_share_the_work_out_themselves(peer: Asker) -> None:
     metadata = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
-    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="range", metadata=metadata)
+    protocol = schema.request(Api.JOIN_GROUP).Protocols(name="mine", metadata=metadata)
     asked = {"group_id": "g", "session_timeout_ms": 10_000, "protocol_type": "consumer", "protocols": [protocol]}
     assert peer.ask(Api.JOIN_GROUP, 0, **asked).error == WireError.NONE
     assert beat(peer).error == WireError.GROUP_ID_NOT_FOUND

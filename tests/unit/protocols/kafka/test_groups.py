@@ -10,7 +10,7 @@ import pytest
 from polywire.broker.settings import BrokerSettings
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
-from polywire.protocols.kafka.subscription import topics_of
+from polywire.protocols.kafka.subscription import WRITING, read_subscriptions
 from polywire.testing.broker import MemoryBroker
 from tests.unit.protocols.kafka.group_dialogue import Asker, Told
 
@@ -203,6 +203,10 @@ def test_silent_peers_are_forgotten(peer: Asker) -> None:
     assert beat.error == WireError.UNKNOWN_MEMBER_ID
 
 
+def topics_of(metadata: bytes) -> frozenset[str]:
+    return read_subscriptions([("range", metadata)]).topics
+
+
 def test_topics_of_a_subscription() -> None:
     for version in range(4):
         assert topics_of(subscription("a", "é", version=version)) == {"a", "é"}
@@ -222,3 +226,71 @@ def test_other_types_of_groups_work_the_same(peer: Asker) -> None:
     member = member_of(peer, protocol_type="connect", protocols=protocols)
     answer = sync(peer, member, 1, protocol_type="connect", protocol_name="default")
     assert bytes(answer.assignment) == b"mine"
+
+
+def complete(*topics: str, owned: tuple[tuple[str, tuple[int, ...]], ...] = (), version: int = 3) -> bytes:
+    """What a consumer writes that says all its version has."""
+    reading = struct.pack(">i", len(owned))
+    for topic, numbers in owned:
+        name = topic.encode()
+        reading += struct.pack(f">h{len(name)}si{len(numbers)}i", len(name), name, len(numbers), *numbers)
+    return (
+        subscription(*topics, version=version) + (reading if version else b"") + (b"\xff\xff\xff\xff" * (version > 1))
+    )
+
+
+def protocol(name: str, metadata: bytes) -> Any:
+    return schema.request(JOIN).Protocols(name=name, metadata=metadata)
+
+
+@pytest.mark.parametrize("version", range(4))
+@pytest.mark.parametrize("name", ["range", "roundrobin", "RoundRobinAssigner", "sticky", "cooperative-sticky"])
+def test_a_member_beside_members_of_other_wires_is_assigned_to(peer: Asker, name: str, version: int) -> None:
+    count = len(peer.broker.topic("t").partitions)
+    assert peer.broker.groups.join("g", "t", "z", wire="flux").partitions == tuple(range(count))
+    given = join(peer, protocols=[protocol(name, complete("t", version=version))])
+    joined = join(peer, given.member_id, protocols=[protocol(name, complete("t", version=version))])
+    assert (joined.error, joined.leader, joined.members, joined.protocol_name) == (WireError.NONE, "broker", [], name)
+    answer = sync(peer, given.member_id, joined.generation_id, protocol_name=name)
+    mine = range(0, count, 2)
+    expected = struct.pack(f">hihsi{len(mine)}ii", 0, 1, 1, b"t", len(mine), *mine, -1)
+    assert (answer.error, bytes(answer.assignment)) == (WireError.NONE, expected)
+    place = peer.broker.groups.join("g", "t", "z", wire="flux")
+    assert place.partitions == tuple(range(1, count, 2))
+    peer.broker.groups.leave("g", "t", "z", place.generation, wire="flux")
+    beat = {"group_id": "g", "generation_id": joined.generation_id, "member_id": given.member_id}
+    assert peer.ask(Api.HEARTBEAT, 4, **beat).error == WireError.REBALANCE_IN_PROGRESS
+    alone = join(peer, given.member_id, protocols=[protocol(name, complete("t", version=version))])
+    assert alone.leader == given.member_id
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata"),
+    [("mine", complete("t")), ("range", complete("t")[:-6]), ("range", complete("t", owned=(("t", (1, 2)),))[:-12])],
+)
+def test_a_member_that_cannot_be_assigned_to_is_refused_beside_others(peer: Asker, name: str, metadata: bytes) -> None:
+    peer.broker.groups.join("g", "t", "z", wire="flux")
+    refused = join(peer, protocols=[protocol(name, metadata)])
+    assert refused.error == WireError.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_subscriptions_say_what_is_kept() -> None:
+    both = complete("t", owned=(("t", (1, 2)), ("u", ())))
+    kept = read_subscriptions([("cooperative-sticky", both)])
+    assert kept.is_known
+    assert kept.topics == {"t"}
+    assert dict(kept.kept) == {"t": (1, 2), "u": ()}
+    eager = read_subscriptions([("range", both), ("cooperative-sticky", both)])
+    assert (dict(eager.kept), eager.is_known) == ({}, True)
+    for cut in range(len(both) - 4):
+        assert not read_subscriptions([("range", both[:cut])]).is_known
+
+
+def test_assignments_are_read_as_they_are_written() -> None:
+    for partitions in ({}, {"t": [0, 5]}, {"t": [], "é": [2]}):
+        written = WRITING.encode(partitions)
+        assert {topic: list(held) for topic, held in WRITING.decode(written).items()} == partitions
+        for cut in range(len(written) - 4):
+            WRITING.decode(written[:cut])
+    assert WRITING.decode(b"\0\0\x7f\xff\xff\xff") == {}
+    assert WRITING.decode(struct.pack(">hih1si", 0, 1, 1, b"t", 2**31 - 1)) == {}

@@ -1,0 +1,291 @@
+"""Classic groups whose members share topics with members of other wires (concepts: groups#one-group-for-all)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from polywire.broker.groups.classic import BROKER, Phase
+from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
+from polywire.broker.groups.commits import Commit
+from polywire.broker.groups.consumer import JOINING, Beat
+from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
+from polywire.testing.broker import MemoryBroker
+from polywire.types import TopicName
+from tests.unit.broker.answers import Answers
+
+
+class Writing:
+    """Assignments as JSON."""
+
+    def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
+        return json.dumps({topic: list(numbers) for topic, numbers in partitions.items()}).encode()
+
+    def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
+        found: dict[str, list[int]] = json.loads(assignment)
+        return found
+
+
+WRITING = Writing()
+
+
+class Classic:
+    """A client that joins when it is told to; it reads nothing meanwhile, but for what it keeps."""
+
+    def __init__(self, memory: MemoryBroker, id_: str, *topics: str, knows: bool = True, keeps: bool = False) -> None:
+        self.memory = memory
+        self.id = id_
+        self.topics = frozenset(topics or ("t",))
+        self.writing = WRITING if knows else None
+        self.keeps = keeps
+        self.is_known = False
+        self.generation = -1
+        self.leader = ""
+        self.reading: Mapping[str, Collection[int]] = {}
+        self.joined: list[object] = []
+        self.synced: list[object] = []
+
+    def join(self) -> None:
+        self.reading = self.reading if self.keeps else {}
+        asked = Join(
+            member_id=self.id if self.is_known else "",
+            session_timeout_s=10.0,
+            rebalance_timeout_s=30.0,
+            protocol_type="consumer",
+            protocols=(("range", json.dumps({t: list(held) for t, held in self.reading.items()}).encode()),),
+            topics=self.topics,
+            id_first=False,
+            wire="kafka",
+            writing=self.writing,
+            kept=self.reading,
+        )
+        self.memory.broker.classic.join("g", asked, new_id=self.id, done=self._on_joined)
+        self.is_known = True
+
+    def _on_joined(self, answer: IdGiven | Joined | BrokerError) -> None:
+        if isinstance(answer, Joined):
+            self.generation, self.leader = answer.generation, answer.leader
+            mine = {self.id: WRITING.encode({topic: range(4) for topic in self.topics})} if self.leads else {}
+            try:
+                self.memory.broker.classic.sync("g", self.id, self.generation, mine, done=self._on_synced)
+            except Conflict:
+                self.join()
+        self.joined.append(answer)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it shares the work out, all of it to itself."""
+        return self.leader == self.id
+
+    def _on_synced(self, answer: Synced | BrokerError) -> None:
+        self.synced.append(answer)
+        if isinstance(answer, Synced):
+            before = self.partitions
+            self.reading = WRITING.decode(answer.assignment) if answer.assignment else {}
+            if self.keeps and not set(before) <= set(self.partitions):
+                self.join()
+
+    def beat(self) -> None:
+        try:
+            self.memory.broker.classic.heartbeat("g", self.id, self.generation)
+        except Conflict:  # the group rebalances, or has done so
+            self.join()
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(one for partitions in self.reading.values() for one in partitions)
+
+    def commit(self, partition: int) -> ErrorCode | None:
+        """Store a position as clients do; why it was refused."""
+        classic, done = self.memory.broker.classic, Answers()
+        try:
+            classic.check_commit("g", self.id, self.generation)
+        except BrokerError as error:
+            return error.code
+        made = {"t": {partition: Commit(7)}}
+        refused = classic.commit("g", made, generation=self.generation, member_id=self.id, done=done)
+        self.memory.run()
+        return refused["t"].code if refused else None
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    made = MemoryBroker()
+    made.broker.create_topic(TopicName.parse("t"), 4)
+    made.run()
+    return made
+
+
+def stable(memory: MemoryBroker, *members: Classic) -> None:
+    """All members beat until nothing is to do any more."""
+    for _ in range(6):
+        for member in members:
+            member.beat()
+        memory.run()
+
+
+def flux(memory: MemoryBroker, member: str = "z") -> tuple[int, ...]:
+    return memory.broker.groups.join("g", "t", member, wire="flux").partitions
+
+
+def test_without_others_members_share_the_work_out_themselves(memory: MemoryBroker) -> None:
+    one = Classic(memory, "a")
+    one.join()
+    memory.run()
+    assert (one.leads, one.partitions) == (True, [0, 1, 2, 3])
+    assert memory.broker.groups.view("g", "t") is None
+
+
+def test_others_come_to_members_that_read(memory: MemoryBroker) -> None:
+    one, two = Classic(memory, "a"), Classic(memory, "b")
+    one.join()
+    two.join()
+    memory.run()
+    stable(memory, one, two)
+    assert {tuple(one.partitions), tuple(two.partitions)} == {(), (0, 1, 2, 3)}
+    assert flux(memory) == (), "they are read until their reader joins again"
+    stable(memory, one, two)
+    found = [one.partitions, two.partitions, list(flux(memory))]
+    assert found == [[0, 3], [1], [2]]
+    assert {one.leader, two.leader} == {BROKER}
+    assert one.commit(3) is None
+    assert one.commit(2) is ErrorCode.PARTITION_NOT_ASSIGNED
+    place = memory.broker.groups.join("g", "t", "z", wire="flux")
+    memory.broker.groups.commit("g", "t", "z", place.generation, 2, 5, wire="flux")
+
+
+def test_who_comes_to_others_is_assigned_to(memory: MemoryBroker) -> None:
+    assert flux(memory) == (0, 1, 2, 3)
+    one = Classic(memory, "a")
+    one.join()
+    memory.run()
+    assert (one.leader, one.partitions, flux(memory)) == (BROKER, [0, 2], (1, 3))
+    one.beat()
+    memory.broker.groups.leave("g", "t", "z", None, wire="flux")
+    stable(memory, one)
+    assert (one.leads, one.partitions) == (True, [0, 1, 2, 3])
+    assert memory.broker.groups._holdings == {}
+    view = memory.broker.groups.view("g", "t")
+    assert view is not None
+    assert view.members == ()
+
+
+def test_members_that_keep_what_they_read_hand_over_in_two_steps(memory: MemoryBroker) -> None:
+    one = Classic(memory, "a", keeps=True)
+    one.join()
+    memory.run()
+    assert flux(memory) == ()
+    one.beat()
+    assert flux(memory) == (), "it joins, and reads on"
+    stable(memory, one)
+    assert (one.partitions, flux(memory)) == ([0, 2], (1, 3))
+    two = Classic(memory, "b", keeps=True)
+    two.join()
+    stable(memory, one, two)
+    assert sorted([*one.partitions, *two.partitions, *flux(memory)]) == [0, 1, 2, 3]
+    assert all([one.partitions, two.partitions, flux(memory)])
+
+
+def test_members_that_are_gone_hold_nothing(memory: MemoryBroker) -> None:
+    one, two = Classic(memory, "a"), Classic(memory, "b")
+    one.join()
+    two.join()
+    memory.run()
+    flux(memory)
+    stable(memory, one, two)
+    for _ in range(4):
+        memory.advance(4.0)
+        flux(memory)
+        one.beat()
+    stable(memory, one)
+    assert (one.partitions, flux(memory)) == ([0, 2], (1, 3))
+    memory.broker.classic.leave("g", "a")
+    assert flux(memory) == (0, 1, 2, 3)
+
+
+def test_who_cannot_be_assigned_to_keeps_others_out(memory: MemoryBroker) -> None:
+    odd = Classic(memory, "a", knows=False)
+    odd.join()
+    memory.run()
+    with pytest.raises(Conflict) as caught:
+        flux(memory)
+    assert caught.value.code is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    memory.broker.classic.leave("g", "a")
+    flux(memory)
+    with pytest.raises(Conflict):
+        Classic(memory, "b", knows=False).join()
+    Classic(memory, "c").join()
+    memory.run()
+    with pytest.raises(Conflict):
+        Classic(memory, "d", knows=False).join()
+
+
+def test_consumers_of_both_protocols_share_a_group(memory: MemoryBroker) -> None:
+    one = Classic(memory, "a")
+    one.join()
+    memory.run()
+
+    def beat(epoch: int, owned: Mapping[bytes, frozenset[int]]) -> tuple[int, Mapping[bytes, frozenset[int]]]:
+        beat = Beat("k", epoch, "kafka", rebalance_timeout_s=20.0, topics=frozenset({"t"}), owned=owned)
+        told = memory.broker.consumers.beat("g", beat)
+        assert told.assignment is not None
+        return told.epoch, {id_: frozenset(held) for id_, held in told.assignment.items()}
+
+    epoch, reading = beat(JOINING, {})
+    assert reading == {}
+    for _ in range(4):
+        stable(memory, one)
+        epoch, reading = beat(epoch, reading)
+    assert (one.partitions, [sorted(held) for held in reading.values()]) == ([0, 2], [[1, 3]])
+    assert one.commit(0) is None
+    assert one.commit(1) is ErrorCode.PARTITION_NOT_ASSIGNED
+
+
+def test_several_topics_and_one_that_comes_later(memory: MemoryBroker) -> None:
+    flux(memory)
+    one = Classic(memory, "a", "t", "later")
+    one.join()
+    memory.run()
+    assert {topic: list(held) for topic, held in one.reading.items()} == {"t": [0, 2]}
+    memory.broker.create_topic(TopicName.parse("later"), 2)
+    stable(memory, one)
+    assert {topic: list(held) for topic, held in one.reading.items()} == {"t": [0, 2], "later": [0, 1]}
+
+
+def test_what_was_counted_is_given_back(memory: MemoryBroker) -> None:
+    flux(memory)
+    before = memory.broker._state.usage.bytes
+    one = Classic(memory, "a")
+    one.join()
+    memory.run()
+    memory.broker.classic.leave("g", "a")
+    assert memory.broker.groups._holdings == {}
+    view = memory.broker.classic.view("g")
+    assert view is not None
+    assert view.phase is Phase.STABLE, "others are in it"
+    memory.broker.groups.leave("g", "t", "z", None, wire="flux")
+    memory.broker.classic.delete("g")
+    flux(memory)
+    assert memory.broker._state.usage.bytes == before
+
+
+def test_after_a_restart_members_come_back_to_a_group_with_others(memory: MemoryBroker) -> None:
+    flux(memory)
+    one = Classic(memory, "a")
+    one.join()
+    memory.run()
+    memory.restart()
+    assert flux(memory) == (1, 3), "its seat is kept for a while"
+    with pytest.raises(Missing):
+        memory.broker.classic.heartbeat("g", "a", one.generation)
+    again = Classic(memory, "a2")
+    again.join()
+    memory.run()
+    for _ in range(4):
+        memory.advance(4.0)
+        flux(memory)
+        again.beat()
+        memory.run()
+    assert (again.partitions, flux(memory)) == ([0, 2], (1, 3))
