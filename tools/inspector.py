@@ -382,6 +382,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
     "PipelinedConnection.data_received": _CALLED,
     "PolywireConnection.data_received": _CALLED,
+    "forget_memory": "for users",
     "Producer.buffered_bytes": "for users",
     "Producer.send_many": "for users",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",

@@ -9,7 +9,7 @@ from polywire.log.base import Completion, PartitionLog
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, AppendQueue
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer, Level
 
 WAIT_S = 1.0
