@@ -383,8 +383,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "PipelinedConnection.data_received": _CALLED,
     "PolywireConnection.data_received": _CALLED,
     "forget_memory": "for users",
-    "Producer.buffered_bytes": "for users",
-    "Producer.send_many": "for users",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
     "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",
     "scan_to_offset": _ORACLE,
@@ -441,7 +439,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "JOIN_BYTES": "see SPLIT_BYTES",
     "_first_row": "no wire may import another's encoder, and a call between compiled modules is not free",
     "MemoryStore": _SHIPPED,
-    "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }
