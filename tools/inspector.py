@@ -382,8 +382,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
     "PipelinedConnection.data_received": _CALLED,
     "PolywireConnection.data_received": _CALLED,
-    "Producer.buffered_bytes": "for users",
-    "Producer.send_many": "for users",
+    "forget_memory": "for users",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",
     "TailIndex.drop_slot": "drop_front by what a slot holds, for tests of the index alone",
     "scan_to_offset": _ORACLE,
@@ -439,7 +438,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "SPLIT_BYTES": "a compiled constant under a name that tests read",
     "JOIN_BYTES": "see SPLIT_BYTES",
     "MemoryStore": _SHIPPED,
-    "MemoryBroker": _SHIPPED,
     "FaultyStore": _SHIPPED,
     "MemoryLog.take_snapshot": _SHIPPED,
 }

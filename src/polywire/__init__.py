@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from polywire.client.consumer import Consumer
     from polywire.client.producer import Producer
     from polywire.client.record import Record
+    from polywire.client.twin import connect_sync
     from polywire.types import Level
 
 _MODULES = {
@@ -34,6 +35,7 @@ _MODULES = {
     "Producer": "client.producer",
     "Record": "client.record",
     "connect": "client.client",
+    "connect_sync": "client.twin",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "__version__",
     "compiled_modules",
     "connect",
+    "connect_sync",
 ]
 
 

@@ -77,7 +77,7 @@ async def served(directory: Path, certificates: Certificates | None = None) -> A
     broker = Broker.open(directory / "data", BrokerSettings(), asyncio.get_running_loop(), SystemClock())
     hub = Hub(broker)
     addresses = {wire + suffix: Address("127.0.0.1", 0) for wire in STREAMS}
-    factories = lifecycle._factories(broker, config)
+    factories = lifecycle.factories_of(broker, config)
     listeners = await open_listeners(hub, addresses, factories, tls=server_tls(config))
     try:
         ports = {listener.name.removesuffix(suffix): listener.address.port for listener in listeners}

@@ -24,8 +24,8 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.permissions.cases import SECRET, TOPIC, Case, Outcome, Player
 from tests.unit.protocols.cursus import dialogue as cursus

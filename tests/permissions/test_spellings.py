@@ -11,7 +11,7 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.owners import ITSELF
 from polywire.broker.permissions import parse_grants
 from polywire.errors import Invalid
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 from tests.permissions.cases import SECRET, Case, Outcome, Player, cases, expected
 from tests.permissions.players import HASH, play

@@ -14,7 +14,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.transaction_state import Scope
 from polywire.errors import BrokerError
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
 from tests.unit.broker.answers import batch_by, batch_of
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, Beat
 from polywire.errors import BrokerError
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 
 TOPICS = ("a", "b")

@@ -14,7 +14,7 @@ from polywire.errors import Conflict
 from polywire.log.base import Read
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records, to_records
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from polywire.broker.groups.assignment import assign
 from polywire.broker.groups.views import Membership
 from polywire.errors import BrokerError, ErrorCode
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind
 
 TIMEOUT_S = 10.0

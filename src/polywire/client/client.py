@@ -48,6 +48,10 @@ class Client:
     ) -> None:
         await self.close()
 
+    async def open(self) -> None:
+        """Connect; ``connect`` does. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
+        await self._link.open()
+
     async def abilities(self) -> frozenset[Ability]:
         """Return what this wire can carry and do."""
         return (await self._link.wire()).abilities
@@ -157,7 +161,7 @@ class Connecting:
         await self._client.close()
 
     async def _open(self) -> Client:
-        await self._client._link.open()
+        await self._client.open()
         return self._client
 
 
@@ -166,7 +170,8 @@ def connect(url: str, *, reconnect_s: float = RECONNECT_S) -> Connecting:
 
     Args:
         url: ``scheme://host:port``, or plain ``host:port`` for the `polywire` wire. The scheme is cursus, flux, iggy, kafka, kafka07 or
-            polywire, with ``+tls`` behind it for TLS. ``polywire://name:password@host:port`` logs in.
+            polywire, with ``+tls`` behind it for TLS. ``polywire://name:password@host:port`` logs in. ``memory://name`` is a broker in this
+            process, for tests.
         reconnect_s: how long a broker that is gone is looked for, in seconds, before a call fails.
 
     Raises:

@@ -5,6 +5,8 @@ Promises: a URL that cannot be meant is refused with the schemes there are. Must
 
 from __future__ import annotations
 
+import asyncio
+from importlib import import_module
 from typing import Final
 
 from polywire.client.base import WireClient
@@ -15,6 +17,8 @@ from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid
 
 DEFAULT_SCHEME: Final = "polywire"
+MEMORY_SCHEME: Final = "memory"
+MEMORY_MODULE: Final = "polywire.testing.thread"  # by its name: a client without tests needs no broker
 SCHEMES: Final = ("cursus", "flux", "iggy", "kafka", "kafka07", "polywire")
 
 
@@ -24,7 +28,7 @@ async def connect(url: str) -> WireClient:
     Args:
         url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; with ``+tls`` behind it the connection is under TLS
             (``client.tls``).
-            ``polywire://name:password@host:port`` logs in (``client.login``).
+            ``polywire://name:password@host:port`` logs in (``client.login``). ``memory://name`` is a broker in this process, for tests.
 
     Raises:
         Invalid: INVALID_REQUEST: another scheme, a broken address, or a login on a wire that has none.
@@ -37,6 +41,8 @@ async def connect(url: str) -> WireClient:
     scheme, separator, address = url.partition("://")
     if not separator:
         scheme, address = DEFAULT_SCHEME, url
+    if scheme == MEMORY_SCHEME:
+        return await connect(await asyncio.to_thread(import_module(MEMORY_MODULE).memory_url, address))
     login, address = split_login(address)
     host, port = split_address(address)
     if login is not None and scheme.removesuffix(SCHEME_SUFFIX) != DEFAULT_SCHEME:

@@ -105,7 +105,7 @@ async def serve(config: ServeConfig, lines: LineLimit | None = None) -> int:
             access.configure(users)
             assert not access.is_open, "with users somebody has to log in"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
-        factories = _factories(broker, config)
+        factories = factories_of(broker, config)
         tls = server_tls(config)
         listeners = await open_listeners(
             hub,
@@ -270,7 +270,7 @@ async def _hang_up(hub: Hub) -> None:
         connection.abort("the broker stops and the peer does not read its answers")
 
 
-def _factories(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
+def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
     """Every wire this broker speaks."""
     advertised = parse_address(config.address_of("flux"))
     flux = FluxSettings(

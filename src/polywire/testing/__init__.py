@@ -1,1 +1,60 @@
-"""What tests of Polywire, and of programs that use it, run on: a broker in memory, a clock and a loop under control."""
+"""Brokers to test against: ``broker()`` in a thread or a process, and for pytest the fixtures of ``polywire.testing.plugin``.
+
+Beside them are a broker in memory under control, and the simulated world, which Polywire's own tests use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Protocol
+
+SLOT_MIB: Final = 17  # the smallest journal files that every wire's largest request fits
+
+
+class RunningBroker(Protocol):
+    """A broker that tests may end and start again as they like."""
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """Host and port of each wire, for its own clients."""
+
+    def url(self, wire: str = "polywire") -> str:
+        """Where a wire is spoken, for ``polywire.connect``."""
+
+    def start(self) -> Any:
+        """Start it again behind ``stop`` or ``kill``, on the same ports."""
+
+    def kill(self) -> None:
+        """End it without any warning, as ``kill -9`` does; what it acknowledged as written is there again when it starts."""
+
+
+@contextmanager
+def broker(
+    *, process: bool = False, wires: Sequence[str] | None = None, data_dir: Path | None = None
+) -> Iterator[RunningBroker]:
+    """A broker that listens on free ports while the ``with`` lasts.
+
+    Args:
+        process: False: on a thread, in memory, there within milliseconds. True: ``polywire serve`` in a process of its own, with files.
+        wires: which ones it speaks; None: all.
+        data_dir: where a process keeps its files; None: in a temporary directory.
+
+    Example:
+        with polywire.testing.broker() as broker, polywire.connect_sync(broker.url()) as client:
+            client.send("orders", "hello")
+    """
+    if process:
+        from polywire.testing.process import BrokerProcess
+
+        with TemporaryDirectory() as made:
+            directory = data_dir or Path(made) / "data"
+            with BrokerProcess(directory, "--slot-mib", str(SLOT_MIB), wires=wires) as started:
+                yield started
+        return
+    from polywire.testing.thread import BrokerThread
+
+    with BrokerThread(wires=wires) as running:
+        yield running

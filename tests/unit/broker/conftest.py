@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 
 
 @pytest.fixture

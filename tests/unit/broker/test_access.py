@@ -26,7 +26,7 @@ from polywire.broker.permissions import ALL, EVERYTHING, Grants, Permission, ope
 from polywire.broker.scram import Mechanism, make_verifier
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 
 ORDERS = TopicName("shop", "orders")

@@ -13,7 +13,7 @@ from polywire.broker.permissions import Grants, parse_grants
 from polywire.broker.settings import AccessList, BrokerSettings, Listed, TopicSettings
 from polywire.broker.state import State
 from polywire.errors import Denied, ErrorCode
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 
 HASH = hash_password("secret")

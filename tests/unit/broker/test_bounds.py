@@ -10,7 +10,7 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Completion
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 
 COUNT = 500

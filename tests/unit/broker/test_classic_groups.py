@@ -11,7 +11,7 @@ from polywire.broker.groups.offsets import Position
 from polywire.broker.owners import NOBODY, Caller
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import PositionKind
 from tests.unit.broker.answers import Answers
 

@@ -12,7 +12,7 @@ from polywire.broker.groups.consumer_groups import Beaten
 from polywire.broker.owners import Caller
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind, TopicName
 from tests.unit.broker.answers import Answers
 

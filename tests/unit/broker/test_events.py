@@ -11,7 +11,7 @@ from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid
 from polywire.log.base import Read
 from polywire.records.columns import Event, Record
 from polywire.records.rows import from_records
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 
 

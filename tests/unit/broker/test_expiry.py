@@ -10,8 +10,8 @@ from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.errors import Busy, ErrorCode, Missing
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind
 
 HOUR = 3600.0

@@ -12,7 +12,7 @@ from polywire.broker.groups.views import Membership
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.transaction_state import Scope, TransactionTable
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind, TopicName
 from tests.unit.broker.answers import Answers
 

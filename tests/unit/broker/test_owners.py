@@ -13,7 +13,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.broker.staged_publish import PublishAnswer
 from polywire.broker.state import State
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, PositionKind
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 

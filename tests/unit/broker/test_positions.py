@@ -9,7 +9,7 @@ from polywire.broker import changes
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.broker.answers import Answers, batch_of

@@ -13,8 +13,8 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Unavailable
 from polywire.log.base import Read
 from polywire.records import batch as batches
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 

@@ -8,7 +8,7 @@ from polywire.broker.producers import PLACE_UNKNOWN, WRAP
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.unit.broker.answers import Answers, batch_by
 

@@ -16,7 +16,7 @@ from polywire.broker.settings import WIRE_OPTIONS_BYTES_MAX, BrokerSettings, Top
 from polywire.broker.state import State
 from polywire.broker.transaction_state import Scope
 from polywire.errors import Busy, Invalid
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, PositionKind, TopicName
 from tests.unit.broker.answers import batch_by, batch_of
 

@@ -12,7 +12,7 @@ from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.consumer import JOINING, Beat
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 from tests.unit.broker.answers import Answers
 

@@ -8,8 +8,8 @@ from polywire.broker import staged_publish
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.staged_publish import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import KeyHash, Level, PositionKind, TopicName
 from tests.unit.broker.answers import Answers, batch_of
 

@@ -17,7 +17,7 @@ from polywire.server.config import Address
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from polywire.records.columns import Header, Record
 from polywire.server.config import Address
 from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level
 
 

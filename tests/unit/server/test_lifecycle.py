@@ -16,7 +16,7 @@ from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.server import lifecycle
 from polywire.server.config import Address, ServeConfig, parse_address
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.unit.server.peers import SILENT
 

@@ -31,7 +31,7 @@ from polywire.server.hub import Hub
 from polywire.server.listener import close_listeners, open_listeners
 from polywire.server.tls import ServerTls, is_hello, server_context
 from polywire.server.users import add_user
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.broker_process import WIRES, BrokerProcess
 

@@ -13,7 +13,7 @@ from polywire.protocols.kafka import consumer_groups, group_lists, groups, posit
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.codec import decode_request, encode_response
 from polywire.protocols.kafka.messages import Api, Request
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 
 HANDLERS: dict[Api, Callable[..., Any]] = {
     Api.JOIN_GROUP: groups.join_group,

@@ -9,7 +9,7 @@ import pytest
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.consumer_groups import HEARTBEAT_MS, UNSETTLED_HEARTBEAT_MS
 from polywire.protocols.kafka.messages import Api, WireError
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.group_dialogue import Asker
 

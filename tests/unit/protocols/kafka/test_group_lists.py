@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.protocols.kafka.group_dialogue import Asker
 from tests.unit.protocols.kafka.test_groups import member_of, subscription, sync, versions
 from tests.unit.protocols.kafka.test_positions import commit

@@ -11,7 +11,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
 from polywire.protocols.kafka.subscription import WRITING, read_subscriptions
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.protocols.kafka.group_dialogue import Asker, Told
 
 JOIN, SYNC = Api.JOIN_GROUP, Api.SYNC_GROUP

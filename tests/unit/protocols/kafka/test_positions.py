@@ -8,7 +8,7 @@ import pytest
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import SERVED, Api, WireError
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import PositionKind
 from tests.unit.protocols.kafka.group_dialogue import Asker
 from tests.unit.protocols.kafka.test_groups import join, member_of, sync, versions

@@ -9,7 +9,7 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.producers import stamp_sequence
 from polywire.records.columns import BatchHeader
 from polywire.records.header import read_header
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level
 from tests.unit.broker.answers import batch_by
 from tests.unit.protocols.kafka.group_dialogue import Asker

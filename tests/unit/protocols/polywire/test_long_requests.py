@@ -22,8 +22,8 @@ from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate
 from polywire.records.partitioner import partitions_of
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.memory_log import MemoryLog, MemoryPublication
 from polywire.types import KeyHash
 from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of

@@ -10,7 +10,7 @@ from polywire.log.base import Completion, PartitionLog
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S, AppendQueue
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.broker import MemoryBroker
+from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer, Level
 from tests.unit.broker.answers import batch_by
 from tests.unit.broker.test_owners import guard, user

@@ -9,8 +9,8 @@ import pytest
 from polywire.errors import PeerError
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import TRANSITIONS, Phase, SequentialSession, Wait
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.protocols.polywire.peer import CapturedOutput
 
 

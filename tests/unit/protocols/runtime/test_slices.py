@@ -8,9 +8,9 @@ from polywire.broker.broker import Broker
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
-from polywire.testing.broker import MemoryBroker
 from polywire.testing.clock import SimulatedClock
 from polywire.testing.loop import ManualLoop
+from polywire.testing.memory_broker import MemoryBroker
 
 
 class Made:

@@ -1,0 +1,315 @@
+"""The blocking twins of ``Client``, ``Producer`` and ``Consumer``: the same calls, for programs without asyncio.
+
+Promises: calls may come from any thread; one thread of a client's own does the work of all that it makes. Must not know: any wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo
+from polywire.client.bulk import AppendedRange
+from polywire.client.client import Client
+from polywire.client.consumer import BATCH_RECORDS, Consumer
+from polywire.client.link import RECONNECT_S
+from polywire.client.producer import Producer, Receipt, Receipts
+from polywire.client.record import Headers, Record, Text
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A loop on a thread of its own. Guards: what is called after its end fails and does not wait for ever."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop: Final = asyncio.new_event_loop()
+        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs nothing any more."""
+        return self._loop.is_closed()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something there, and return its result. Raises what it raises."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # of a caller that was interrupted; one that is done cannot be cancelled
+
+    def end(self) -> None:
+        """Stop the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        with suppress(RuntimeError):
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+
+class SyncReceipt(Generic[T]):
+    """What the twins of ``send`` and ``send_many`` return; ``result`` waits."""
+
+    __slots__ = ("_receipt", "_thread")
+
+    def __init__(self, thread: LoopThread, receipt: Receipt | Receipts) -> None:
+        self._thread: Final = thread
+        self._receipt: Final = receipt
+
+    @property
+    def done(self) -> bool:
+        """Whether ``result`` would not wait."""
+        return self._receipt.done
+
+    def result(self) -> T:
+        """Return where it went, once it is stored. Raises why it was not."""
+
+        async def wait() -> Any:
+            return await self._receipt
+
+        return self._thread.run(wait())  # type: ignore[no-any-return]
+
+
+class SyncProducer:
+    """The twin of ``Producer``; ``SyncClient.producer`` makes one.
+
+    Example:
+        with client.producer() as producer:
+            producer.send_many("orders", ["one", "two"])
+    """
+
+    def __init__(self, thread: LoopThread, producer: Producer) -> None:
+        self._thread: Final = thread
+        self._producer: Final = producer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(flush=kind is None)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that wait for their acknowledgement."""
+        return self._producer.buffered_bytes
+
+    def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> SyncReceipt[Produced]:
+        """Hand over a record, and return its receipt; see ``Producer.send``. A call costs a change of threads: prefer ``send_many``."""
+        work = self._producer.send(topic, value, key=key, headers=headers, partition=partition)
+        return SyncReceipt(self._thread, self._thread.run(work))
+
+    def send_and_wait(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record without lingering, and return where it went once it is stored; see ``Producer.send_and_wait``."""
+        return self._thread.run(
+            self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
+        )
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[Text | Record | None],
+        *,
+        keys: Iterable[Text | None] | None = None,
+        partition: int | None = None,
+    ) -> SyncReceipt[list[AppendedRange]]:
+        """Hand over many records at once, and return their receipt; see ``Producer.send_many``."""
+        work = self._producer.send_many(topic, values, keys=keys, partition=partition)
+        return SyncReceipt(self._thread, self._thread.run(work))
+
+    def flush(self) -> None:
+        """Wait until nothing waits for its acknowledgement any more; raises the first error, see ``Producer.flush``."""
+        self._thread.run(self._producer.flush())
+
+    def close(self, *, flush: bool = True) -> None:
+        """Flush, and end the connection; see ``Producer.close``."""
+        if not self._thread.ended:
+            self._thread.run(self._producer.close(flush=flush))
+
+
+class SyncConsumer:
+    """The twin of ``Consumer``; ``SyncClient.consumer`` makes one.
+
+    Example:
+        with client.consumer("orders", group="billing") as consumer:
+            for record in consumer:
+                print(record.offset, record.value)
+    """
+
+    def __init__(self, thread: LoopThread, consumer: Consumer) -> None:
+        self._thread: Final = thread
+        self._consumer: Final = consumer
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(commit_last=kind is None)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Record:
+        records = self.batch(1)
+        if not records:
+            raise StopIteration
+        return records[0]
+
+    def start(self) -> None:
+        """Connect, join the group, and begin to fetch; see ``Consumer.start``."""
+        self._thread.run(self._consumer.start())
+
+    def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
+        """Return the next records, all of one partition, as soon as there are any; see ``Consumer.batch``."""
+        return self._thread.run(self._consumer.batch(records_max, timeout_s=timeout_s))
+
+    def batches(self, records_max: int = BATCH_RECORDS) -> Iterator[Sequence[Record]]:
+        """Yield batches of records as they come, for ever; see ``Consumer.batch``."""
+        while records := self.batch(records_max):
+            yield records
+
+    def commit(self, record: Record | None = None) -> None:
+        """Store positions of the group, and return when they are stored; see ``Consumer.commit``."""
+        self._thread.run(self._consumer.commit(record))
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at another offset of a partition that this consumer has; see ``Consumer.seek``."""
+        self._thread.run(_called(lambda: self._consumer.seek(topic, partition, offset)))
+
+    @property
+    def positions(self) -> dict[tuple[str, int], int]:
+        """The next offset of each partition that this consumer has now, by topic and partition."""
+        return self._thread.run(_called(lambda: self._consumer.positions))
+
+    def close(self, *, commit_last: bool = True) -> None:
+        """Store positions, leave the group, and end the connection; see ``Consumer.close``."""
+        if not self._thread.ended:
+            self._thread.run(self._consumer.close(commit_last=commit_last))
+
+
+class SyncClient:
+    """The twin of ``Client``; ``connect_sync`` makes one. Close it, or use it in a ``with``.
+
+    Example:
+        with polywire.connect_sync("127.0.0.1:9555") as client:
+            client.send("orders", "hello", key="a")
+            with client.consumer("orders") as consumer:
+                for record in consumer:
+                    print(record.text)
+    """
+
+    def __init__(self, url: str, *, reconnect_s: float = RECONNECT_S) -> None:
+        """Connect, as ``connect_sync`` does. Arguments and errors as there."""
+        client = Client(url, reconnect_s=reconnect_s)
+        self._thread: Final = LoopThread()
+        self._client: Final = client
+        with ExitStack() as undo:
+            undo.callback(self._thread.end)
+            self._thread.run(client.open())
+            undo.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def abilities(self) -> frozenset[Ability]:
+        """Return what this wire can carry and do."""
+        return self._thread.run(self._client.abilities())
+
+    def close(self) -> None:
+        """Flush and close what was made, then the connection; see ``Client.close``."""
+        if not self._thread.ended:
+            try:
+                self._thread.run(self._client.close())
+            finally:
+                self._thread.end()
+
+    def producer(self, **options: Any) -> SyncProducer:
+        """Return a producer; the options are those of ``Producer``."""
+        return SyncProducer(self._thread, self._thread.run(_called(lambda: self._client.producer(**options))))
+
+    def consumer(self, *topics: str, **options: Any) -> SyncConsumer:
+        """Return a consumer of these topics; the options are those of ``Consumer``."""
+        return SyncConsumer(self._thread, self._thread.run(_called(lambda: self._client.consumer(*topics, **options))))
+
+    def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record, and return where it went once it is stored; see ``Client.send``."""
+        return self._thread.run(self._client.send(topic, value, key=key, headers=headers, partition=partition))
+
+    def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
+        """Return records of one partition from an offset on, as many as are there; see ``Client.fetch``."""
+        return self._thread.run(self._client.fetch(topic, partition, offset, records_max=records_max))
+
+    def create_topic(self, topic: str, partition_count: int = 3) -> None:
+        """Make a topic. Raises Conflict(TOPIC_EXISTS), Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT)."""
+        self._thread.run(self._client.create_topic(topic, partition_count))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
+        self._thread.run(self._client.delete_topic(topic))
+
+    def topics(self) -> list[TopicInfo]:
+        """Return the topics that this user may see, by name."""
+        return self._thread.run(self._client.topics())
+
+    def bounds(self, topic: str) -> list[PartitionBounds]:
+        """Return the first and next offset of each partition, by number. Raises Missing(TOPIC_MISSING)."""
+        return self._thread.run(self._client.bounds(topic))
+
+    def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return a group's next offset to read, None when it never stored one (0 where the wire cannot tell)."""
+        return self._thread.run(self._client.position(group, topic, partition))
+
+
+def connect_sync(url: str, *, reconnect_s: float = RECONNECT_S) -> SyncClient:
+    """Connect to a broker for a program without asyncio; arguments and errors as for ``polywire.connect``.
+
+    Example:
+        with polywire.connect_sync("127.0.0.1:9555") as client:
+            print(client.topics())
+    """
+    return SyncClient(url, reconnect_s=reconnect_s)
+
+
+async def _called(work: Callable[[], T]) -> T:
+    return work()

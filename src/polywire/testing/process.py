@@ -1,0 +1,171 @@
+"""A real broker in a process of its own, for every test that has to see the outside of one.
+
+Promises: addresses come from the ready file; a process never outlives its test; what the broker logged is shown when it failed.
+Must not know: what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+READY_SECONDS_MAX: Final = 90.0  # a start takes one; a machine that does much else, many
+STOP_SECONDS_MAX: Final = 20.0
+WIRES: Final = ("flux", "cursus", "iggy", "kafka", "kafka07", "polywire")
+LOGIN_WIRES: Final = ("cursus", "iggy", "kafka", "polywire")
+PORTS: Final = range(15_000, 32_000)
+SOURCE: Final = Path(__file__).resolve().parents[2]
+
+
+def child_environment() -> dict[str, str]:
+    """What a process needs to import this copy of Polywire, wherever it runs."""
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(SOURCE)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def silenced(*but: str) -> tuple[str, ...]:
+    """Options of ``polywire serve`` that switch every wire off but those named."""
+    return tuple(word for wire in WIRES if wire not in but for word in (f"--{wire}", "off"))
+
+
+def _lasting_ports() -> Iterator[int]:
+    """Free ports below those that systems give to outgoing connections (Linux from 32768, others from 49152): a broker that
+    is started again finds its own still free. Each test process begins somewhere else.
+    """
+    begin = random.Random().randrange(len(PORTS))
+    return (port for port in cycle([*PORTS[begin:], *PORTS[:begin]]) if _free(port))
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+_PORT: Final = _lasting_ports()
+
+
+def lasting_port() -> int:
+    """A free port that a broker finds free again when it is started again."""
+    return next(_PORT)
+
+
+class BrokerProcess:
+    """One broker over one data directory; it can be stopped, killed and started again."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        wires: Sequence[str] | None = None,
+        descriptors: int | None = None,
+        module: str = "polywire",
+    ) -> None:
+        """wires: all without it, with users those that have a login. descriptors: how many the process may have; all it is given without.
+        module: run as ``python -m``, it takes the command line of ``polywire``."""
+        self.data_dir = data_dir
+        self._module = module
+        self._wires = wires or (LOGIN_WIRES if "--users" in options else WIRES)
+        self._descriptors = descriptors
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = data_dir.with_name(data_dir.name + ".log")
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> BrokerProcess:
+        """Start and wait until every listener accepts."""
+        ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
+        ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", self._module, "serve", "--data-dir", str(self.data_dir)]
+        command += silenced(*self._wires)
+        for wire in self._wires:
+            host, port = self.addresses.get(wire) or ("127.0.0.1", lasting_port())
+            command += [f"--{wire}", f"{host}:{port}"]
+        command += ["--ready-file", str(ready_file), *self._options]
+        if self._descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "sh", *command]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=child_environment()
+            )
+        deadline = time.monotonic() + READY_SECONDS_MAX
+        while not ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the broker did not get ready\n{self.log_text()}")
+            time.sleep(0.01)
+        ready = json.loads(ready_file.read_text())
+        self.addresses = {wire: (place["host"], place["port"]) for wire, place in ready.items()}
+        return self
+
+    def url(self, wire: str = "polywire") -> str:
+        """Where a wire is spoken, for ``polywire.connect``."""
+        host, port = self.addresses[wire]
+        return f"{wire}://{host}:{port}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the broker's own, mapped files left out (Linux; 0 elsewhere)."""
+        status = Path(f"/proc/{self.pid}/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process has ended."""
+        return self._process is None or self._process.poll() is not None
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to do anything."""
+        self._end(signal.SIGKILL)
+
+    def log_text(self) -> str:
+        """What the broker has logged in all its starts."""
+        return self._log.read_text(errors="replace")
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        assert process is not None
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            return process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the broker did not stop in {STOP_SECONDS_MAX} s\n{self.log_text()}") from None
+
+    def __enter__(self) -> BrokerProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()

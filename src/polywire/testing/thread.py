@@ -1,0 +1,145 @@
+"""A broker on a thread of its own, in memory, that any client can connect to.
+
+Promises: it listens when ``start`` returns, on free ports of this machine that it keeps; nothing is written to a disk, and nothing is left
+when it is stopped. Must not know: what is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from polywire.clock import SystemClock
+from polywire.errors import ErrorCode, Invalid
+from polywire.server.config import Address, ServeConfig
+from polywire.server.hub import Hub
+from polywire.server.lifecycle import SWEEP_S, factories_of
+from polywire.server.listener import Listener, close_listeners, open_listeners
+from polywire.testing.memory_broker import MemoryBroker
+from polywire.testing.process import WIRES, lasting_port
+
+HOST: Final = "127.0.0.1"
+CALL_SECONDS_MAX: Final = 30.0
+EMPTIED_PASSES_MAX: Final = 1000  # of the loop, in which aborted connections go
+
+T = TypeVar("T")
+
+
+class BrokerThread:
+    """One broker in memory. Its records outlive ``kill``, as those on a disk do, and not ``stop``.
+
+    Example:
+        with BrokerThread(wires=["kafka", "polywire"]) as broker:
+            print(broker.url("kafka"))
+    """
+
+    def __init__(self, *, wires: Sequence[str] | None = None) -> None:
+        """Prepare a broker that speaks these wires, or all. Raises Invalid(INVALID_REQUEST) for one that there is not."""
+        wires = WIRES if wires is None else wires
+        unknown = [wire for wire in wires if wire not in WIRES]
+        if unknown or not wires:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"unknown or no wires unknown={','.join(unknown)} known={','.join(WIRES)}"
+            )
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self._wires: Final = tuple(wires)
+        self._memory: MemoryBroker | None = None
+        self._listeners: list[Listener] = []
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def url(self, wire: str = "polywire") -> str:
+        """Where a wire is spoken, for ``polywire.connect``."""
+        host, port = self.addresses[wire]
+        return f"{wire}://{host}:{port}"
+
+    def start(self) -> Self:
+        """Listen; behind a ``kill`` on the same ports, over what was kept."""
+        if self._memory is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="polywire-broker", daemon=True)
+            self._thread.start()
+        self._call(self._open())
+        return self
+
+    def kill(self) -> None:
+        """Break all connections and forget what was not written, as ``kill -9`` does; ``start`` brings it back."""
+        self._call(self._break())
+
+    def stop(self) -> None:
+        """End it, and forget everything. Calling it again does nothing."""
+        if self._memory is None:
+            return
+        self._call(self._break())
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._memory = None
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._memory is None:
+            self._memory = MemoryBroker(loop=loop, clock=SystemClock())
+        elif not self._listeners:
+            self._memory.restart()
+        broker = self._memory.broker
+        addresses = {wire: Address(*(self.addresses.get(wire) or (HOST, lasting_port()))) for wire in self._wires}
+        self._hub = Hub(broker, identities=broker.access)
+        self._listeners = await open_listeners(self._hub, addresses, factories_of(broker, ServeConfig()))
+        self.addresses = {one.name: (one.address.host, one.address.port) for one in self._listeners}
+        self._sweeping = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._hub.sweep()
+
+    async def _break(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        if not listeners:
+            return
+        self._sweeping.cancel()
+        close_listeners(listeners)
+        for peer in list(self._hub.connections):
+            peer.abort("the broker was killed")
+        for _ in range(EMPTIED_PASSES_MAX):
+            if not self._hub.connections:
+                return
+            await asyncio.sleep(0)
+
+    async def _end(self) -> None:
+        assert self._memory is not None, "it was started"
+        self._memory.broker.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS_MAX)
+
+
+_named: Final[dict[str, BrokerThread]] = {}
+_named_lock: Final = threading.Lock()
+
+
+def memory_url(name: str) -> str:
+    """Where the broker of ``memory://name`` is, which is made when it is first asked for and lives as long as this process."""
+    with _named_lock:
+        if name not in _named:
+            _named[name] = BrokerThread(wires=["polywire"]).start()
+        return _named[name].url()
+
+
+def forget_memory(name: str = "") -> None:
+    """End the broker of ``memory://name`` and its records; the next one to ask gets an empty one."""
+    with _named_lock:
+        found = _named.pop(name, None)
+    if found is not None:
+        found.stop()

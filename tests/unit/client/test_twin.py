@@ -1,0 +1,73 @@
+"""The blocking client does what the asynchronous one does, and has the same calls."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import polywire
+from polywire.client.base import Produced
+from polywire.client.client import Client, connect
+from polywire.client.consumer import Consumer
+from polywire.client.producer import Producer
+from polywire.client.twin import SyncClient, SyncConsumer, SyncProducer, connect_sync
+from polywire.errors import Invalid, Missing, Unavailable
+from tests.unit.client.served import Served
+
+
+@pytest.mark.parametrize(
+    ("twin", "original"), [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer)]
+)
+def test_the_calls_are_the_same(twin: type[Any], original: type[Any]) -> None:
+    assert calls(twin) == {name: call for name, call in calls(original).items() if name != "open"}
+
+
+def test_both_connect_alike() -> None:
+    assert parameters(connect) == parameters(connect_sync)
+
+
+def calls(kind: type[Any]) -> dict[str, Any]:
+    """Names of arguments and their defaults, by public name; None for a property."""
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    found = {name: inspect.getattr_static(kind, name) for name in names}
+    return {name: None if isinstance(value, property) else parameters(value) for name, value in found.items()}
+
+
+def parameters(call: Any) -> list[tuple[str, Any]]:
+    return [(name, one.default) for name, one in inspect.signature(call).parameters.items()]
+
+
+def test_records_go_and_come(served: Served) -> None:
+    with polywire.connect_sync(served.address) as client:
+        assert client.send("t", "a", partition=0) == Produced(0, 0)
+        with client.producer() as producer:
+            assert producer.send("t", "b", partition=0).result() == Produced(0, 1)
+            [stored] = producer.send_many("t", ["c", "d"], partition=0).result()
+            assert (stored.base_offset, stored.record_count) == (2, 2)
+        with client.consumer("t", group="g") as consumer:
+            assert [record.text for record, _ in zip(consumer, range(3), strict=False)] == ["a", "b", "c"]
+            consumer.seek("t", 0, 1)
+            consumer.commit(next(consumer))
+            assert client.position("g", "t", 0) == 2
+            assert [record.text for record in consumer.batch(timeout_s=5)] == ["c", "d"]
+            assert consumer.positions["t", 0] == 4
+            assert consumer.batch(timeout_s=0.01) == ()
+        assert client.position("g", "t", 0) == 4
+        assert [record.text for record in client.fetch("t", 0, 2)] == ["c", "d"]
+
+
+def test_errors_are_raised_where_it_was_called(served: Served) -> None:
+    with polywire.connect_sync(served.address) as client:
+        with pytest.raises(Invalid):
+            client.consumer("t", start="now")
+        with pytest.raises(Missing), client.consumer("t"):
+            pass
+        with client.producer(create=False) as producer, pytest.raises(Missing):
+            producer.send("t", "v")
+    client.close()
+    with pytest.raises(Unavailable):
+        polywire.connect_sync("127.0.0.1:1")
+    with pytest.raises(Invalid):
+        polywire.connect_sync(5)  # type: ignore[arg-type]  # what is wanted is said

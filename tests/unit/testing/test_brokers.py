@@ -1,0 +1,110 @@
+"""Brokers for tests: on a thread, in a process, behind ``memory://``, as fixtures of pytest."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import polywire
+from polywire.errors import Invalid, Unavailable
+from polywire.testing import broker
+from polywire.testing.process import WIRES, child_environment
+from polywire.testing.thread import BrokerThread, forget_memory
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_wire_answers(wire: str) -> None:
+    async def sent(url: str) -> list[polywire.Record]:
+        async with polywire.connect(url) as client:
+            place = await client.send("orders", "hello")
+            return await client.fetch("orders", place.partition, 0)
+
+    with broker(wires=[wire]) as running:
+        assert list(running.addresses) == [wire]
+        assert [record.text for record in asyncio.run(sent(running.url(wire)))] == ["hello"]
+
+
+def test_it_is_there_at_once() -> None:
+    with broker():
+        pass  # whatever is loaded for the first time
+    before = time.process_time()
+    with broker() as running:
+        assert set(running.addresses) == set(WIRES)
+        assert time.process_time() - before < 0.25
+
+
+def test_a_killed_one_comes_back_with_what_was_written() -> None:
+    with broker(wires=["polywire"]) as running, polywire.connect_sync(running.url(), reconnect_s=10) as client:
+        before = running.addresses
+        client.send("orders", "hello", partition=0)
+        running.kill()
+        running.start()
+        assert running.addresses == before
+        assert client.send("orders", "again", partition=0).offset == 1
+
+
+def test_a_stopped_one_is_gone() -> None:
+    running = BrokerThread(wires=["polywire"]).start()
+    url = running.url()
+    running.stop()
+    running.stop()
+    with pytest.raises(Unavailable):
+        polywire.connect_sync(url)
+
+
+@pytest.mark.parametrize("wires", [[], ["http"]])
+def test_wires_there_are_not_are_refused(wires: list[str]) -> None:
+    with pytest.raises(Invalid, match="unknown or no wires"):
+        BrokerThread(wires=wires)
+
+
+def test_one_in_a_process_can_be_killed(tmp_path: Path) -> None:
+    with (
+        broker(process=True, wires=["polywire"], data_dir=tmp_path / "data") as running,
+        polywire.connect_sync(running.url()) as client,
+    ):
+        client.send("orders", "hello", partition=0)
+        running.kill()
+        running.start()
+        assert [record.text for record in client.fetch("orders", 0, 0)] == ["hello"]
+
+
+def test_memory_is_shared_by_name() -> None:
+    with polywire.connect_sync("memory://one") as first, polywire.connect_sync("memory://one") as second:
+        first.send("orders", "hello", partition=0)
+        assert [record.text for record in second.fetch("orders", 0, 0)] == ["hello"]
+        with polywire.connect_sync("memory://") as other:
+            assert other.topics() == []
+    forget_memory("one")
+    forget_memory()
+    with polywire.connect_sync("memory://one") as anew:
+        assert anew.topics() == []
+    forget_memory("one")
+
+
+TESTS = """
+def test_fixtures(polywire_broker, polywire_client, polywire_topic):
+    assert "kafka" in polywire_broker.addresses
+    polywire_client.send(polywire_topic, "hello", partition=0)
+    assert [record.text for record in polywire_client.fetch(polywire_topic, 0, 0)] == ["hello"]
+
+
+def test_topics_are_their_own(polywire_client, polywire_topic):
+    assert [topic.name for topic in polywire_client.topics()] == [polywire_topic]
+    polywire_client.delete_topic(polywire_topic)
+"""
+
+
+def test_pytest_has_fixtures(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "polywire.testing.plugin", "-W", "error"]
+    environment = {**child_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 passed" in ended.stdout
